@@ -1,0 +1,47 @@
+"""What a layer costs on a device: pure functions from a GEMM and an array to cycles.
+
+Each cost model is one function; ``COSTS`` holds the names a user may write. Moving weights is not
+priced here: the memory channel is the executor's concern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.costs.maestro import maestro_cycles
+from weft.costs.roofline import roofline_cycles
+from weft.costs.systolic import pipelined_cycles, scalesim_cycles
+from weft.devices import Npu
+from weft.errors import InputError, unknown_name
+from weft.models.layer import Gemm
+
+CostModel = Callable[[Gemm, Npu], int]
+
+COSTS: dict[str, CostModel] = {
+    "pipelined": pipelined_cycles,
+    "scalesim": scalesim_cycles,
+    "maestro": maestro_cycles,
+    "roofline": roofline_cycles,
+}
+"""The names a user may write. To add a cost model, write it and add one line here."""
+
+DEFAULT_COST = "pipelined"
+
+
+def cost_model(name: str) -> CostModel:
+    """The cost model of that name."""
+    if name not in COSTS:
+        raise InputError(unknown_name("cost model", name, COSTS))
+    return COSTS[name]
+
+
+__all__ = [
+    "COSTS",
+    "DEFAULT_COST",
+    "CostModel",
+    "cost_model",
+    "maestro_cycles",
+    "pipelined_cycles",
+    "roofline_cycles",
+    "scalesim_cycles",
+]

@@ -1,0 +1,92 @@
+"""The decoupled NPU as arithmetic: what issuing a layer does to its two clocks and its buffer.
+
+Layerweaver, section III-C, on whole ticks. A fetch starts as soon as the channel is free, stalls
+when the buffer is full and resumes as earlier layers finish and free their weights; a compute starts
+when its weights are there and the array is free. Everything here is a pure function of values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Resident(NamedTuple):
+    """Weights in the buffer: how many, and when the compute that frees them ends."""
+
+    size: int
+    done: int
+
+
+class Issue(NamedTuple):
+    """When one issued layer is fetched and computed."""
+
+    fetch_start: int
+    fetch_end: int
+    compute_start: int
+    compute_end: int
+
+
+class NpuState(NamedTuple):
+    """The device after everything issued so far: the paper's S = (t_m, t_c, l)."""
+
+    channel_free: int = 0
+    """When the last issued fetch ends (t_m)."""
+    array_free: int = 0
+    """When the last issued compute ends (t_c)."""
+    array_began: int = 0
+    """When the last issued compute starts."""
+    resident: tuple[Resident, ...] = ()
+    """Layers whose compute ends after ``channel_free``, in order."""
+
+    @property
+    def distance(self) -> int:
+        """Decoupling distance: how far the channel runs ahead of the array."""
+        return self.array_free - self.channel_free
+
+    def free(self, buffer: int) -> int:
+        """Ticks of buffer that are empty when the channel is next free."""
+        return buffer - sum(entry.size for entry in self.resident)
+
+
+def fetch_end(state: NpuState, size: int, buffer: int, start: int) -> int:
+    """When *size* ticks of weights, begun at *start*, are all on chip.
+
+    A remainder that exactly fits the space a finished layer freed does not wait for the next one to
+    finish; the printed pseudo-code (Fig. 9, line 14) does, by a strict comparison.
+    """
+    free = state.free(buffer)
+    if size <= free:
+        return start + size
+    time, need = start + free, size - free
+    for entry in state.resident:
+        time = max(time, entry.done)
+        if need <= entry.size:
+            return time + need
+        need -= entry.size
+        time += entry.size
+    raise AssertionError(f"a layer of {size} ticks is larger than the buffer of {buffer}")
+
+
+def issue(state: NpuState, fetch: int, compute: int, buffer: int, not_before: int = 0) -> tuple[NpuState, Issue]:
+    """The state after issuing a layer next, and when it is fetched and computed."""
+    start = max(state.channel_free, not_before)
+    fetched = fetch_end(state, fetch, buffer, start)
+    began = max(state.array_free, fetched)
+    done = began + compute
+    kept = tuple(entry for entry in state.resident if entry.done > fetched)
+    after = NpuState(fetched, done, began, (*kept, Resident(fetch, done)) if done > fetched else kept)
+    return after, Issue(start, fetched, began, done)
+
+
+def prefetchable(state: NpuState, size: int, buffer: int, fetched: int) -> int:
+    """Ticks of later layers the channel could still bring in after *fetched* (the end of the fetch of a layer
+    of *size*) until the array is free: the paper's fetch(S'[t_m], S[t_c])."""
+    time, need = fetched, 0
+    room = buffer - size - sum(entry.size for entry in state.resident if entry.done > fetched)
+    for entry in (e for e in state.resident if e.done > fetched):
+        need += min(room, state.array_free - time)
+        time = max(time + room, entry.done)
+        room = entry.size
+        if time >= state.array_free:
+            return max(0, need)
+    return max(0, need + min(room, state.array_free - time))

@@ -1,0 +1,142 @@
+"""An NPU whose memory channel and PE array work in parallel, joined by one weight buffer.
+
+The description is a frozen value read from TOML (``load_npu``); nothing here estimates or runs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from weft.errors import DeviceError, unknown_name
+from weft.jsonfile import first_problem
+
+MIB = 2**20
+
+Positive = Annotated[float, Field(gt=0, ge=1e-6, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Npu(BaseModel):
+    """A decoupled NPU. The field names are the keys of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    kind: Literal["npu"] = "npu"
+    name: Annotated[str, Field(min_length=1)]
+    source: str = ""
+    """Where the numbers come from."""
+    bandwidth_gb_s: Positive
+    """Off-chip bandwidth in 10^9 bytes per second; weights use all of it."""
+    weight_buffer_mib: Positive
+    """Weights on chip, fetched and not yet used up."""
+    activation_buffer_mib: Positive
+    """Holds the largest activation of every co-located model at once."""
+    element_bits: Annotated[int, Field(ge=1, le=64)] = 16
+    """Arithmetic precision: wider values in a model file are stored at this width on chip."""
+    clock_mhz: Positive
+    array_rows: Count
+    """Reduction lanes (input channels, or im2col rows)."""
+    array_columns: Count
+    """Output-channel lanes."""
+    positions: Count = 1
+    """Output positions computed at once against the same weights."""
+    engines: Count = 1
+    """Arrays like this one, which share the tiles and positions of a layer between them."""
+    weight_rows_per_cycle: Count
+    """Rows of a weight tile that enter the array per cycle; ``array_rows`` hides the load altogether."""
+    vector_bytes_per_cycle: Positive
+    """Activation bytes per cycle for work that is no matrix product (pooling, adding, normalising)."""
+    chunk_mib: Positive | None = None
+    """Largest piece of a layer that is bigger than the weight buffer; an eighth of the buffer by default."""
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("must be printable")
+        return name
+
+    @property
+    def clock_hz(self) -> float:
+        return self.clock_mhz * 1e6
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        return self.bandwidth_gb_s * 1e9
+
+    @property
+    def weight_buffer_bytes(self) -> int:
+        return max(1, int(self.weight_buffer_mib * MIB))
+
+    @property
+    def activation_buffer_bytes(self) -> int:
+        return max(1, int(self.activation_buffer_mib * MIB))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A layer larger than the buffer streams through it in pieces of at most this size."""
+        wanted = int(self.chunk_mib * MIB) if self.chunk_mib else self.weight_buffer_bytes // 8
+        return max(1, min(wanted, self.weight_buffer_bytes))
+
+    @property
+    def macs_per_s(self) -> float:
+        return self.array_rows * self.array_columns * self.positions * self.engines * self.clock_hz
+
+    @property
+    def ridge_ops_per_byte(self) -> float:
+        """Operations (two per MAC) per weight byte at which both resources are busy all the time."""
+        return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
+
+
+def presets() -> list[str]:
+    """Names of the devices that ship with the package."""
+    folder = resources.files("weft.devices") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_npu(name_or_path: str) -> Npu:
+    """A preset by name, or the device a TOML file describes."""
+    if name_or_path in presets():
+        text = (resources.files("weft.devices") / "presets" / f"{name_or_path}.toml").read_text("utf-8")
+    else:
+        text = _read(name_or_path)
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DeviceError(f"{name_or_path}: not a TOML file: {error}") from error
+    return parse_npu(raw, name_or_path)
+
+
+def parse_npu(raw: dict[str, Any], where: str) -> Npu:
+    """The device a mapping describes; *where* opens the error message."""
+    try:
+        return Npu.model_validate(raw)
+    except ValidationError as error:
+        raise DeviceError(f"{where}: {first_problem(error, Npu)}") from error
+
+
+def check_activations(npu: Npu, peaks: Sequence[tuple[str, int]]) -> None:
+    """Refuse models whose largest activations do not fit in the activation buffer together."""
+    total = sum(peak for _, peak in peaks)
+    if total > npu.activation_buffer_bytes:
+        parts = ", ".join(f"{name} {peak / MIB:.2f}" for name, peak in peaks)
+        raise DeviceError(
+            f"{npu.name}: the largest activations need {total / MIB:.2f} MiB together ({parts}) and the activation "
+            f"buffer has {npu.activation_buffer_mib:.2f} MiB; lower --batch, or allow --spill to pay for the overflow "
+            "on the memory channel"
+        )
+
+
+def _read(path: str) -> str:
+    if not path.endswith(".toml"):
+        raise DeviceError(unknown_name("device", path, presets()) + " (a device file ends in .toml)")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeviceError(f"{path}: cannot read the device file: {error}") from error

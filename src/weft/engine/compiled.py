@@ -1,0 +1,75 @@
+"""The same runs, compiled: the order of issues from a kernel instead of from the plain loop.
+
+Only the order comes from here; its times are replayed like any other order's. Policies without a
+kernel, and runs a kernel does not cover, go through the plain engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import WorkloadError
+from weft.kernels.aimt import weave_aimt
+from weft.kernels.greedy import weave_greedy
+from weft.kernels.replay import replay
+from weft.kernels.rollout import Rules, Streams, weave_rollout
+from weft.policies.aimt import AiMt
+from weft.policies.base import Policy, Setting
+from weft.policies.layerweaver import Layerweaver
+from weft.policies.weft import Weft
+
+Ints = npt.NDArray[np.int64]
+
+MOST_ISSUES = 50_000_000
+
+
+def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
+    """Fetch and compute ticks of all streams one after another, and where each stream begins."""
+    fetch = np.concatenate([np.array(program.fetch, np.int64) for program in setting.programs])
+    compute = np.concatenate([np.array(program.compute, np.int64) for program in setting.programs])
+    first = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
+    return fetch, compute, first
+
+
+def replayed(setting: Setting, chosen: Ints) -> Ints:
+    """Times of an order of issues, shape (issues, 4)."""
+    times = np.empty((len(chosen), 4), np.int64)
+    replay(*layer_arrays(setting), setting.buffer, chosen, times)
+    return times
+
+
+def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> Ints | None:
+    """Stream of each issue as the policy's kernel chooses it, or None where no kernel applies."""
+    kernel = _kernel(policy, work, quota)
+    if kernel is None:
+        return None
+    setting = policy.setting
+    capacity = 1024 + 2 * setting.rounds * sum(len(program) for program in setting.programs)
+    while capacity <= MOST_ISSUES:
+        chosen = np.empty(capacity, np.int64)
+        issues = kernel(chosen)
+        if issues < capacity:
+            return chosen[:issues]
+        capacity *= 2
+    raise WorkloadError(f"the run would issue more than {MOST_ISSUES} layers; lower --queries")
+
+
+def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[[Ints], int] | None:
+    setting = policy.setting
+    fetch, compute, first = layer_arrays(setting)
+    heavy = np.array([program.compute_bound for program in setting.programs])
+    if isinstance(policy, Weft):
+        streams = Streams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
+        rules = Rules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
+        limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
+        return lambda chosen: weave_rollout(streams, rules, policy.horizon, policy.commit, work, limits, chosen)
+    if policy.band:
+        return None
+    if isinstance(policy, Layerweaver) and not policy.disabled:
+        return lambda chosen: weave_greedy(fetch, compute, first, heavy, setting.buffer, work, chosen)
+    if isinstance(policy, AiMt):
+        return lambda chosen: weave_aimt(fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen)
+    return None

@@ -1,0 +1,50 @@
+"""Reading and writing our JSON files, and turning validation reports into one line."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from weft.errors import InputError
+
+
+def read_json(path: str | Path, error: type[InputError]) -> Any:
+    """The parsed file; anything that is not strict JSON raises *error* (NaN and Infinity included)."""
+
+    def refuse(token: str) -> Any:
+        raise error(f"{path}: {token} is not a number a file may hold")
+
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(f"{path}: cannot read the file: {problem}") from problem
+    except (json.JSONDecodeError, RecursionError) as problem:
+        raise error(f"{path}: not a JSON file: {problem}") from problem
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write *value*; a path that cannot be written is the caller's mistake."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise InputError(f"{path}: cannot write: {problem}") from problem
+
+
+def first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
+    """The first complaint of a pydantic report: where, what, the value, and near names for a wrong key."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "the file"
+    if problem["type"] == "extra_forbidden":
+        near = get_close_matches(str(problem["loc"][-1]), list(schema.model_fields), n=1)
+        return f"unknown key {where!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    value = repr(problem["input"])
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    rest = len(error.errors()) - 1
+    return f"{where} = {shown}: {problem['msg']}" + (f" (and {rest} more problems)" if rest else "")

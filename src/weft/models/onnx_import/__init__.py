@@ -1,0 +1,10 @@
+"""ONNX files become models: ``import_onnx``. ``importer`` is the road through, the other modules its stations.
+
+``tensors`` and ``attributes`` read the file's values, ``infer`` finds shapes, ``ops`` says how each
+operator is counted (``products``, ``attention``), ``walk`` orders the graph and enters its bodies,
+``fusion`` joins what runs as one layer.
+"""
+
+from weft.models.onnx_import.importer import import_onnx
+
+__all__ = ["import_onnx"]

@@ -1,0 +1,221 @@
+"""ONNX files -> Model: every layer's arithmetic, weights and traffic, without reading the weights.
+
+The way through: read the file and settle the input shapes (here), walk the graph (``onnx_walk``) with
+the outputs of each node inferred (``onnx_infer``) and its work counted (``onnx_ops``), fold followers
+into the multiplications before them (``onnx_fusion``), then name layers and share out parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import onnx.inliner
+
+from weft.errors import ModelError
+from weft.models.layer import Layer, Model
+from weft.models.onnx_import.drafts import Draft
+from weft.models.onnx_import.infer import Inference, tensor_type
+from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
+from weft.models.onnx_import.walk import walk
+
+_MOST_MACS = 2**62
+"""Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
+
+
+def import_onnx(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    name: str | None = None,
+) -> Model:
+    """The layers of an ONNX model. *shapes*: input name -> full shape, where the file leaves it open.
+
+    A leading size that is open and not given is the batch and taken as 1.
+    """
+    if isinstance(source, onnx.ModelProto):
+        proto, folder, title = source, None, name or source.graph.name or "model"
+    else:
+        path = Path(source)
+        proto, folder, title = _read(path), path.parent, name or path.stem
+    where = title if folder is None else str(source)
+    try:
+        return _imported(proto, folder, title, shapes or {})
+    except ModelError as error:
+        raise ModelError(_one_line(f"{where}: {error}")) from error
+    except RecursionError as error:
+        raise ModelError(f"{where}: graphs are nested too deeply; inline them before importing") from error
+
+
+def _imported(proto: onnx.ModelProto, folder: Path | None, title: str, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+    proto = _without_functions(proto)
+    if not proto.graph.node:
+        raise ModelError("holds no graph with nodes; is it an ONNX model?")
+    try:
+        "".join(_texts(proto.graph))
+    except TypeError as error:  # protobuf hands out bytes where a text is not UTF-8
+        raise ModelError("names in it are not text; the file is damaged, export or download it again") from error
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
+    inference = Inference(opsets, proto.ir_version, folder)
+    inputs = _inputs(proto.graph, shapes, inference)
+    drafts = walk(proto.graph, ChainMap(dict(inputs)), inference).drafts
+    layers = _named(_with_parameters(drafts))
+    if not layers:
+        raise ModelError("nothing in it takes time: every node is constant or only relabels its input")
+    if sum(layer.macs for layer in layers) > _MOST_MACS:
+        raise ModelError("its multiplications do not fit 64 bits; check the sizes passed with --shape")
+    return Model(
+        name=title,
+        layers=layers,
+        inputs=tuple((each, tensor.shape) for each, tensor in inputs.items()),
+        unknown_ops=tuple(dict.fromkeys(layer.op for layer in layers if layer.kind == "unknown")),
+    )
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise ModelError(f"{path} is a directory; name the .onnx file in it")
+    try:
+        if path.stat().st_size == 0:
+            raise ModelError(f"{path} is empty; export or download the model again")
+        return onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} does not exist; check the path") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+    except ModelError:
+        raise
+    except Exception as error:  # protobuf, text and JSON parsers each raise their own kinds
+        reason = _one_line(str(error))[:120]
+        raise ModelError(f"{path} is not an ONNX model ({reason}); export or download it again") from error
+
+
+def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if not proto.functions:
+        return proto
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:  # the C++ side raises several unrelated kinds
+        raise ModelError(f"its functions cannot be inlined: {error}") from error
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every text the importer may show or compare."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield info.name
+        tensor = tensor_type(info.type)
+        if tensor is not None:
+            yield from (dim.dim_param for dim in tensor.shape.dim)
+    yield from (each.name for each in graph.initializer)
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            if attribute.HasField("g"):
+                yield from _texts(attribute.g)
+
+
+def _inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], inference: Inference) -> dict[str, Tensor]:
+    """The graph's inputs with their sizes settled; also settles the symbols of *inference*."""
+    constants = {each.name for each in graph.initializer}
+    declared = {each.name: each.type for each in graph.input if each.name not in constants}
+    if unknown := [name for name in shapes if name not in declared]:
+        known = ", ".join(declared) or "none"
+        raise ModelError(f"no input is called {unknown[0]!r}; the inputs are: {known}")
+    fixed = {name: _given(name, shapes[name], declared) for name in declared if name in shapes}
+    inference.sizes = _symbols((declared[name], shape) for name, shape in fixed.items())
+    result = {}
+    for name, kind in declared.items():
+        shape = fixed[name] if name in fixed else _defaulted(name, kind, inference)
+        dtype = getattr(tensor_type(kind), "elem_type", onnx.TensorProto.FLOAT)
+        result[name] = Tensor(shape, dtype, dtype_bits(dtype))
+    inference.sizes = _symbols((declared[name], tensor.shape) for name, tensor in result.items())
+    return result
+
+
+def _given(name: str, shape: Sequence[int], declared: Mapping[str, onnx.TypeProto]) -> tuple[int, ...]:
+    """A shape from the user, once it is shown to fit what the file says of the input."""
+    text = "x".join(map(str, shape))
+    inputs = "; ".join(f"{each} {_written(kind)}" for each, kind in declared.items())
+    if any(not isinstance(size, int) or size < 1 for size in shape):
+        raise ModelError(f"input {name!r}: sizes must be at least 1, got {text}; the inputs are: {inputs}")
+    tensor = tensor_type(declared[name])
+    if tensor is not None and tensor.HasField("shape"):
+        dims = tensor.shape.dim
+        clash = any(0 < dim.dim_value != size for dim, size in zip(dims, shape, strict=False))
+        if len(dims) != len(shape) or clash:
+            wanted = _written(declared[name])
+            raise ModelError(f"input {name!r}: {text} does not fit {wanted}; the inputs are: {inputs}")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise ModelError(f"input {name!r}: {text} is more than any machine holds; pass smaller sizes")
+    return tuple(shape)
+
+
+def _defaulted(name: str, kind: onnx.TypeProto, inference: Inference) -> tuple[int, ...]:
+    """An input's shape from the file alone: open leading sizes are 1, other open ones must be given."""
+    if kind.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
+        return tuple(size or 1 for size in inference.dims(kind) or ())
+    dims = inference.dims(kind)
+    if dims is None:
+        raise ModelError(f"input {name!r} declares no shape; pass --shape {name}=AxBxC")
+    if dims and dims[0] is None:
+        dims[0] = 1
+    if None in dims:
+        letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+        wanted = "x".join(next(letters, "N") if size is None else str(size) for size in dims)
+        raise ModelError(f"input {name!r} is {_written(kind)} in the file; pass --shape {name}={wanted}")
+    return tuple(size for size in dims if size is not None)
+
+
+def _written(kind: onnx.TypeProto) -> str:
+    """A declared shape for messages: ``[batch, 3, ?, 224]``."""
+    tensor = tensor_type(kind)
+    if tensor is None or not tensor.HasField("shape"):
+        return "of any shape"
+    dims = tensor.shape.dim
+    sizes = (str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
+    return f"[{', '.join(sizes)}]"
+
+
+def _symbols(settled: Iterable[tuple[onnx.TypeProto, tuple[int, ...]]]) -> dict[str, int]:
+    """Symbolic size -> its value; symbols used for different sizes ("?") mean nothing and are left out."""
+    values: dict[str, set[int]] = {}
+    for kind, shape in settled:
+        tensor = tensor_type(kind)
+        for dim, size in zip(tensor.shape.dim if tensor is not None else (), shape, strict=False):
+            if dim.dim_param and dim.dim_param != "?":
+                values.setdefault(dim.dim_param, set()).add(size)
+    return {symbol: sizes.pop() for symbol, sizes in values.items() if len(sizes) == 1}
+
+
+def _with_parameters(drafts: Sequence[Draft]) -> list[Layer]:
+    """Each stored tensor counts for the first layer that uses it, so that the model's sum is right."""
+    counted: set[Stored] = set()
+    layers = []
+    for each in drafts:
+        new = [stored for stored in each.stored if stored not in counted]
+        counted.update(new)
+        layers.append(replace(each.layer, parameters=sum(stored.elements for stored in new)))
+    return layers
+
+
+def _named(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers with unique names: a repeated one gets a number."""
+    taken: set[str] = set()
+    result = []
+    for layer in layers:
+        name, number = layer.name, 2
+        while name in taken:
+            name, number = f"{layer.name}_{number}", number + 1
+        taken.add(name)
+        result.append(layer if name == layer.name else replace(layer, name=name))
+    return tuple(result)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,280 @@
+"""What comes out of a node: shapes by ONNX's own inference, small values by ONNX's own evaluator.
+
+Inference goes node by node rather than over the whole file, so that weights are never copied, the
+bodies of If, Loop and Scan see real outer shapes, and shape arithmetic is followed to its end. Where
+the result stays open (data-dependent operators, foreign domains) the shapes the file declares are
+used, and as the last resort a size is taken as 1 and the tensor marked as not exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from weft.models.onnx_import.attributes import Attributes
+from weft.models.onnx_import.foreign import foreign_shape
+from weft.models.onnx_import.tensors import (
+    INTEGERS,
+    Array,
+    Stored,
+    Tensor,
+    computed,
+    dtype_bits,
+    from_proto,
+    keepable,
+)
+
+Dims = list[int | None]
+
+
+def names(text: str) -> frozenset[str]:
+    """Operators listed as words; long tables stay readable that way."""
+    return frozenset(text.split())
+
+
+VIEWS = names(
+    """
+    Reshape Squeeze Unsqueeze Flatten Identity Dropout QuantizeLinear DequantizeLinear
+    com.microsoft:QuantizeLinear com.microsoft:DequantizeLinear Optional OptionalGetElement SequenceAt
+    """
+)
+"""Operators whose output is their first input seen differently: no memory traffic of their own."""
+
+_DEQUANTIZE = frozenset({"DequantizeLinear", "com.microsoft:DequantizeLinear"})
+_RANDOM = names("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
+
+
+@dataclass(slots=True)
+class Inference:
+    """The versions and declarations of one file; asked for the outputs of each node in turn."""
+
+    opsets: Mapping[str, int]
+    ir_version: int
+    folder: Path | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Symbolic dimension -> its size, where the inputs settled it."""
+
+    def outputs(
+        self, node: onnx.NodeProto, inputs: Sequence[Tensor | None], declared: Mapping[str, onnx.TypeProto]
+    ) -> tuple[Tensor, ...]:
+        """One tensor per output name of *node*, unnamed outputs included."""
+        op = qualified(node)
+        if op == "Constant":
+            return (self._constant(node),) * len(node.output)
+        present = [tensor for tensor in inputs if tensor is not None]
+        if op in ("Shape", "Size") and present:
+            return (computed(_shape_value(node, op, present[0])),) * len(node.output)
+        like = present[0] if present else None
+        foreign = foreign_shape(op, inputs, Attributes(node))
+        if foreign is not None and like is not None:
+            types: Mapping[str, onnx.TypeProto] = {node.output[0]: _type_proto(like.dtype, foreign)}
+        else:
+            types = self._types(node, op, inputs)
+        results = [self._tensor(types.get(name), declared.get(name), like) for name in node.output]
+        if op == "Reshape" and results and present and not results[0].exact:
+            results[0] = _same_size(results[0], present[0], types.get(node.output[0]))
+        return self._settled(node, op, inputs, results)
+
+    def dims(self, declared: onnx.TypeProto | None) -> Dims | None:
+        """The sizes a type declares, None for each open one; None alone where there is no rank."""
+        tensor = tensor_type(declared)
+        if tensor is None or not tensor.HasField("shape"):
+            return None
+        dims = tensor.shape.dim
+        return [dim.dim_value if dim.dim_value > 0 else self.sizes.get(dim.dim_param) for dim in dims]
+
+    def _constant(self, node: onnx.NodeProto) -> Tensor:
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                return from_proto(attribute.t, self.folder)
+            if attribute.name == "sparse_value":
+                sparse = attribute.sparse_tensor
+                return replace(from_proto(sparse.values, self.folder), shape=tuple(sparse.dims), value=None)
+            if attribute.name in ("value_int", "value_ints"):
+                return computed(np.array(onnx.helper.get_attribute_value(attribute), dtype=np.int64))
+            if attribute.name in ("value_float", "value_floats"):
+                return computed(np.array(onnx.helper.get_attribute_value(attribute), dtype=np.float32))
+        return Tensor((), TensorProto.STRING, 8, constant=True)
+
+    def _types(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> Mapping[str, onnx.TypeProto]:
+        if op == "com.microsoft:FusedConv":  # a Conv with an activation, so the same shapes
+            op, inputs = "Conv", inputs[:3]
+            node = onnx.NodeProto(op_type=op, input=node.input[:3], output=node.output, attribute=node.attribute)
+        domain = "" if ":" not in op else node.domain
+        schema = _schema(node.op_type, self.opsets.get(domain, 0), domain)
+        if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
+            return {}
+        given = {name: t for name, t in zip(node.input, inputs, strict=True) if t is not None}
+        values = {name: numpy_helper.from_array(t.value, name) for name, t in given.items() if t.value is not None}
+        types = {name: _type_proto(t.dtype, t.shape) for name, t in given.items()}
+        try:
+            return infer_node_outputs(schema, node, types, values, None, self._imports(), self.ir_version)
+        except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError):
+            # Inference is advice: an operator it cannot follow has the shapes the file declares for it.
+            return {}
+
+    def _imports(self) -> list[onnx.OperatorSetIdProto]:
+        return [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
+
+    def _tensor(self, inferred: onnx.TypeProto | None, declared: onnx.TypeProto | None, like: Tensor | None) -> Tensor:
+        """The tensor of an output from what was inferred, else declared, else *like* it."""
+        known = [tensor_type(each) for each in (inferred, declared)]
+        guess = like.dtype if like else TensorProto.FLOAT
+        dtype = next((each.elem_type for each in known if each is not None and each.elem_type), guess)
+        first, second = _inferred_dims(known[0]), self.dims(declared)
+        dims = first if first is not None else second
+        if dims is None:
+            return Tensor(like.shape if like else (), dtype, dtype_bits(dtype), exact=False)
+        if second is not None and len(second) == len(dims):
+            dims = [there if here is None else here for here, there in zip(dims, second, strict=True)]
+        shape = tuple(1 if size is None else size for size in dims)
+        return Tensor(shape, dtype, dtype_bits(dtype), exact=None not in dims)
+
+    def _settled(
+        self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Add to *results* what follows from the inputs: constness, values, bits, shared memory."""
+        present = [tensor for tensor in inputs if tensor is not None]
+        exact = all(tensor.exact for tensor in present)
+        if not present or op in _RANDOM or not all(tensor.constant for tensor in present):
+            looks = bool(present and results) and _only_looks(node, op, inputs, results[0])
+            root = present[0].root if looks else None
+            bits = present[0].bits if op in _DEQUANTIZE and present else None
+            return tuple(
+                replace(each, exact=each.exact and exact, view_of=root, bits=bits or each.bits) for each in results
+            )
+        values = self._fold(node, op, inputs, results) or (None,) * len(results)
+        origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
+        stored = tuple(dict.fromkeys(each for tensor in origins for each in tensor.stored))
+        kept = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
+        return tuple(
+            replace(
+                each,
+                shape=each.shape if value is None else value.shape,
+                bits=kept or each.bits,
+                exact=each.exact and exact,
+                constant=True,
+                value=value,
+                stored=(Stored(each.elements, each.dtype),) if op == "ConstantOfShape" else stored,
+            )
+            for each, value in zip(results, values, strict=True)
+        )
+
+    def _fold(
+        self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
+    ) -> tuple[Array, ...] | None:
+        """The values a node of constants produces, where they are few and all known."""
+        small = all(keepable(each.shape, each.dtype) and (each.exact or op == "NonZero") for each in results)
+        if not small or ":" in op or any(t is not None and t.value is None for t in inputs):
+            return None
+        feeds = {f"i{place}": t.value for place, t in enumerate(inputs) if t is not None}
+        try:
+            with np.errstate(all="ignore"):
+                values = _evaluator(_nameless(node), self.opsets.get("", 1)).run(None, feeds)
+        except Exception:  # the evaluator raises whatever numpy does; an unknown value is the answer then
+            return None
+        arrays = tuple(np.asarray(value) for value in values)
+        return arrays if all(array.dtype.kind in "biuf" for array in arrays) else None
+
+
+def qualified(node: onnx.NodeProto) -> str:
+    """``Conv`` for a standard operator, ``com.microsoft:Attention`` for a foreign one."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}:{node.op_type}"
+
+
+def tensor_type(declared: onnx.TypeProto | None) -> Any:
+    """The tensor inside a type, through sequences and optionals; None where there is none."""
+    while declared is not None:
+        which = declared.WhichOneof("value")
+        if which in ("sequence_type", "optional_type"):
+            declared = getattr(declared, which).elem_type
+        else:
+            return getattr(declared, which) if which in ("tensor_type", "sparse_tensor_type") else None
+    return None
+
+
+def _inferred_dims(tensor: Any) -> Dims | None:
+    if tensor is None or not tensor.HasField("shape"):
+        return None
+    # Zero is a size here (an empty slice), unlike in what files declare, where it stands for "open".
+    sizes = ((dim.dim_value if dim.HasField("dim_value") else -1) for dim in tensor.shape.dim)
+    return [size if size >= 0 else None for size in sizes]
+
+
+def _type_proto(dtype: int, shape: Sequence[int]) -> onnx.TypeProto:
+    return onnx.helper.make_tensor_type_proto(dtype, shape)
+
+
+@lru_cache(maxsize=4096)
+def _schema(op: str, version: int, domain: str) -> Any:
+    try:
+        return onnx.defs.get_schema(op, version or onnx.defs.onnx_opset_version(), domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _evaluator(node: bytes, version: int) -> Any:
+    """Evaluators are slow to build and the shape arithmetic of a network repeats: keep them."""
+    return ReferenceEvaluator(onnx.NodeProto.FromString(node), opsets={"": version})
+
+
+def _nameless(node: onnx.NodeProto) -> bytes:
+    copy = onnx.NodeProto(op_type=node.op_type)
+    copy.input.extend(f"i{place}" if name else "" for place, name in enumerate(node.input))
+    copy.output.extend(f"o{place}" for place in range(len(node.output)))
+    copy.attribute.extend(node.attribute)
+    return bytes(copy.SerializeToString(deterministic=True))
+
+
+def _shape_value(node: onnx.NodeProto, op: str, tensor: Tensor) -> Array:
+    if op == "Size":
+        return np.array(tensor.elements, dtype=np.int64)
+    attributes = Attributes(node)
+    start, end = attributes.integer("start", 0), attributes.integer("end", len(tensor.shape))
+    return np.array(tensor.shape[start:end], dtype=np.int64)
+
+
+def _carriers(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs whose values live on in the results: the weights, not the indices beside them."""
+    indices = any(each.dtype in INTEGERS for each in results)
+    return [each for each in inputs if indices or each.dtype not in INTEGERS]
+
+
+def _only_looks(node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], result: Tensor) -> bool:
+    """Whether the output is the first input seen differently; exporters write many such steps."""
+    source = inputs[0]
+    if source is None or source.constant:
+        return False
+    if op in ("Cast", "CastLike"):
+        return source.dtype == result.dtype
+    if op == "Transpose":
+        axes = Attributes(node).integers("perm", ())
+        moved = [axis for axis in axes if axis < len(source.shape) and source.shape[axis] != 1]
+        return bool(axes) and moved == sorted(moved)
+    if op == "Slice":
+        steps = inputs[4] if len(inputs) > 4 else None
+        forward = steps is None or (steps.value is not None and bool((steps.value > 0).all()))
+        return source.exact and source.shape == result.shape and forward
+    return op in VIEWS or (op == "Expand" and source.exact and source.shape == result.shape)
+
+
+def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) -> Tensor:
+    """A reshape to an unknown shape keeps its elements: they all go to the first open axis."""
+    dims = _inferred_dims(tensor_type(inferred)) or []
+    known = math.prod(result.shape)
+    if None not in dims or not known or source.elements % known or len(dims) != len(result.shape):
+        return result
+    shape = list(result.shape)
+    shape[dims.index(None)] *= source.elements // known
+    return replace(result, shape=tuple(shape))

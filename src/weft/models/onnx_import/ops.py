@@ -1,0 +1,177 @@
+"""Which operator is counted how: one table from operator name to the function that makes its layers.
+
+An operator that is missing here becomes a layer of kind ``unknown`` that costs its activation traffic.
+To teach weft an operator, add one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.models.onnx_import import attention, products
+from weft.models.onnx_import.drafts import Draft, Node, draft
+from weft.models.onnx_import.infer import VIEWS, names
+from weft.models.onnx_import.tensors import INTEGERS
+
+ACTIVATIONS = names(
+    """
+    Relu Clip LeakyRelu Sigmoid HardSwish HardSigmoid Tanh Gelu Elu PRelu Mish Selu Celu Softplus Softsign
+    ThresholdedRelu Swish Erf com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu
+    com.microsoft:BiasGelu com.microsoft:QLinearSigmoid com.microsoft:QLinearLeakyRelu
+    """
+)
+"""Functions of one value each: free where a multiplication writes its result."""
+
+ARITHMETIC = names("Add Sub Mul Div Sum Pow Sqrt Exp Log Neg Abs Min Max Reciprocal Cast")
+"""What biases, scales and spelled-out activations are made of."""
+
+_ELEMENTWISE = names(
+    """
+    Acos Acosh And ArgMax ArgMin Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
+    Ceil Cos Cosh CumProd CumSum DynamicQuantizeLinear Equal Floor Greater GreaterOrEqual Hardmax IsInf
+    IsNaN Less LessOrEqual LogSoftmax Mean Mod Not Or ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare RotaryEmbedding Round Shrink Sign
+    Sin Sinh Softmax SwiGLU Tan Where Xor Bernoulli NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss
+    com.microsoft:QLinearAdd com.microsoft:QLinearMul com.microsoft:QLinearSoftmax
+    com.microsoft:QLinearReduceMean com.microsoft:RotaryEmbedding com.microsoft:BiasSplitGelu
+    com.microsoft:BiasAdd com.microsoft:BiasSoftmax com.microsoft:DynamicQuantizeLinear
+    """
+)
+
+_NORM = names(
+    """
+    BatchNormalization InstanceNormalization LayerNormalization GroupNormalization RMSNormalization
+    LpNormalization MeanVarianceNormalization LRN SimplifiedLayerNormalization SkipLayerNormalization
+    com.microsoft:SkipLayerNormalization com.microsoft:SkipSimplifiedLayerNormalization
+    com.microsoft:GroupNorm com.microsoft:SkipGroupNorm com.microsoft:LayerNormalization
+    """
+)
+
+_POOL = names(
+    """
+    MaxPool AveragePool LpPool GlobalMaxPool GlobalAveragePool GlobalLpPool MaxRoiPool RoiAlign MaxUnpool
+    com.microsoft:QLinearGlobalAveragePool com.microsoft:QLinearAveragePool com.microsoft:NhwcMaxPool
+    """
+)
+
+_MOVEMENT = names(
+    """
+    Transpose Concat Pad Resize Upsample CastLike BitCast Expand Tile DepthToSpace SpaceToDepth Scatter
+    ScatterElements ScatterND TensorScatter ReverseSequence OneHot NonZero Unique TopK NonMaxSuppression
+    GridSample AffineGrid Col2Im ConstantOfShape EyeLike Range Trilu CenterCropPad ConcatFromSequence
+    RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial SplitToSequence
+    com.microsoft:QLinearConcat
+    """
+)
+
+_SELECTION = names("Slice Split Compress GatherND GatherElements")
+
+_FREE = names(
+    """
+    Constant Shape Size SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength
+    OptionalHasElement
+    """
+)
+
+
+def count(node: Node) -> list[Draft]:
+    """The layers of *node*; none where it costs nothing."""
+    return COUNTERS.get(node.op, unknown)(node)
+
+
+def unknown(node: Node) -> list[Draft]:
+    return [draft(node, "unknown")]
+
+
+def _elementwise(node: Node) -> list[Draft]:
+    return [draft(node, "elementwise")]
+
+
+def _activation(node: Node) -> list[Draft]:
+    # A slope is learned even when all channels share a single one.
+    return [draft(node, "elementwise", trained=node.inputs[1:] if node.op == "PRelu" else ())]
+
+
+def _norm(node: Node) -> list[Draft]:
+    return [draft(node, "norm", trained=node.inputs[1:])]
+
+
+def _pool(node: Node) -> list[Draft]:
+    return [draft(node, "pool")]
+
+
+def _movement(node: Node) -> list[Draft]:
+    return _moved(node, None)
+
+
+def _selection(node: Node) -> list[Draft]:
+    """Only what is selected is read."""
+    return _moved(node, node.output_elements)
+
+
+def _moved(node: Node, read: int | None) -> list[Draft]:
+    # A cast to the same type, a slice of everything: nothing moves.
+    idle = node.outputs[0].view_of is not None
+    return [] if idle else [draft(node, "movement", input_elements=read)]
+
+
+def _gather(node: Node) -> list[Draft]:
+    """A lookup where the table is constant and learned, else a selection."""
+    table = products.need(node, 0)
+    if not table.constant or len(table.shape) < 2 or table.dtype in INTEGERS:
+        return _selection(node)
+    looked_up = node.output_elements
+    return [draft(node, "embedding", weight=table, trained=(table,), lookups=looked_up)]
+
+
+def _embed_norm(node: Node) -> list[Draft]:
+    """Word, position and segment tables at once, then a norm."""
+    tables = [table for table in node.inputs[2:5] if table is not None]
+    looked_up = node.outputs[0].elements * len(tables)
+    word = tables[0] if tables else None
+    return [draft(node, "embedding", weight=word, trained=node.inputs[2:7], lookups=looked_up)]
+
+
+def _free(node: Node) -> list[Draft]:
+    return []
+
+
+Counter = Callable[[Node], list[Draft]]
+
+COUNTERS: dict[str, Counter] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ARITHMETIC, _elementwise),
+    **dict.fromkeys(ACTIVATIONS, _activation),
+    **dict.fromkeys(_NORM, _norm),
+    **dict.fromkeys(_POOL, _pool),
+    **dict.fromkeys(_MOVEMENT, _movement),
+    **dict.fromkeys(_SELECTION, _selection),
+    **dict.fromkeys(_FREE, _free),
+    **dict.fromkeys(VIEWS, _free),
+    "Cast": _movement,
+    "Gather": _gather,
+    "Conv": products.conv,
+    "ConvInteger": products.conv_integer,
+    "ConvTranspose": products.conv_transpose,
+    "DeformConv": products.deform_conv,
+    "QLinearConv": products.qlinear_conv,
+    "Gemm": products.gemm,
+    "MatMul": products.matmul,
+    "MatMulInteger": products.matmul,
+    "QLinearMatMul": products.qlinear_matmul,
+    "Einsum": products.einsum,
+    "LSTM": products.lstm,
+    "GRU": products.gru,
+    "RNN": products.rnn,
+    "Attention": attention.standard_attention,
+    "com.microsoft:Attention": attention.attention,
+    "com.microsoft:QAttention": attention.q_attention,
+    "com.microsoft:MultiHeadAttention": attention.multi_head_attention,
+    "com.microsoft:GroupQueryAttention": attention.group_query_attention,
+    "com.microsoft:EmbedLayerNormalization": _embed_norm,
+    "com.microsoft:FusedConv": products.conv,
+    "com.microsoft:FusedGemm": products.gemm,
+    "com.microsoft:FusedMatMul": products.gemm,
+    "com.microsoft:MatMulNBits": products.matmul_nbits,
+    "com.microsoft:QGemm": products.qgemm,
+}

@@ -1,0 +1,257 @@
+"""From a graph to its layers in execution order, through the bodies of If, Loop and Scan.
+
+A branch is taken where its condition follows from shapes; otherwise the costlier one is assumed. A
+loop runs as often as is known before it starts, and once where that depends on data.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import onnx
+
+from weft.errors import ModelError
+from weft.models.onnx_import.attributes import Attributes
+from weft.models.onnx_import.drafts import Draft, Node, repeated
+from weft.models.onnx_import.fusion import fuse
+from weft.models.onnx_import.infer import Inference, qualified
+from weft.models.onnx_import.ops import count
+from weft.models.onnx_import.tensors import INTEGERS, Tensor, dtype_bits, from_proto
+
+Scope = ChainMap[str, Tensor]
+
+_MOST_TRIPS = 2**31
+"""Exporters write "until the condition fails" as a trip count near the largest integer."""
+
+
+class Walked(NamedTuple):
+    """What a graph does, and the tensors it hands out."""
+
+    drafts: list[Draft]
+    outputs: list[Tensor]
+
+
+def walk(graph: onnx.GraphProto, scope: Scope, inference: Inference) -> Walked:
+    """The layers of *graph*; *scope* holds its inputs and whatever it may see from outside."""
+    for proto in graph.initializer:
+        scope[proto.name] = from_proto(proto, inference.folder)
+    for sparse in graph.sparse_initializer:
+        dense = from_proto(sparse.values, inference.folder)
+        scope[sparse.values.name] = replace(dense, shape=tuple(sparse.dims), value=None)
+    declared = {each.name: each.type for each in (*graph.value_info, *graph.output)}
+    drafts: list[Draft] = []
+    for index, proto_node in execution_order(graph, scope):
+        name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
+        try:
+            drafts += _CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared))
+        except ModelError as error:
+            raise ModelError(f"{name} ({op}): {error}") from error
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError) as error:
+            raise ModelError(f"{name} ({op}) is malformed: {error}") from error
+    outputs = [_lookup(scope, each.name, "the graph output") for each in graph.output]
+    return Walked(fuse(drafts, outputs), outputs)
+
+
+def execution_order(graph: onnx.GraphProto, given: Mapping[str, object]) -> list[tuple[int, onnx.NodeProto]]:
+    """Nodes with their place in the file, producers first, else as the file has them."""
+    producers = _producers(graph)
+    waiting: list[set[int]] = []
+    followers: dict[int, list[int]] = {}
+    for index, node in enumerate(graph.node):
+        needs = set()
+        for name in _needs(node):
+            if name in producers:
+                needs.add(producers[name])
+            elif name not in given:
+                raise ModelError(f"{node.name or node.op_type} reads {name!r}, which nothing produces")
+        waiting.append(needs)
+        for producer in needs:
+            followers.setdefault(producer, []).append(index)
+    ready = [index for index, needs in enumerate(waiting) if not needs]
+    order: list[tuple[int, onnx.NodeProto]] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append((index, graph.node[index]))
+        for follower in followers.get(index, ()):
+            waiting[follower].discard(index)
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    if len(order) < len(graph.node):
+        stuck = next(index for index, needs in enumerate(waiting) if needs)
+        node = graph.node[stuck]
+        raise ModelError(f"the graph has a cycle through {node.name or node.op_type}")
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One node to be counted, with all it can see."""
+
+    proto: onnx.NodeProto
+    name: str
+    scope: Scope
+    inference: Inference
+    declared: Mapping[str, onnx.TypeProto]
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return tuple(_lookup(self.scope, name, self.name) if name else None for name in self.proto.input)
+
+    def body(self, attribute: str, inputs: Iterable[tuple[str, Tensor]]) -> Walked:
+        """The layers of a nested graph, named after this node and sealed against fusion from outside."""
+        graph = next((each.g for each in self.proto.attribute if each.name == attribute), None)
+        if graph is None:
+            raise ModelError(f"the {attribute} graph is missing")
+        walked = walk(graph, self.scope.new_child(dict(inputs)), self.inference)
+        path = f"{self.name}/{attribute.removesuffix('_branch')}"
+        return Walked([each.within(path) for each in walked.drafts], walked.outputs)
+
+    def body_inputs(self) -> list[str]:
+        bodies = (attribute.g for attribute in self.proto.attribute if attribute.name == "body")
+        return [each.name for body in bodies for each in body.input]
+
+    def hand_out(self, tensors: Sequence[Tensor]) -> None:
+        names = self.proto.output
+        if len(names) > len(tensors):
+            raise ModelError(f"its body does not produce {names[len(tensors)]!r}")
+        self.scope.update((name, tensor) for name, tensor in zip(names, tensors, strict=False) if name)
+
+
+def _plain(step: _Step) -> list[Draft]:
+    inputs = step.inputs()
+    results = step.inference.outputs(step.proto, inputs, step.declared)
+    step.scope.update((name, tensor) for name, tensor in zip(step.proto.output, results, strict=True) if name)
+    named = tuple(tensor for name, tensor in zip(step.proto.output, results, strict=True) if name)
+    if all(tensor.constant for tensor in named) or _is_control(inputs, named):
+        return []
+    return count(Node(step.name, qualified(step.proto), inputs, named, Attributes(step.proto)))
+
+
+def _is_control(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    """Whether a node computes a lone index or flag from others: the host's work, not the accelerator's."""
+    tensors = [each for each in (*inputs, *outputs) if each is not None]
+    return all(each.elements == 1 and each.dtype in INTEGERS for each in tensors)
+
+
+def _branch(step: _Step) -> list[Draft]:
+    (condition,) = step.inputs()
+    branches = ["then_branch", "else_branch"]
+    if condition is not None and condition.value is not None and condition.value.size == 1:
+        branches = branches[:1] if condition.value.item() else branches[1:]
+    possible: list[Walked] = []
+    refused: list[ModelError] = []
+    for branch in branches:
+        try:
+            possible.append(step.body(branch, ()))
+        except ModelError as error:
+            # One branch per sampling rate, say: the one that cannot work at these sizes is not taken.
+            refused.append(error)
+    if not possible:
+        raise refused[0]
+    taken = max(possible, key=_cost)
+    step.hand_out(taken.outputs)
+    return taken.drafts
+
+
+def _loop(step: _Step) -> list[Draft]:
+    limit, condition, *carried = step.inputs()
+    names = step.body_inputs()
+    start = [_at_runtime(each) for each in (limit, condition)]
+    state = [_at_runtime(each) for each in carried]
+    body = step.body("body", zip(names, [*start, *state], strict=False))
+    trips = _trips(limit, condition, body.outputs[0])
+    stacked = [_stacked(each, 0, trips) for each in body.outputs[1 + len(carried) :]]
+    step.hand_out([*body.outputs[1 : 1 + len(carried)], *stacked])
+    return [repeated(each, trips) for each in body.drafts]
+
+
+def _scan(step: _Step) -> list[Draft]:
+    attributes = Attributes(step.proto)
+    inputs = [_at_runtime(each) for each in step.inputs()]
+    scanned = attributes.integer("num_scan_inputs", 0)
+    states, sequences = inputs[: len(inputs) - scanned], inputs[len(inputs) - scanned :]
+    axes = attributes.integers("scan_input_axes", (0,) * len(sequences))
+    slices = [_sliced(each, axis) for each, axis in zip(sequences, axes, strict=True)]
+    body = step.body("body", zip(step.body_inputs(), [*states, *slices], strict=False))
+    trips = max(1, sequences[0].shape[axes[0]]) if sequences else 1
+    results = body.outputs[len(states) :]
+    out_axes = attributes.integers("scan_output_axes", (0,) * len(results))
+    stacked = [_stacked(each, axis, trips) for each, axis in zip(results, out_axes, strict=True)]
+    step.hand_out([*body.outputs[: len(states)], *stacked])
+    return [repeated(each, trips) for each in body.drafts]
+
+
+_CONTROL: dict[str, Callable[[_Step], list[Draft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
+
+
+def _cost(walked: Walked) -> tuple[int, int]:
+    layers = [each.layer for each in walked.drafts]
+    traffic = sum(each.input_elements + each.output_elements for each in layers)
+    return sum(each.macs for each in layers), traffic
+
+
+def _trips(limit: Tensor | None, condition: Tensor | None, goes_on: Tensor) -> int:
+    """How often a loop runs, where that is settled before it starts; otherwise once."""
+    starts = condition is None or (condition.value is not None and bool(condition.value.all()))
+    # Handing the condition through unchanged shows as a view of the tensor that came in.
+    unchanged = condition is not None and goes_on.root is condition.root
+    lasts = condition is None or unchanged or (goes_on.value is not None and bool(goes_on.value.all()))
+    if limit is None or limit.value is None or limit.value.size != 1 or not (starts and lasts):
+        return 1
+    trips = int(limit.value.item())
+    return trips if 0 < trips < _MOST_TRIPS else 1
+
+
+def _at_runtime(tensor: Tensor | None) -> Tensor:
+    """A tensor as a loop body sees it: the first turn's shape, but no fixed value."""
+    if tensor is None:
+        return Tensor((), onnx.TensorProto.INT64, dtype_bits(onnx.TensorProto.INT64))
+    return replace(tensor, constant=False, value=None, stored=(), view_of=tensor.root)
+
+
+def _sliced(tensor: Tensor, axis: int) -> Tensor:
+    sizes = list(tensor.shape)
+    del sizes[axis]
+    return replace(tensor, shape=tuple(sizes))
+
+
+def _stacked(tensor: Tensor, axis: int, trips: int) -> Tensor:
+    sizes = list(tensor.shape)
+    sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, trips)
+    return Tensor(tuple(sizes), tensor.dtype, tensor.bits, exact=tensor.exact)
+
+
+def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
+    if name not in scope:
+        raise ModelError(f"{reader} reads {name!r}, which nothing produces")
+    return scope[name]
+
+
+def _producers(graph: onnx.GraphProto) -> dict[str, int]:
+    producers: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in producers:
+                raise ModelError(f"two nodes produce {name!r}")
+            producers[name] = index
+    return producers
+
+
+def _needs(node: onnx.NodeProto) -> set[str]:
+    """The names a node reads, those its nested graphs take from outside included."""
+    names = set(filter(None, node.input))
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
+            names |= _captured(graph)
+    return names
+
+
+def _captured(graph: onnx.GraphProto) -> set[str]:
+    inside = {each.name for each in (*graph.input, *graph.initializer)}
+    inside |= {each.values.name for each in graph.sparse_initializer}
+    inside |= {name for node in graph.node for name in node.output}
+    used = {name for node in graph.node for name in _needs(node)} | {each.name for each in graph.output}
+    return used - inside - {""}

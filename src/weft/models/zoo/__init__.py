@@ -1,0 +1,132 @@
+"""The model zoo: well-known networks built as ONNX graphs, with weights drawn only where they are run.
+
+``build`` describes, ``load`` counts, ``materialise`` and ``export`` draw. The architectures are the
+published ones; the weights are random, so outputs mean nothing and timings mean what they should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from onnx import ModelProto
+
+from weft.errors import ModelError, unknown_name
+from weft.models.layer import Layer, Model
+from weft.models.onnx_import import import_onnx
+from weft.models.zoo import language, recommendation, vision
+from weft.models.zoo import weights as _weights
+from weft.models.zoo.graph import Graph
+
+__all__ = ["ZOO", "ZooEntry", "build", "export", "load", "materialise"]
+
+Parameter = int | str
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ZooEntry:
+    """A network by name."""
+
+    builder: Callable[..., None]
+    """Called with an empty graph and every parameter."""
+    parameters: Mapping[str, Parameter]
+    """All the parameters there are, with their defaults; whole numbers are at least 1."""
+    description: str
+
+
+def _image(resolution: int, **others: Parameter) -> dict[str, Parameter]:
+    return {"resolution": resolution, "classes": 1000, **others}
+
+
+def _encoder(layers: int, hidden: int) -> dict[str, Parameter]:
+    return {"seq_len": 16, "layers": layers, "hidden": hidden, "heads": hidden // 64}
+
+
+_RESNET, _RESNEXT = _image(224, groups=1, group_width=64), _image(224, groups=32, group_width=4)
+_MOVIELENS: dict[str, Parameter] = {"users": 138493, "items": 26744, "tables": "stream"}
+
+ZOO: dict[str, ZooEntry] = {
+    "inception-v3": ZooEntry(vision.inception_v3, _image(299), "Image classifier of parallel branches."),
+    "mobilenet-v2": ZooEntry(vision.mobilenet_v2, _image(224), "Small image classifier, depthwise."),
+    "resnet50": ZooEntry(vision.resnet50, _RESNET, "Residual image classifier, version 1.5."),
+    "resnext50-32x4d": ZooEntry(vision.resnet50, _RESNEXT, "ResNet-50 with 32 groups of 4 channels."),
+    "bert-base": ZooEntry(language.bert, _encoder(12, 768), "Text encoder with a two-class head."),
+    "bert-large": ZooEntry(language.bert, _encoder(24, 1024), "BERT with twice the layers."),
+    "xlnet-base": ZooEntry(language.xlnet, _encoder(12, 768), "Text encoder, relative positions."),
+    "xlnet-large": ZooEntry(language.xlnet, _encoder(24, 1024), "XLNet with twice the layers."),
+    "ncf": ZooEntry(recommendation.ncf, _MOVIELENS, "Recommender for MovieLens-20M, mostly tables."),
+}
+"""The names a user may write. To add a network, write its builder and add one line here."""
+
+
+def build(name: str, *, seed: int = 0, **parameters: Parameter) -> ModelProto:
+    """The graph of a network, its weights declared but not drawn; *seed* is noted in its metadata."""
+    entry = _entry(name)
+    graph = Graph(name)
+    graph.metadata[_weights.SEED] = str(seed)
+    entry.builder(graph, **_checked(name, entry, parameters))
+    return graph.proto()
+
+
+def materialise(proto: ModelProto, seed: int | None = None) -> ModelProto:
+    """A copy of a built graph with its weights, in memory; without *seed*, drawn by the noted one."""
+    return _weights.materialise(proto, seed)
+
+
+def export(
+    name: str,
+    path: str | Path,
+    *,
+    seed: int = 0,
+    progress: _weights.Progress | None = None,
+    **parameters: Parameter,
+) -> None:
+    """Write a runnable .onnx file; past 1 GiB of weights these go to ``<file>.data`` beside it."""
+    _weights.write(build(name, seed=seed, **parameters), path, progress=progress)
+
+
+def load(name: str, *, shapes: Shapes | None = None, **parameters: Parameter) -> Model:
+    """The layers of a network, counted without drawing a weight; the same call returns the same model."""
+    checked = _checked(name, _entry(name), parameters)
+    fixed = tuple(sorted((key, tuple(dims)) for key, dims in (shapes or {}).items()))
+    return _load(name, fixed, tuple(checked.items()))
+
+
+@lru_cache(maxsize=64)
+def _load(
+    name: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], parameters: tuple[tuple[str, Parameter], ...]
+) -> Model:
+    proto = build(name, seed=0, **dict(parameters))
+    model = import_onnx(proto, shapes=dict(shapes) or None, name=name)
+    if any(entry.key == recommendation.TABLES and entry.value == "stream" for entry in proto.metadata_props):
+        return replace(model, layers=tuple(map(_streamed, model.layers)))
+    return model
+
+
+def _streamed(layer: Layer) -> Layer:
+    """An embedding whose whole table is read for each query."""
+    if layer.kind != "embedding":
+        return layer
+    return replace(layer, weights=layer.parameters, lookups=0)
+
+
+def _entry(name: str) -> ZooEntry:
+    if name not in ZOO:
+        raise ModelError(unknown_name("model", name, ZOO))
+    return ZOO[name]
+
+
+def _checked(name: str, entry: ZooEntry, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """All parameters of a network, the given ones over the defaults."""
+    for key, value in parameters.items():
+        if key not in entry.parameters:
+            raise ModelError(f"{name} has no parameter {key!r}; it takes {', '.join(entry.parameters)}")
+        wanted = type(entry.parameters[key])
+        if type(value) is not wanted:
+            raise ModelError(f"{name}: {key} must be of type {wanted.__name__}, got {value!r}")
+        if isinstance(value, int) and value < 1:
+            raise ModelError(f"{name}: {key} must be at least 1, got {value}")
+    return {**entry.parameters, **parameters}

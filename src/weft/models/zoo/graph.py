@@ -1,0 +1,184 @@
+"""A small builder of ONNX graphs whose trained values are declared, not drawn.
+
+A weight enters the graph as an initializer with dimensions, a type and a recipe (see ``weights``) but
+no data, so that a network of a gigabyte is described in some kilobytes. Constants that give the
+graph its shape (reshape targets, slice bounds, scalars) carry their data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from weft.models.zoo import weights
+
+BATCH = "batch"
+"""The symbolic first dimension of every input and output."""
+
+OPSET = 20
+"""The first opset with both LayerNormalization and Gelu."""
+IR_VERSION = 10
+
+Pair = int | tuple[int, int]
+
+
+class Value(NamedTuple):
+    """A tensor in the graph."""
+
+    name: str
+    width: int
+    """Size of the axis a layer reduces over: channels of an image, features of a vector."""
+
+
+class Graph:
+    """Collects nodes in execution order; a node and the value it makes share one name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.metadata: dict[str, str] = {}
+        self._nodes: list[NodeProto] = []
+        self._inputs: list[ValueInfoProto] = []
+        self._outputs: list[ValueInfoProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+
+    def proto(self) -> ModelProto:
+        graph = helper.make_graph(
+            self._nodes, self.name, self._inputs, self._outputs, list(self._initializers.values())
+        )
+        opset = helper.make_opsetid("", OPSET)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="weft")
+        helper.set_model_props(model, self.metadata)
+        return model
+
+    # Ends of the graph
+
+    def input(self, name: str, kind: int, dims: Sequence[int], width: int) -> Value:
+        """Any input; *dims* come after the batch."""
+        self._inputs.append(helper.make_tensor_value_info(name, kind, [BATCH, *dims]))
+        return Value(name, width)
+
+    def image(self, resolution: int) -> Value:
+        """The input of a vision model: three channels, square."""
+        return self.input("input", TensorProto.FLOAT, (3, resolution, resolution), width=3)
+
+    def ids(self, name: str, *dims: int) -> Value:
+        """An input of whole numbers: tokens, users, masks."""
+        return self.input(name, TensorProto.INT64, dims, width=1)
+
+    def output(self, value: Value, name: str, *dims: int) -> None:
+        """Make *value*, which no other node may read, an output under another name."""
+        producer = next(node for node in reversed(self._nodes) if node.output[0] == value.name)
+        producer.output[0] = name
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, [BATCH, *dims])
+        self._outputs.append(info)
+
+    # Pieces
+
+    def node(self, op: str, name: str, *inputs: Value, width: int = 0, **attributes: Any) -> Value:
+        """Add one operator; its result is as wide as its first input unless *width* is given."""
+        names = [value.name for value in inputs]
+        self._nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
+        return Value(name, width or inputs[0].width)
+
+    def weight(self, name: str, dims: Sequence[int], recipe: str) -> Value:
+        """Declare a trained tensor."""
+        self._initializers[name] = weights.declare(name, dims, recipe)
+        return Value(name, dims[-1])
+
+    def constant(self, name: str, value: ArrayLike, dtype: type = np.float32) -> Value:
+        """A value fixed by the architecture; asking for the same name again returns the first."""
+        if name not in self._initializers:
+            self._initializers[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
+        return Value(name, 1)
+
+    def reshape(self, x: Value, name: str, *dims: int, width: int = 0) -> Value:
+        """Reshape; a 0 keeps the dimension of the input at that place."""
+        shape = self.constant("shape_" + "_".join(map(str, dims)), dims, np.int64)
+        return self.node("Reshape", name, x, shape, width=width)
+
+    def slice(self, x: Value, name: str, axis: int, start: int, end: int) -> Value:
+        bounds = [self.constant(f"index_{i}", [i], np.int64) for i in (start, end, axis)]
+        return self.node("Slice", name, x, *bounds)
+
+    # Layers
+
+    def conv_bn(
+        self,
+        x: Value,
+        name: str,
+        out: int,
+        kernel: Pair = 1,
+        *,
+        stride: int = 1,
+        pad: Pair | None = None,
+        groups: int = 1,
+        activation: str = "relu",
+    ) -> Value:
+        """Convolution without bias, batch normalisation, then relu, relu6 or none.
+
+        Without *pad*, an odd kernel keeps the size of the image at stride 1.
+        """
+        size = _pair(kernel)
+        sides = _pair(pad) if pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
+        dims = (out, x.width // groups, *size)
+        recipe = weights.he(math.prod(dims[1:]), rectified=activation != "none")
+        weight = self.weight(f"{name}.weight", dims, recipe)
+        attributes = {"kernel_shape": size, "strides": (stride, stride), "pads": sides * 2, "group": groups}
+        y = self.node("Conv", name, x, weight, width=out, **attributes)
+        return self.activation(self._batch_norm(y, f"{name}.bn"), name, activation)
+
+    def activation(self, x: Value, name: str, kind: str) -> Value:
+        if kind == "relu6":
+            bounds = self.constant("relu6.min", 0), self.constant("relu6.max", 6)
+            return self.node("Clip", f"{name}.relu6", x, *bounds)
+        return self.node("Relu", f"{name}.relu", x) if kind == "relu" else x
+
+    def _batch_norm(self, x: Value, name: str) -> Value:
+        vectors = [self.weight(f"{name}.{part}", (x.width,), recipe) for part, recipe in weights.BATCH_NORM.items()]
+        return self.node("BatchNormalization", name, x, *vectors)
+
+    def pool(self, op: str, x: Value, name: str, kernel: int, *, stride: int, pad: int = 0) -> Value:
+        """``MaxPool`` or ``AveragePool``; an average counts the padding, as the published models do."""
+        sizes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+        if op == "AveragePool":
+            sizes["count_include_pad"] = 1
+        return self.node(op, name, x, **sizes)
+
+    def classifier(self, x: Value, name: str, classes: int) -> None:
+        """Average every channel of an image, then one logit for each class."""
+        x = self.node("Flatten", "flatten", self.node("GlobalAveragePool", "pool", x), axis=1)
+        self.output(self.dense(x, name, classes), "logits", classes)
+
+    def dense(self, x: Value, name: str, out: int) -> Value:
+        """A fully connected layer over vectors (Gemm, bias inside)."""
+        weight = self.weight(f"{name}.weight", (out, x.width), weights.xavier(x.width, out))
+        bias = self.weight(f"{name}.bias", (out,), weights.BIAS)
+        return self.node("Gemm", name, x, weight, bias, width=out, transB=1)
+
+    def project(self, x: Value, name: str, out: int, *, bias: bool = True) -> Value:
+        """A fully connected layer over every token (MatMul, then Add)."""
+        weight = self.weight(f"{name}.weight", (x.width, out), weights.xavier(x.width, out))
+        y = self.node("MatMul", name, x, weight, width=out)
+        return self.shift(y, f"{name}.shifted", f"{name}.bias") if bias else y
+
+    def shift(self, x: Value, name: str, bias: str) -> Value:
+        """Add a trained vector."""
+        return self.node("Add", name, x, self.weight(bias, (x.width,), weights.BIAS))
+
+    def layer_norm(self, x: Value, name: str) -> Value:
+        scale = self.weight(f"{name}.scale", (x.width,), weights.SCALE)
+        bias = self.weight(f"{name}.bias", (x.width,), weights.BIAS)
+        return self.node("LayerNormalization", name, x, scale, bias, axis=-1, epsilon=1e-12)
+
+    def embedding(self, ids: Value, name: str, rows: int, width: int) -> Value:
+        table = self.weight(f"{name}.weight", (rows, width), weights.TABLE)
+        return self.node("Gather", name, table, ids, width=width, axis=0)
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value

@@ -1,0 +1,156 @@
+"""Transformer encoders: token ids of one fixed length in, logits or hidden states out.
+
+Every projection is a layer of its own (query, key, value, ...), as the schedulers' papers count them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from weft.errors import ModelError
+from weft.models.zoo.graph import Graph, Value
+
+BERT_VOCABULARY, BERT_POSITIONS, BERT_TOKEN_TYPES = 30522, 512, 2
+XLNET_VOCABULARY = 32000
+MASKED = 1e4
+"""Taken from the score of a masked token: its share of the attention vanishes in float32."""
+
+
+def bert(g: Graph, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
+    """BERT (Devlin et al. 2019) with its pooler and a classifier of two classes."""
+    _divides(g, hidden, heads)
+    if seq_len > BERT_POSITIONS:
+        raise ModelError(f"{g.name}: seq_len must be at most {BERT_POSITIONS}, got {seq_len}")
+    tokens, types = g.ids("input_ids", seq_len), g.ids("token_type_ids", seq_len)
+    mask = _mask(g, g.ids("attention_mask", seq_len))
+    x = _bert_embeddings(g, tokens, types, seq_len, hidden)
+    for layer in range(layers):
+        x = _bert_block(g, x, f"encoder.{layer}", heads, mask)
+    first = g.node("Gather", "pooler.first_token", x, g.constant("zero", 0, np.int64), axis=1)
+    pooled = g.node("Tanh", "pooler.tanh", g.dense(first, "pooler", hidden))
+    g.output(g.dense(pooled, "classifier", 2), "logits", 2)
+
+
+def _bert_embeddings(g: Graph, tokens: Value, types: Value, seq_len: int, hidden: int) -> Value:
+    positions = g.constant("position_ids", np.arange(seq_len), np.int64)
+    words = g.embedding(tokens, "embeddings.word", BERT_VOCABULARY, hidden)
+    kinds = g.embedding(types, "embeddings.token_type", BERT_TOKEN_TYPES, hidden)
+    places = g.embedding(positions, "embeddings.position", BERT_POSITIONS, hidden)
+    both = g.node("Add", "embeddings.add_token_type", words, kinds)
+    return g.layer_norm(g.node("Add", "embeddings.add_position", both, places), "embeddings.norm")
+
+
+def _bert_block(g: Graph, x: Value, name: str, heads: int, mask: Value) -> Value:
+    query, key, value = (g.project(x, f"{name}.attention.{part}", x.width) for part in ("query", "key", "value"))
+    queries = _split(g, query, f"{name}.attention.query", heads)
+    keys = _split(g, key, f"{name}.attention.key", heads, transposed=True)
+    scores = g.node("MatMul", f"{name}.attention.scores", queries, keys)
+    mixed = _mix(g, scores, value, f"{name}.attention", heads, mask)
+    x = _residual(g, x, g.project(mixed, f"{name}.attention.output", x.width), f"{name}.attention")
+    return _feed_forward(g, x, name)
+
+
+def xlnet(g: Graph, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
+    """XLNet (Yang et al. 2019), content stream: attention to content and to relative position."""
+    _divides(g, hidden, heads)
+    tokens = g.ids("input_ids", seq_len)
+    mask = _mask(g, g.ids("attention_mask", seq_len))
+    positions = _relative_positions(g, tokens, seq_len, hidden)
+    x = g.embedding(tokens, "embeddings.word", XLNET_VOCABULARY, hidden)
+    for layer in range(layers):
+        x = _xlnet_block(g, x, positions, f"encoder.{layer}", seq_len, heads, mask)
+    g.output(x, "hidden_states", seq_len, hidden)
+
+
+def _relative_positions(g: Graph, tokens: Value, seq_len: int, hidden: int) -> Value:
+    """Sinusoids of the distances seq_len .. 1 - seq_len, for every sample: [batch, 2 seq_len, hidden].
+
+    The distances are added to 0 times a token id, so that they count as data: the published code
+    projects them anew in every layer for every query, where a runtime would fold constants away.
+    """
+    nothing = g.constant("position.nothing", 0, np.int64)
+    origin = g.node("Mul", "position.origin", g.slice(tokens, "position.token", 1, 0, 1), nothing)
+    distances = g.constant("position.distances", np.arange(seq_len, -seq_len, -1), np.int64)
+    x = g.node("Cast", "position.float", g.node("Add", "position.add", origin, distances), to=1)
+    x = g.node("Unsqueeze", "position.unsqueeze", x, g.constant("position.axis", [2], np.int64))
+    rates = g.constant("position.rates", 1e4 ** -(np.arange(0, hidden, 2) / hidden))
+    angles = g.node("Mul", "position.angles", x, rates)
+    waves = [g.node(op, f"position.{op.lower()}", angles) for op in ("Sin", "Cos")]
+    return g.node("Concat", "position", *waves, width=hidden, axis=-1)
+
+
+def _xlnet_block(g: Graph, x: Value, positions: Value, name: str, seq_len: int, heads: int, mask: Value) -> Value:
+    part = f"{name}.attention"
+    query, key, value = (g.project(x, f"{part}.{p}", x.width, bias=False) for p in ("query", "key", "value"))
+    relative = g.project(positions, f"{part}.relative", x.width, bias=False)
+    content = g.shift(query, f"{part}.content_query", f"{part}.content_bias")
+    place = g.shift(query, f"{part}.position_query", f"{part}.position_bias")
+    to_content = g.node(
+        "MatMul",
+        f"{part}.content_scores",
+        _split(g, content, f"{part}.content_query", heads),
+        _split(g, key, f"{part}.key", heads, transposed=True),
+    )
+    to_place = g.node(
+        "MatMul",
+        f"{part}.position_scores",
+        _split(g, place, f"{part}.position_query", heads),
+        _split(g, relative, f"{part}.relative", heads, transposed=True),
+    )
+    to_place = relative_shift(g, to_place, f"{part}.shift", seq_len, heads)
+    scores = g.node("Add", f"{part}.scores", to_content, to_place)
+    mixed = _mix(g, scores, value, part, heads, mask)
+    x = _residual(g, x, g.project(mixed, f"{part}.output", x.width, bias=False), part)
+    return _feed_forward(g, x, name)
+
+
+def relative_shift(g: Graph, x: Value, name: str, seq_len: int, heads: int) -> Value:
+    """From scores by distance [i, c] with c = seq_len - distance to scores by key [i, j], distance i - j.
+
+    Dropping the first seq_len values and reading the rest in rows one shorter moves row i left by
+    seq_len - i places, without an index for each row (Dai et al. 2019, appendix B).
+    """
+    x = g.reshape(x, f"{name}.tall", 0, heads, 2 * seq_len, seq_len)
+    x = g.slice(x, f"{name}.drop", axis=2, start=1, end=2 * seq_len)
+    x = g.reshape(x, f"{name}.wide", 0, heads, seq_len, 2 * seq_len - 1)
+    return g.slice(x, name, axis=3, start=0, end=seq_len)
+
+
+def _mask(g: Graph, mask: Value) -> Value:
+    """From 1 (attend) and 0 (ignore) to what is added to every score: [batch, 1, 1, seq_len]."""
+    x = g.node("Cast", "mask.float", mask, to=1)
+    x = g.node("Unsqueeze", "mask.unsqueeze", x, g.constant("mask.axes", [1, 2], np.int64))
+    x = g.node("Sub", "mask.minus_one", x, g.constant("one", 1))
+    return g.node("Mul", "mask", x, g.constant("mask.penalty", MASKED))
+
+
+def _split(g: Graph, x: Value, name: str, heads: int, *, transposed: bool = False) -> Value:
+    """[batch, tokens, hidden] to [batch, head, tokens, size], or its last two axes exchanged."""
+    x = g.reshape(x, f"{name}.heads", 0, 0, heads, x.width // heads, width=x.width)
+    return g.node("Transpose", f"{name}.split", x, perm=(0, 2, 3, 1) if transposed else (0, 2, 1, 3))
+
+
+def _mix(g: Graph, scores: Value, value: Value, name: str, heads: int, mask: Value) -> Value:
+    """Values averaged by the softmax of the scaled, masked scores, heads joined again."""
+    scale = g.constant("attention.scale", 1 / math.sqrt(value.width // heads))
+    scores = g.node("Mul", f"{name}.scale", scores, scale)
+    shares = g.node("Softmax", f"{name}.softmax", g.node("Add", f"{name}.mask", scores, mask), axis=-1)
+    mixed = g.node("MatMul", f"{name}.context", shares, _split(g, value, f"{name}.value", heads))
+    mixed = g.node("Transpose", f"{name}.context.join", mixed, perm=(0, 2, 1, 3))
+    return g.reshape(mixed, f"{name}.context.tokens", 0, 0, value.width, width=value.width)
+
+
+def _feed_forward(g: Graph, x: Value, name: str) -> Value:
+    y = g.node("Gelu", f"{name}.ff.gelu", g.project(x, f"{name}.ff.expand", 4 * x.width))
+    return _residual(g, x, g.project(y, f"{name}.ff.contract", x.width), f"{name}.ff")
+
+
+def _residual(g: Graph, x: Value, y: Value, name: str) -> Value:
+    return g.layer_norm(g.node("Add", f"{name}.add", y, x), f"{name}.norm")
+
+
+def _divides(g: Graph, hidden: int, heads: int) -> None:
+    if hidden % heads or hidden % 2:
+        raise ModelError(f"{g.name}: hidden must be even and a multiple of heads, got {hidden} and {heads}")

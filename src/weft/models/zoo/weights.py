@@ -1,0 +1,167 @@
+"""Seeded values for declared weights, in memory or streamed to a file.
+
+A declared weight is an initializer without data that carries its recipe in ``metadata_props``. Each is
+drawn by its own generator, seeded by the model's seed and the tensor's name: a value depends on
+neither the order of drawing nor the other tensors.
+
+The recipes keep activations near unit scale through a fresh network (He et al. 2015 before rectifiers,
+Glorot and Bengio 2010 elsewhere), so that an untrained model has finite outputs that follow its input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from weft.errors import ModelError
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of weights done and the bytes in all."""
+
+SINGLE_FILE_BYTES = 1 << 30
+"""A model with more weights than this keeps them in a second file, ``<file>.data``."""
+
+RECIPE = "weft.init"
+"""Tensor metadata: how a declared weight is drawn."""
+SEED = "weft.seed"
+"""Model metadata: the seed to draw by where the caller names none."""
+ALIGNMENT_BYTES = 4096
+"""Where tensors may start in a data file, so that a runtime can map them."""
+
+
+def normal(mean: float, deviation: float) -> str:
+    return f"normal {mean} {deviation}"
+
+
+def uniform(low: float, high: float) -> str:
+    return f"uniform {low} {high}"
+
+
+def he(fan_in: int, *, rectified: bool) -> str:
+    """Twice the variance where a rectifier follows and halves it again."""
+    return normal(0.0, math.sqrt((2 if rectified else 1) / fan_in))
+
+
+def xavier(fan_in: int, fan_out: int) -> str:
+    return normal(0.0, math.sqrt(2 / (fan_in + fan_out)))
+
+
+BIAS = normal(0.0, 0.1)
+SCALE = uniform(0.9, 1.1)
+TABLE = normal(0.0, 1.0)
+BATCH_NORM = {"scale": SCALE, "bias": BIAS, "mean": BIAS, "variance": uniform(0.8, 1.2)}
+"""In the order of the operator's inputs."""
+
+
+def declare(name: str, dims: Sequence[int], recipe: str) -> TensorProto:
+    """A float32 initializer that says how it would be drawn, and holds nothing."""
+    tensor = TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
+    tensor.metadata_props.add(key=RECIPE, value=recipe)
+    return tensor
+
+
+def materialise(proto: ModelProto, seed: int | None = None, progress: Progress | None = None) -> ModelProto:
+    """A copy of *proto* with every declared weight drawn, all of it in memory."""
+    model = _copy(proto, seed)
+    for tensor, data in _drawn(model, progress):
+        tensor.raw_data = data.tobytes()
+    return model
+
+
+def write(
+    proto: ModelProto,
+    path: str | Path,
+    *,
+    progress: Progress | None = None,
+    single_file_bytes: int = SINGLE_FILE_BYTES,
+) -> None:
+    """Draw the declared weights of *proto* and save the model.
+
+    Above *single_file_bytes* the tensors go to ``<file>.data`` one at a time, never together in
+    memory; the model itself is written last, so that a file left by an interrupted run has no model.
+    """
+    target = Path(path)
+    try:
+        if sum(map(_size, _declared(proto))) <= single_file_bytes:
+            onnx.save(materialise(proto, progress=progress), target)
+        else:
+            _write_with_data(proto, target, progress)
+    except OSError as error:
+        raise ModelError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _write_with_data(proto: ModelProto, target: Path, progress: Progress | None) -> None:
+    model = _copy(proto)
+    location = target.name + ".data"
+    with open(target.with_name(location), "wb") as file:
+        for tensor, data in _drawn(model, progress):
+            file.seek(-file.tell() % ALIGNMENT_BYTES, 1)
+            entries = {"location": location, "offset": file.tell(), "length": data.nbytes}
+            for key, value in entries.items():
+                tensor.external_data.add(key=key, value=str(value))
+            tensor.data_location = TensorProto.EXTERNAL
+            file.write(data.data)
+    onnx.save(model, target)
+
+
+def _copy(proto: ModelProto, seed: int | None = None) -> ModelProto:
+    """The graph again, to be filled, with *seed* noted where one is given."""
+    model = ModelProto()
+    model.CopyFrom(proto)
+    if seed is not None:
+        noted = {entry.key: entry.value for entry in model.metadata_props}
+        helper.set_model_props(model, {**noted, SEED: str(seed)})
+    return model
+
+
+def _drawn(model: ModelProto, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
+    """Each declared weight, its recipe taken off, with its values."""
+    declared, seed = _declared(model), _seed(model)
+    total, done = sum(map(_size, declared)), 0
+    for tensor in declared:
+        recipe = next(entry.value for entry in tensor.metadata_props if entry.key == RECIPE)
+        del tensor.metadata_props[:]
+        yield tensor, _draw(recipe, tuple(tensor.dims), _generator(seed, tensor.name))
+        done += _size(tensor)
+        if progress:
+            progress(done, total)
+
+
+def _declared(model: ModelProto) -> list[TensorProto]:
+    return [tensor for tensor in model.graph.initializer if any(entry.key == RECIPE for entry in tensor.metadata_props)]
+
+
+def _size(tensor: TensorProto) -> int:
+    return 4 * math.prod(int(size) for size in tensor.dims)
+
+
+def _seed(model: ModelProto) -> int:
+    seed = int(next((entry.value for entry in model.metadata_props if entry.key == SEED), "0"))
+    if seed < 0:
+        raise ModelError(f"a seed must be at least 0, got {seed}")
+    return seed
+
+
+def _generator(seed: int, name: str) -> np.random.Generator:
+    digest = hashlib.sha256(name.encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
+
+
+def _draw(recipe: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
+    """Little-endian, as ONNX stores it."""
+    kind, first, second = recipe.split()
+    low, high = np.float32(first), np.float32(second)
+    if kind == "uniform":
+        values = rng.random(shape, dtype=np.float32) * (high - low) + low
+    else:
+        values = rng.standard_normal(shape, dtype=np.float32)
+        values *= high
+        values += low
+    return values.astype("<f4", copy=False)

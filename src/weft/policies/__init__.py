@@ -1,0 +1,59 @@
+"""Policies: each decides which layer of which model goes next. ``POLICIES`` holds the names a user may write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from weft.errors import InputError, unknown_name
+from weft.policies.aimt import AiMt
+from weft.policies.base import Candidate, Policy, Setting, Start, View
+from weft.policies.fairness import Band
+from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
+from weft.policies.layerweaver import Layerweaver
+from weft.policies.weft import Weft
+
+POLICIES: dict[str, type[Policy]] = {
+    "fifo": Fifo,
+    "fair": Fair,
+    "round-robin": RoundRobin,
+    "double-buffer": DoubleBuffer,
+    "aimt": AiMt,
+    "layerweaver": Layerweaver,
+    "weft": Weft,
+}
+"""To add a policy, write it and add one line here."""
+
+Option = bool | int | float
+
+
+def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
+    """The policy of that name, with its options checked against its fields."""
+    if name not in POLICIES:
+        raise InputError(unknown_name("policy", name, POLICIES))
+    known = options_of(name)
+    for key, value in (options or {}).items():
+        if key not in known:
+            raise InputError(f"{name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
+        if type(value) is not type(known[key]) and not (isinstance(known[key], float) and type(value) is int):
+            raise InputError(f"{name}: option {key} = {value!r} must be of the kind of its default, {known[key]!r}")
+    return POLICIES[name](setting, **(options or {}))
+
+
+def options_of(name: str) -> dict[str, Option]:
+    """The options of a policy and their defaults."""
+    return {f.name: f.default for f in fields(POLICIES[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
+
+
+__all__ = [
+    "POLICIES",
+    "Band",
+    "Candidate",
+    "Option",
+    "Policy",
+    "Setting",
+    "Start",
+    "View",
+    "make_policy",
+    "options_of",
+]

@@ -1,0 +1,51 @@
+"""AI-MT (ISCA'20) at layer granularity, as Layerweaver describes and tunes it.
+
+Two thresholds steer: with little room left in the buffer, run what computes shortest; with little
+ready compute, rebuild it; otherwise spend it on a memory-intensive layer, whichever waited longest
+(the paper says "randomly": the longest-waiting is a random choice that repeats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.errors import InputError
+from weft.policies.base import Candidate, Policy, Start, View
+
+
+@dataclass(frozen=True)
+class AiMt(Policy):
+    """Thresholds are shares of the weight buffer; ``weft compare --sweep`` finds the best pair."""
+
+    compute_threshold: float = 0.2
+    """Rebuild ready compute below this share of the time it takes to fill the buffer."""
+    memory_threshold: float = 0.1
+    """Evict when a smaller share of the buffer than this is free."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_threshold", "memory_threshold"):
+            if not 0 <= getattr(self, name) <= 100:
+                raise InputError(f"{name} = {getattr(self, name)} must be a share from 0 to 100")
+
+    @property
+    def thresholds(self) -> tuple[int, int]:
+        """Both in ticks."""
+        buffer = self.setting.buffer
+        return round(self.compute_threshold * buffer), round(self.memory_threshold * buffer)
+
+    def decide(self, view: View) -> Start:
+        compute_ticks, memory_ticks = self.thresholds
+        if view.device.free(self.setting.buffer) < memory_ticks:
+            return Start(min(view.candidates, key=lambda c: (c.compute, c.stream)))
+        if view.device.distance < compute_ticks:
+            heavy = [c for c in view.candidates if c.compute > c.fetch]
+            if heavy:
+                return Start(max(heavy, key=lambda c: (c.compute - c.fetch, -c.stream)))
+            return Start(_longest_waiting(view.candidates))
+        light = [c for c in view.candidates if c.fetch >= c.compute]
+        return Start(_longest_waiting(light or view.candidates))
+
+
+def _longest_waiting(candidates: Iterable[Candidate]) -> Candidate:
+    return min(candidates, key=lambda c: (c.last_issued, c.stream))

@@ -1,0 +1,56 @@
+"""Policies that never interleave layers: whole queries, one after another.
+
+They differ in whose query is next and in how far fetching may run ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.policies.base import Candidate, Policy, Start, View
+
+
+def _continued(view: View) -> Candidate | None:
+    """The stream that is in the middle of a query, if any."""
+    return next((candidate for candidate in view.candidates if candidate.layer > 0), None)
+
+
+@dataclass(frozen=True)
+class Fifo(Policy):
+    """One model at a time with eager prefetch: all waiting queries of the first model, then of the next."""
+
+    def decide(self, view: View) -> Start:
+        return Start(_continued(view) or min(view.candidates, key=self._turn))
+
+    def _turn(self, candidate: Candidate) -> tuple[int, int]:
+        return candidate.query // self.setting.rounds, candidate.stream
+
+
+@dataclass(frozen=True)
+class Fair(Policy):
+    """One model at a time, every model the same share of the time (Layerweaver, section IV-B)."""
+
+    def decide(self, view: View) -> Start:
+        return Start(_continued(view) or min(view.candidates, key=self._turn))
+
+    def _turn(self, candidate: Candidate) -> tuple[int, int]:
+        programs = self.setting.programs
+        served = candidate.query * programs[candidate.stream].total_work
+        everything = self.setting.rounds * sum(program.total_work for program in programs)
+        return served * len(programs) // everything, candidate.stream
+
+
+@dataclass(frozen=True)
+class RoundRobin(Policy):
+    """A query of every model in turn, with eager prefetch: the next model's weights arrive under this one's compute."""
+
+    def decide(self, view: View) -> Start:
+        return Start(_continued(view) or min(view.candidates, key=lambda c: (c.query, c.stream)))
+
+
+@dataclass(frozen=True)
+class DoubleBuffer(Policy):
+    """``fifo``, but a layer's fetch waits until the layer before it computes: AI-MT's baseline."""
+
+    def decide(self, view: View) -> Start:
+        return Start(Fifo(self.setting).decide(view).candidate, not_before=view.device.array_began)

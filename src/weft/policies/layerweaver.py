@@ -1,0 +1,92 @@
+"""Layerweaver (HPCA'21, section III-D): issue the layer that leaves the two resources idle the least.
+
+The published formulas with the corrections of docs/policies.md: compute idle counts the stall of a
+full buffer, and memory idle is charged only where the choice causes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.devices.decoupled import NpuState, issue, prefetchable
+from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.in_order import Fifo
+
+
+class Idle(NamedTuple):
+    """What issuing one candidate would cost, in ticks."""
+
+    candidate: Candidate
+    compute: int
+    """The array waits for the weights."""
+    memory: int
+    """The channel waits for space that another order would have left it."""
+    potential: int
+    """The array may wait for the largest layer if that comes next."""
+    inherent: bool
+    """The layer computes longer than the rest of the buffer takes to fill, wherever it is placed."""
+    distance: int
+
+    @property
+    def total(self) -> int:
+        return self.compute + self.memory + self.potential
+
+    @property
+    def rank(self) -> tuple[int, bool, int, int]:
+        """Least idle first; then no inherent idle; then the largest decoupling distance; then the first stream."""
+        return self.total, self.inherent, -self.distance, self.candidate.stream
+
+
+@dataclass(frozen=True)
+class Layerweaver(Policy):
+    """The greedy choice with both starvation rules; falls back to ``fifo`` where weaving cannot pay."""
+
+    failsafe: bool = True
+    """Run one model at a time when all models lie on the same side of the balance point."""
+
+    @property
+    def disabled(self) -> bool:
+        sides = {program.compute_bound for program in self.setting.programs}
+        return self.failsafe and len(sides) == 1
+
+    @property
+    def remark(self) -> str:
+        side = "compute" if self.setting.programs[0].compute_bound else "memory"
+        return f"failsafe: all models are {side}-bound here, so they run one at a time" if self.disabled else ""
+
+    def decide(self, view: View) -> Start:
+        if self.disabled:
+            return Fifo(self.setting).decide(view)
+        largest = max(program.largest_fetch for program in self.setting.programs)
+        costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
+        return Start(min(self._unstarved(costs), key=lambda idle: idle.rank).candidate)
+
+    def _unstarved(self, costs: list[Idle]) -> list[Idle]:
+        """All candidates, or only the models that must go on to reach layers of the other kind."""
+        if all(idle.compute > 0 for idle in costs):
+            stuck = [idle for idle in costs if self._compute_bound(idle)]
+        elif all(idle.memory > 0 for idle in costs):
+            stuck = [idle for idle in costs if not self._compute_bound(idle)]
+        else:
+            stuck = []
+        return stuck or costs
+
+    def _compute_bound(self, idle: Idle) -> bool:
+        return self.setting.programs[idle.candidate.stream].compute_bound
+
+
+def idle_of(candidate: Candidate, before: NpuState, buffer: int, largest: int) -> Idle:
+    """Price one candidate against the device's present state."""
+    after, times = issue(before, candidate.fetch, candidate.compute, buffer)
+    room = buffer - candidate.fetch
+    ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)
+    unavoidable = max(0, candidate.compute - room)
+    return Idle(
+        candidate,
+        compute=max(0, times.fetch_end - before.array_free),
+        memory=max(0, candidate.compute - (room - ahead)) - unavoidable,
+        potential=max(0, largest - after.distance),
+        inherent=unavoidable > 0,
+        distance=after.distance,
+    )

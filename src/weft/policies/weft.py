@@ -1,0 +1,127 @@
+"""Our own policy: look ahead, and pay for idle time what it is worth.
+
+The dual prices of the two-resource bound say how much throughput a tick of idle array or idle
+channel costs; the gap of a steady schedule to its bound is exactly its priced idle time. So ``weft``
+plays out every candidate for a few dozen layers under two simple rules, keeps the play with the
+least priced idle time, and issues its first layers. The fairness rule keeps the streams at the mix
+the bound wants (or the one the user asked for), each stream with a least share: none starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from weft.bound import best_mix, demand_of, mix_prices, prices
+from weft.devices.decoupled import NpuState, issue
+from weft.errors import InputError
+from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.fairness import Band, may_go
+from weft.policies.layerweaver import Layerweaver
+
+PRICE_UNIT = 2**20
+
+
+@dataclass(frozen=True)
+class Weft(Policy):
+    """Rollouts over priced idle time."""
+
+    horizon: int = 64
+    """Layers each candidate is played out for."""
+    commit: int = 16
+    """Layers of the best play that are issued before looking again."""
+    _plan: deque[int] = field(default_factory=deque, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.commit <= self.horizon <= 4096:
+            raise InputError(
+                f"horizon = {self.horizon}, commit = {self.commit}: must be 1 <= commit <= horizon <= 4096"
+            )
+
+    @cached_property
+    def band(self) -> Band:
+        """The asked-for mix, or the one at which the bound is reached."""
+        if self.setting.mix:
+            return Band(self.setting.mix, self.setting.max_lag)
+        rates = best_mix([demand_of(program, self.setting.buffer) for program in self.setting.programs])
+        return Band(tuple(rate / min(rates) for rate in rates), self.setting.max_lag)
+
+    @cached_property
+    def prices(self) -> tuple[int, int]:
+        """Price of an idle tick of the array and of the channel, in whole units; never free."""
+        demands = [demand_of(program, self.setting.buffer) for program in self.setting.programs]
+        dual = mix_prices(demands, self.setting.mix) if self.setting.mix else prices(demands)
+        return max(1, round(dual.compute * PRICE_UNIT)), max(1, round(dual.memory * PRICE_UNIT))
+
+    @cached_property
+    def distances(self) -> tuple[int, int]:
+        """Decoupling distances the priced rule stays between: the next layer is covered, the buffer not full."""
+        largest = max(program.largest_fetch for program in self.setting.programs)
+        return largest // 2, self.setting.buffer * 9 // 10
+
+    def decide(self, view: View) -> Start:
+        on_offer = {candidate.stream: candidate for candidate in view.candidates}
+        if not self._plan or self._plan[0] not in on_offer:
+            self._plan.clear()
+            self._plan.extend(self._best_play(view)[: self.commit])
+        return Start(on_offer[self._plan.popleft()])
+
+    def _best_play(self, view: View) -> list[int]:
+        greedy = Layerweaver(self.setting, failsafe=False)
+        rules: tuple[Callable[[View], Start], ...] = (greedy.decide, self._decide_priced)
+        plays = [self._play(view, candidate, rule) for candidate in view.candidates for rule in rules]
+        return min(plays, key=lambda play: play[0])[1]
+
+    def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
+        """Priced idle time of issuing *head* and then *horizon* - 1 layers by *rule*, and the streams in order."""
+        began = view.device
+        fetched = computed = 0
+        streams: list[int] = []
+        for _ in range(self.horizon):
+            device, _ = issue(view.device, head.fetch, head.compute, self.setting.buffer)
+            fetched += head.fetch
+            computed += head.compute
+            streams.append(head.stream)
+            view = self._after(view, head, device)
+            head = rule(view).candidate
+        compute_price, memory_price = self.prices
+        array_idle = view.device.array_free - began.array_free - computed
+        channel_idle = view.device.channel_free - began.channel_free - fetched
+        return compute_price * array_idle + memory_price * channel_idle, streams
+
+    def _after(self, view: View, issued: Candidate, device: NpuState) -> View:
+        """What a policy would see next."""
+        program = self.setting.programs[issued.stream]
+        layer = (issued.layer + 1) % len(program)
+        follower = Candidate(
+            issued.stream, issued.query + (layer == 0), layer, program.fetch[layer], program.compute[layer], -1
+        )
+        heads = tuple(follower if head.stream == issued.stream else head for head in view.heads)
+        progress = list(view.progress)
+        progress[issued.stream] += self.gains[issued.stream][issued.layer]
+        allowed = may_go(progress, [self.gains[h.stream][h.layer] for h in heads], self.band.max_lag_units)
+        candidates = tuple(head for head in heads if allowed[head.stream])
+        return View(device, heads, candidates, tuple(progress))
+
+    @cached_property
+    def gains(self) -> tuple[tuple[int, ...], ...]:
+        """Progress each layer makes within the band."""
+        return self.band.gains(self.setting.programs)
+
+    def _decide_priced(self, view: View) -> Start:
+        """Least priced idle time now, with the decoupling distance kept where both resources can go on."""
+        compute_price, memory_price = self.prices
+        shortest, longest = self.distances
+
+        def cost(head: Candidate) -> tuple[int, int, int]:
+            after, times = issue(view.device, head.fetch, head.compute, self.setting.buffer)
+            array_idle = max(0, times.fetch_end - view.device.array_free) + max(0, shortest - after.distance)
+            stall = times.fetch_end - times.fetch_start - head.fetch
+            channel_idle = stall + max(0, after.distance - longest)
+            return (
+                compute_price * array_idle + memory_price * channel_idle, view.progress[head.stream], head.stream
+            )  # fmt: skip
+
+        return Start(min(view.candidates, key=cost))

@@ -1,0 +1,111 @@
+"""A profile lowered to a device's clock: whole ticks, so that ties are real ties and runs repeat exactly.
+
+A tick is the time the memory channel takes for a byte, or a fraction of it on a slow channel. Sizes
+are therefore counted in ticks too: a layer of ``fetch`` ticks occupies ``fetch`` ticks of the buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.devices import Npu
+from weft.errors import DeviceError, ProfileError
+from weft.profiles import LayerCost, Profile, cut
+
+COARSEST_TICK_S = 2e-11
+MAX_CHUNKS = 4096
+MAX_TICKS = 2**61
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How ticks relate to bytes and seconds on one device."""
+
+    ticks_per_byte: int
+    bytes_per_s: float
+    buffer: int
+    """Capacity of the weight buffer in ticks."""
+
+    @classmethod
+    def of(cls, npu: Npu) -> Clock:
+        bandwidth = npu.bandwidth_bytes_per_s
+        per_byte = max(1, math.ceil(1 / (COARSEST_TICK_S * bandwidth)))
+        return cls(per_byte, bandwidth, npu.weight_buffer_bytes * per_byte)
+
+    @property
+    def tick_s(self) -> float:
+        return 1 / (self.bytes_per_s * self.ticks_per_byte)
+
+    def ticks(self, seconds: float) -> int:
+        return round(seconds * self.bytes_per_s * self.ticks_per_byte)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One model's layers in ticks, in execution order."""
+
+    model: str
+    names: tuple[str, ...]
+    fetch: tuple[int, ...]
+    compute: tuple[int, ...]
+    weight_bytes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def total_fetch(self) -> int:
+        return sum(self.fetch)
+
+    @cached_property
+    def total_compute(self) -> int:
+        return sum(self.compute)
+
+    @cached_property
+    def largest_fetch(self) -> int:
+        return max(self.fetch)
+
+    @cached_property
+    def work(self) -> tuple[int, ...]:
+        """The longer of the two resources' times, per layer: what a run's length is counted in."""
+        return tuple(map(max, self.fetch, self.compute))
+
+    @cached_property
+    def total_work(self) -> int:
+        return sum(self.work)
+
+    @property
+    def compute_bound(self) -> bool:
+        """On which side of the device's balance point the model lies."""
+        return self.total_compute > self.total_fetch
+
+
+def lower(profile: Profile, npu: Npu) -> Program:
+    """The profile in ticks; a layer larger than the weight buffer becomes chunks that fit."""
+    clock = Clock.of(npu)
+    pieces = [piece for layer in profile.layers for piece in _chunks(layer, npu)]
+    program = Program(
+        profile.model,
+        tuple(piece.name for piece in pieces),
+        tuple(piece.weight_bytes * clock.ticks_per_byte for piece in pieces),
+        tuple(clock.ticks(piece.compute_s) for piece in pieces),
+        tuple(piece.weight_bytes for piece in pieces),
+    )
+    if program.total_work == 0:
+        raise ProfileError(f"{profile.model}: no layer takes a measurable time on {npu.name}")
+    return program
+
+
+def _chunks(layer: LayerCost, npu: Npu) -> Sequence[LayerCost]:
+    if layer.weight_bytes <= npu.weight_buffer_bytes:
+        return (layer,)
+    count = -(-layer.weight_bytes // npu.chunk_bytes)
+    if count > MAX_CHUNKS:
+        raise DeviceError(
+            f"{npu.name}: layer {layer.name!r} has {layer.weight_bytes} weight bytes and would stream through the "
+            f"buffer in {count} chunks of {npu.chunk_bytes} bytes; enlarge weight_buffer_mib or chunk_mib"
+        )
+    return cut(layer, npu.chunk_bytes)

@@ -1,0 +1,140 @@
+"""Arithmetic over a trace: throughput, slowdown, utilisation, and how close to the bound it came.
+
+System throughput counts a query at its standalone time; the query a stream is in the middle of when
+the run ends counts by its share, measured at the bound's own prices, so no trace exceeds its bound.
+A query of a saturated stream is dispatched when its predecessor completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.bound import Demand, Prices, demand_of, mix_prices, prices
+from weft.policies.base import Setting
+from weft.policies.fairness import ROUND, Band
+from weft.program import Clock, Program
+from weft.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """One stream's queries."""
+
+    model: str
+    queries: int
+    """Completed."""
+    progress: float
+    """Queries with the one in flight counted by its share."""
+    standalone_s: float
+    """Time per query when the model has the device to itself, back to back."""
+    mean_latency_s: float | None
+    """None where no query completed."""
+    max_latency_s: float | None
+    slowdown: float | None
+    """Mean latency over standalone time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run came to. The field names are the keys of the JSON (docs/formats.md)."""
+
+    device: str
+    policy: str
+    stp: float
+    """System throughput: standalone time's worth of queries per unit of time."""
+    bound_stp: float
+    fraction_of_bound: float
+    antt: float | None
+    """Average normalised turnaround time: the mean of the streams' slowdowns; None where a stream starved."""
+    max_slowdown: float | None
+    pe_utilisation: float
+    dram_utilisation: float
+    makespan_s: float
+    max_lag: float | None
+    """Furthest any stream fell behind the mix, in rounds; None where there was no mix to keep."""
+    remark: str
+    streams: tuple[StreamReport, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        raw = asdict(self)
+        raw["streams"] = [asdict(stream) for stream in self.streams]
+        return raw
+
+
+def report(
+    trace: Trace,
+    setting: Setting,
+    clock: Clock,
+    *,
+    fixed_mix: Sequence[float] | None = None,
+    band: Band | None = None,
+    remark: str = "",
+) -> Report:
+    """The report of a run of *setting*.
+
+    fixed_mix: queries of each stream, where the proportion was given and not chosen.
+    """
+    demands = [demand_of(program, setting.buffer) for program in setting.programs]
+    dual = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
+    streams = tuple(
+        _stream(trace, index, demand, dual, clock, setting.programs[index]) for index, demand in enumerate(demands)
+    )
+    makespan = trace.makespan_s
+    stp = sum(stream.progress * stream.standalone_s for stream in streams) / makespan
+    slowdowns = [stream.slowdown for stream in streams if stream.slowdown is not None]
+    worst = [s.max_latency_s / s.standalone_s for s in streams if s.max_latency_s is not None]
+    starved = len(slowdowns) < len(streams)
+    return Report(
+        device=str(trace.settings.get("device", "")),
+        policy=str(trace.settings.get("policy", "")),
+        stp=stp,
+        bound_stp=dual.bound,
+        fraction_of_bound=stp / dual.bound,
+        antt=None if starved else sum(slowdowns) / len(slowdowns),
+        max_slowdown=None if starved else max(worst),
+        pe_utilisation=float((trace.compute_end_s - trace.compute_start_s).sum()) / makespan,
+        dram_utilisation=float(trace.weight_bytes.sum()) / clock.bytes_per_s / makespan,
+        makespan_s=makespan,
+        max_lag=_max_lag(trace, setting, band) if band else None,
+        remark=remark,
+        streams=streams,
+    )
+
+
+def _stream(trace: Trace, index: int, demand: Demand, dual: Prices, clock: Clock, program: Program) -> StreamReport:
+    mine = trace.stream == index
+    completed, layers_left = divmod(int(mine.sum()), len(program))
+    ends = trace.compute_end_s[mine & (trace.layer == len(program) - 1)]
+    latencies = np.diff(ends, prepend=0.0)
+    alone_s = demand.alone * clock.tick_s
+    mean = float(latencies.mean()) if completed else None
+    return StreamReport(
+        model=trace.streams[index],
+        queries=completed,
+        progress=completed + _share(program, layers_left, dual),
+        standalone_s=alone_s,
+        mean_latency_s=mean,
+        max_latency_s=float(latencies.max()) if completed else None,
+        slowdown=mean / alone_s if mean is not None else None,
+    )
+
+
+def _share(program: Program, layers: int, dual: Prices) -> float:
+    """How much of a query its first *layers* layers are, at the bound's prices."""
+    whole = dual.compute * program.total_compute + dual.memory * program.total_fetch
+    done = dual.compute * sum(program.compute[:layers]) + dual.memory * sum(program.fetch[:layers])
+    return done / whole if whole else 0.0
+
+
+def _max_lag(trace: Trace, setting: Setting, band: Band) -> float:
+    """Largest gap between the furthest and the least advanced stream at any issue."""
+    gains = band.gains(setting.programs)
+    reached = [
+        np.where(trace.stream == index, np.array(gain, np.int64)[np.minimum(trace.layer, len(gain) - 1)], 0).cumsum()
+        for index, gain in enumerate(gains)
+    ]
+    return float((np.max(reached, axis=0) - np.min(reached, axis=0)).max()) / ROUND

@@ -1,0 +1,298 @@
+"""A stretch of a schedule as a picture: both resources as lanes, and the weight buffer under them.
+
+The only module of ``reports`` that imports matplotlib. It uses the Figure object directly, so drawing
+leaves no global state and needs no display.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from weft.errors import InputError
+from weft.reports.html import model_colours
+from weft.reports.perfetto import buffer_occupancy
+from weft.trace import Floats, Ints, Trace
+
+SUFFIXES = (".png", ".svg")
+READABLE_SPANS = 450
+"""A chosen window holds at most about this many layers, so that single ones can be told apart."""
+
+MOST_BARS = 3000
+"""Beyond this many, bars are narrower than a pixel and shares of time are drawn in their place."""
+COLUMNS = 700
+"""How many shares side by side make a lane."""
+
+INK, MUTED, RULE, GROUND = "#1f2933", "#66727f", "#d5dae0", "#f0f2f5"
+HELD, HELD_LINE, LIMIT = "#9aa5b1", "#52606d", "#b42318"
+SIZE_INCHES, LEFT, LEGEND_COLUMNS, TALL = (12.0, 4.6), 0.095, 6, 0.88
+UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+
+
+class Lane(NamedTuple):
+    """One resource within the window: its spans (as indices), their starts and durations in axis units."""
+
+    name: str
+    spans: Ints
+    start: Floats
+    duration: Floats
+
+
+class Scale(NamedTuple):
+    """The window and the unit its axis is written in."""
+
+    start_s: float
+    end_s: float
+    unit: str
+    per_second: float
+
+
+def draw_timeline(
+    trace: Trace,
+    path: Path | str,
+    *,
+    start_s: float = 0.0,
+    end_s: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw *trace* between *start_s* and *end_s* as a PNG or SVG file, by the suffix of *path*.
+
+    Without *end_s* the window ends where the slowest stream has completed up to three queries begun in
+    it, fewer when that would be too many layers to read. Busy shares are those of the window.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path}: a timeline is drawn as {' or '.join(SUFFIXES)}, not {path.suffix or 'a bare name'}")
+    scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
+    with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE}):
+        figure = _figure(trace, scale, title)
+        try:
+            figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        except OSError as problem:
+            raise InputError(f"{path}: cannot write: {problem}") from problem
+    return figure
+
+
+def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
+    """Where a picture that begins at *start_s* should end; see ``draw_timeline``."""
+    slowest = max(_completions_s(trace, start_s), key=lambda ends_s: ends_s[0], default=[trace.makespan_s])
+    starts_s = np.sort(trace.fetch_start_s[trace.fetch_start_s >= start_s])
+    if len(starts_s) <= READABLE_SPANS:
+        return slowest[-1]
+    full_s = float(starts_s[READABLE_SPANS])
+    return max((end_s for end_s in slowest if end_s <= full_s), default=full_s)
+
+
+def _completions_s(trace: Trace, start_s: float) -> list[list[float]]:
+    """For each stream the ends of the first three queries begun at or after *start_s*."""
+    extents: dict[tuple[int, int], tuple[float, float]] = {}
+    columns = (
+        trace.stream.tolist(),
+        trace.query.tolist(),
+        trace.fetch_start_s.tolist(),
+        trace.compute_end_s.tolist(),
+    )
+    for stream, query, begin_s, end_s in zip(*columns, strict=True):
+        first_s, last_s = extents.get((stream, query), (begin_s, end_s))
+        extents[stream, query] = min(first_s, begin_s), max(last_s, end_s)
+    ends: dict[int, list[float]] = defaultdict(list)
+    for (stream, _), (begin_s, end_s) in extents.items():
+        if begin_s >= start_s:
+            ends[stream].append(end_s)
+    return [sorted(times_s)[:3] for times_s in ends.values()]
+
+
+def _scale(trace: Trace, start_s: float, end_s: float) -> Scale:
+    if not end_s > start_s or start_s >= trace.makespan_s:
+        raise InputError(f"nothing to draw from {start_s:g} s to {end_s:g} s; the trace ends at {trace.makespan_s:g} s")
+    unit, per_second = next((u for u in UNITS if (end_s - start_s) * u[1] >= 2), UNITS[-1])
+    return Scale(start_s, end_s, unit, per_second)
+
+
+def _figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
+    figure = Figure(figsize=SIZE_INCHES, facecolor="white")
+    FigureCanvasAgg(figure)
+    legend_rows = -(-len(set(trace.streams)) // LEGEND_COLUMNS)
+    top = 0.845 - 0.052 * legend_rows
+    grid = figure.add_gridspec(2, 1, height_ratios=(2.6, 1), left=LEFT, right=0.915, top=top, bottom=0.12)
+    lanes_axes = figure.add_subplot(grid[0])
+    buffer_axes = figure.add_subplot(grid[1], sharex=lanes_axes)
+    buffer_axes.set_xlim(scale.start_s * scale.per_second, scale.end_s * scale.per_second)
+    colours = model_colours(trace)
+    _draw_lanes(lanes_axes, trace, scale, colours)
+    _draw_buffer(buffer_axes, trace, scale)
+    _draw_heading(figure, trace, scale, title, colours)
+    return figure
+
+
+def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, colours: dict[str, str]) -> None:
+    lanes = (
+        (1.12, _lane("DRAM channel", trace.fetch_start_s, trace.fetch_end_s, scale)),
+        (0.0, _lane("PE array", trace.compute_start_s, trace.compute_end_s, scale)),
+    )
+    for bottom, lane in lanes:
+        axes.axhspan(bottom, bottom + TALL, facecolor=GROUND, zorder=0)
+        if len(lane.spans) <= MOST_BARS:
+            _draw_bars(axes, trace, lane, bottom, colours)
+        else:
+            _draw_shares(axes, trace, lane, bottom, colours)
+        busy = f"{100 * _busy(lane, scale):.1f} %\nbusy"
+        middle = bottom + TALL / 2
+        axes.text(1.012, middle, busy, transform=axes.get_yaxis_transform(), va="center", color=INK)
+    axes.set_ylim(-0.04, 1.12 + TALL + 0.04)
+    axes.set_yticks([bottom + TALL / 2 for bottom, _ in lanes], [lane.name for _, lane in lanes], color=INK)
+    axes.tick_params(axis="both", length=0, labelbottom=False)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+
+
+def _draw_bars(axes: Axes, trace: Trace, lane: Lane, bottom: float, colours: dict[str, str]) -> None:
+    fills = _fills(trace, lane, colours)
+    # A darker seam parts bars while there are few; a light one would look like idle time.
+    seams = [_toned(fill, 0.0, 0.3) for fill in fills] if len(fills) <= READABLE_SPANS else "none"
+    bars = list(zip(lane.start.tolist(), lane.duration.tolist(), strict=True))
+    axes.broken_barh(bars, (bottom, TALL), facecolors=fills, edgecolors=seams, linewidths=0.3)
+    _name_layers(axes, trace, lane, fills, bottom + TALL / 2)
+
+
+def _draw_shares(axes: Axes, trace: Trace, lane: Lane, bottom: float, colours: dict[str, str]) -> None:
+    """Where bars would be narrower than a pixel: per column each model's share of the time, stacked."""
+    edges = np.linspace(*axes.get_xlim(), COLUMNS + 1)
+    models = np.array(trace.streams, dtype=object)[trace.stream[lane.spans]]
+    base = np.full(COLUMNS + 1, bottom)
+    for model, colour in colours.items():
+        mine = np.flatnonzero(models == model)
+        start, duration = lane.start[mine], lane.duration[mine]
+        order = np.argsort(start, kind="stable")
+        times = np.stack([start[order], start[order] + duration[order]], axis=1).ravel()
+        served = np.cumsum(duration[order])
+        until = np.stack([served - duration[order], served], axis=1).ravel()
+        share = np.diff(np.interp(edges, times, until)) / np.diff(edges) if len(mine) else np.zeros(COLUMNS)
+        top = base + TALL * np.append(share, share[-1])
+        axes.fill_between(edges, base, top, step="post", facecolor=colour, linewidth=0)
+        base = top
+
+
+def _lane(name: str, start_s: Floats, end_s: Floats, scale: Scale) -> Lane:
+    start_s, end_s = np.maximum(start_s, scale.start_s), np.minimum(end_s, scale.end_s)
+    inside = np.flatnonzero(end_s > start_s)
+    start, end = start_s[inside] * scale.per_second, end_s[inside] * scale.per_second
+    return Lane(name, inside, start, end - start)
+
+
+def _fills(trace: Trace, lane: Lane, colours: dict[str, str]) -> list[str]:
+    """The colour of each bar; odd queries are lighter, which shows where one query gives way to the next."""
+    shades = [(colours[model], _toned(colours[model], 1.0, 0.38)) for model in trace.streams]
+    streams, odd = trace.stream[lane.spans].tolist(), (trace.query[lane.spans] % 2).tolist()
+    return [shades[stream][shade] for stream, shade in zip(streams, odd, strict=True)]
+
+
+def _toned(colour: str, towards: float, share: float) -> str:
+    """*colour* mixed with black (0) or white (1)."""
+    red, green, blue = ((1 - share) * part + share * towards for part in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def _name_layers(axes: Axes, trace: Trace, lane: Lane, fills: list[str], middle: float) -> None:
+    """Write a layer's name into its bar where it fits."""
+    left, right = axes.get_xlim()
+    characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.2  # a character: 4.2 points
+    for bar in np.flatnonzero(characters > 4).tolist():
+        span = lane.spans[bar]
+        name = trace.layers[trace.stream[span]][trace.layer[span]]
+        shown = next((text for text in (name, "…" + name.split(".")[-1]) if len(text) < characters[bar]), None)
+        if shown:
+            red, green, blue = to_rgb(fills[bar])
+            ink = INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
+            centre = lane.start[bar] + lane.duration[bar] / 2
+            axes.text(centre, middle, shown, ha="center", va="center", fontsize=7, color=ink)
+
+
+def _busy(lane: Lane, scale: Scale) -> float:
+    return float(lane.duration.sum()) / ((scale.end_s - scale.start_s) * scale.per_second)
+
+
+def _draw_buffer(axes: Axes, trace: Trace, scale: Scale) -> None:
+    times, held = _window_steps(trace, scale)
+    if len(times) <= 2 * MOST_BARS:
+        axes.fill_between(times, held, step="post", color=HELD, alpha=0.55, linewidth=0)
+        axes.step(times, held, where="post", color=HELD_LINE, linewidth=0.8)
+    else:
+        columns = np.array_split(np.arange(len(times)), COLUMNS)
+        first = [column[0] for column in columns]
+        edges = np.append(times[first], times[-1])
+        for level, alpha in (
+            (np.maximum.reduceat(held, first), 0.45),
+            (np.minimum.reduceat(held, first), 0.6),
+        ):
+            axes.fill_between(edges, np.append(level, level[-1]), step="post", color=HELD, alpha=alpha, lw=0)
+    top = max(float(held.max()), _draw_capacity(axes, trace))
+    axes.set_ylim(0, top * 1.12 or 1.0)
+    axes.set_ylabel("buffer (MB)", color=INK)
+    axes.set_xlabel(f"time ({scale.unit})", color=INK)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.tick_params(colors=MUTED, length=3)
+    axes.grid(axis="x", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_capacity(axes: Axes, trace: Trace) -> float:
+    """A line where the buffer is full, if the trace says where that is; returns its height in MB."""
+    capacity = trace.settings.get("weight_buffer_bytes")
+    if not isinstance(capacity, (int, float)) or capacity <= 0:
+        return 0.0
+    height, label = capacity / 1e6, f"{capacity / 1e6:.3g} MB\ncapacity"
+    axes.axhline(height, color=LIMIT, linewidth=1, linestyle=(0, (4, 2)))
+    right_of = axes.get_yaxis_transform()
+    axes.text(1.012, height, label, transform=right_of, va="center", color=LIMIT, fontsize=8)
+    return height
+
+
+def _window_steps(trace: Trace, scale: Scale) -> tuple[Floats, Floats]:
+    """The buffer's steps within the window in axis units and MB, with its level at both borders."""
+    times_ns, held = buffer_occupancy(trace)
+    first, last = np.searchsorted(times_ns, [scale.start_s * 1e9, scale.end_s * 1e9], side="right")
+    levels = np.concatenate([[0], held])[first : last + 1]  # the level before the first step is nought
+    times_s = np.concatenate([[scale.start_s], times_ns[first:last] * 1e-9, [scale.end_s]])
+    return times_s * scale.per_second, np.append(levels, levels[-1]) / 1e6
+
+
+def _draw_heading(figure: Figure, trace: Trace, scale: Scale, title: str | None, colours: dict[str, str]) -> None:
+    figure.text(LEFT, 0.955, title or _title(trace), fontsize=13, fontweight="bold", color=INK, va="center")
+    window = f"{_shown(scale.start_s)} to {_shown(scale.end_s)} of {_shown(trace.makespan_s)}"
+    dense = len(_lane("", trace.compute_start_s, trace.compute_end_s, scale).spans) > MOST_BARS
+    reading = "height is each model's share of the time" if dense else "every other query of a model is lighter"
+    figure.text(LEFT, 0.895, f"{window}; {reading}", color=MUTED, va="center")
+    handles = [Patch(facecolor=colour, label=model) for model, colour in colours.items()]
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(LEFT - 0.0085, 0.885),
+        ncols=LEGEND_COLUMNS,
+        frameon=False,
+        handlelength=1,
+        handleheight=1,
+        labelcolor=INK,
+    )
+
+
+def _title(trace: Trace) -> str:
+    models = " + ".join(trace.streams)
+    return models if len(models) <= 90 else f"{len(trace.streams)} streams"
+
+
+def _shown(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    unit, per_second = next((u for u in UNITS if seconds * u[1] >= 1), UNITS[0])
+    return f"{seconds * per_second:.4g} {unit}"

@@ -1,0 +1,143 @@
+"""``simulate``: from profiles, a device and a policy to a trace and a report. The road every command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.devices import Npu, check_activations
+from weft.engine.compiled import compiled_order, replayed
+from weft.engine.engine import Engine
+from weft.engine.simulated_npu import SimulatedNpu
+from weft.errors import WorkloadError
+from weft.policies import Option, Policy, Setting, make_policy
+from weft.profiles import Profile, spill_together
+from weft.program import MAX_TICKS, Clock, lower
+from weft.reports.report import Report, report
+from weft.trace import Trace
+from weft.version import __version__
+from weft.workloads import Saturated
+
+Ints = npt.NDArray[np.int64]
+
+DEFAULT_QUERIES = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One simulated run."""
+
+    trace: Trace
+    report: Report
+
+
+def simulate(
+    profiles: Sequence[Profile],
+    npu: Npu,
+    policy: str,
+    workload: Saturated | None = None,
+    *,
+    options: Mapping[str, Option] | None = None,
+    spill: bool = False,
+    compiled: bool = True,
+) -> Run:
+    """Run saturated streams of these profiles on a simulated NPU.
+
+    spill: pay for activations that do not fit together on the memory channel instead of refusing them.
+    compiled: use a kernel where the policy has one; the outcome is the same.
+    """
+    workload = workload or Saturated(DEFAULT_QUERIES)
+    setting = make_setting(profiles, npu, workload, spill=spill)
+    chooser = make_policy(policy, setting, options)
+    quota = _quota(setting, workload)
+    work = _work(setting, quota)
+    order = compiled_order(chooser, work, quota) if compiled else None
+    if order is not None:
+        times = replayed(setting, order)
+    else:
+        order, times = _plain(chooser, work, quota)
+    clock = Clock.of(npu)
+    settings = _settings(profiles, npu, policy, workload, options)
+    trace = _trace(setting, clock, order, times, settings)
+    return Run(trace, report(trace, setting, clock, fixed_mix=quota, band=chooser.band, remark=chooser.remark))
+
+
+def make_setting(profiles: Sequence[Profile], npu: Npu, workload: Saturated, *, spill: bool = False) -> Setting:
+    """Check that the models fit on the device together, and lower them to its clock."""
+    if not profiles:
+        raise WorkloadError("nothing to run: give at least one model or profile")
+    if spill:
+        profiles = spill_together(list(profiles), npu)
+    else:
+        check_activations(npu, [(profile.model, profile.peak_activation_bytes) for profile in profiles])
+    mix = workload.rounds_of_mix(len(profiles)) if workload.mix else None
+    programs = tuple(lower(profile, npu) for profile in profiles)
+    return Setting(programs, Clock.of(npu).buffer, workload.rounds, mix, workload.max_lag)
+
+
+def _quota(setting: Setting, workload: Saturated) -> list[int] | None:
+    """Queries of each stream where the mix is given: every one of them runs to its end."""
+    if setting.mix is None:
+        return None
+    return [max(1, round(part * workload.rounds)) for part in setting.mix]
+
+
+def _work(setting: Setting, quota: Sequence[int] | None) -> int:
+    """Ticks of work to issue; refused where the clock could overflow."""
+    counts = quota or [setting.rounds] * len(setting.programs)
+    totals = [count * p.total_work for count, p in zip(counts, setting.programs, strict=True)]
+    if 4 * sum(totals) * len(totals) > MAX_TICKS:
+        raise WorkloadError("the run is too long for the clock; lower --queries or check the profile's times and sizes")
+    return sum(totals)
+
+
+def _plain(policy: Policy, work: int, quota: Sequence[int] | None) -> tuple[Ints, Ints]:
+    executor = SimulatedNpu(policy.setting)
+    Engine(policy.setting, policy, executor).run(work, quota)
+    order = np.array([task.stream for task, _ in executor.log], np.int64)
+    times = np.array([tuple(issue) for _, issue in executor.log], np.int64)
+    return order, times
+
+
+def _trace(setting: Setting, clock: Clock, order: Ints, times: Ints, settings: dict[str, Any]) -> Trace:
+    query, layer, sizes = np.empty_like(order), np.empty_like(order), np.empty_like(order)
+    for stream, program in enumerate(setting.programs):
+        mine = order == stream
+        query[mine], layer[mine] = np.divmod(np.arange(int(mine.sum())), len(program))
+        sizes[mine] = np.array(program.weight_bytes, np.int64)[layer[mine]]
+    seconds = times * clock.tick_s
+    fetch_start, fetch_end, compute_start, compute_end = (np.ascontiguousarray(column) for column in seconds.T)
+    return Trace(
+        streams=tuple(program.model for program in setting.programs),
+        layers=tuple(program.names for program in setting.programs),
+        stream=order,
+        query=query,
+        layer=layer,
+        fetch_start_s=fetch_start,
+        fetch_end_s=fetch_end,
+        compute_start_s=compute_start,
+        compute_end_s=compute_end,
+        weight_bytes=sizes,
+        settings=settings,
+    )
+
+
+def _settings(
+    profiles: Sequence[Profile], npu: Npu, policy: str, workload: Saturated, options: Mapping[str, Option] | None
+) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "device": npu.name,
+        "weight_buffer_bytes": npu.weight_buffer_bytes,
+        "bandwidth_bytes_per_s": npu.bandwidth_bytes_per_s,
+        "policy": policy,
+        "options": dict(options or {}),
+        "models": [profile.model for profile in profiles],
+        "batch": [profile.batch for profile in profiles],
+        "queries": workload.rounds,
+        "mix": list(workload.mix) if workload.mix else None,
+    }

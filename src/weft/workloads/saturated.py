@@ -1,0 +1,43 @@
+"""Streams that never run dry: the next query of a model is there as soon as the last one is issued.
+
+This is Layerweaver's setting (section IV-B): a query counts as dispatched when its predecessor
+completes, but its weights, which do not depend on its input, may be fetched before that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.errors import WorkloadError
+
+DEFAULT_MAX_LAG = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Saturated:
+    """How much to run, and in which proportion."""
+
+    rounds: int
+    """The run ends when this many rounds of work are issued; a round is one query of every stream, or of the mix."""
+    mix: tuple[float, ...] | None = None
+    """Queries of each stream per round; None leaves the proportion to the policy."""
+    max_lag: float = DEFAULT_MAX_LAG
+    """With a mix: how many rounds any stream may fall behind the furthest one."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rounds <= 10**9:
+            raise WorkloadError(f"queries = {self.rounds} must be from 1 to 10^9")
+        if self.mix is not None and not all(math.isfinite(part) and part > 0 for part in self.mix):
+            raise WorkloadError(f"mix = {':'.join(map(str, self.mix))} must be positive numbers, one per model")
+        if not (math.isfinite(self.max_lag) and self.max_lag > 0):
+            raise WorkloadError(f"max lag = {self.max_lag} must be a positive number of rounds")
+
+    def rounds_of_mix(self, streams: int) -> tuple[float, ...]:
+        """The mix with its rarest stream at one query per round; equal parts where no mix was asked for."""
+        if self.mix is None:
+            return (1.0,) * streams
+        if len(self.mix) != streams:
+            raise WorkloadError(f"mix has {len(self.mix)} parts for {streams} models")
+        rarest = min(self.mix)
+        return tuple(part / rarest for part in self.mix)
