@@ -1,0 +1,64 @@
+"""Run many neural networks on one accelerator, well.
+
+Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
+them under a policy and returns what happened (``Trace``) and what it came to (``Report``).
+"""
+
+from weft.devices import Npu, load_npu
+from weft.errors import (
+    DeviceError,
+    InputError,
+    InvalidStart,
+    ModelError,
+    PolicyError,
+    ProfileError,
+    WeftError,
+    WorkloadError,
+)
+from weft.models import Gemm, Layer, Model, import_onnx
+from weft.models.sources import load_model
+from weft.policies import POLICIES, Policy, Setting, Start, View
+from weft.profiles import LayerCost, Profile, estimate, read_profile, write_profile
+from weft.reports.report import Report, StreamReport
+from weft.simulation import Run, simulate
+from weft.trace import Span, Trace, read_trace, write_trace
+from weft.version import __version__
+from weft.workloads import Saturated
+
+__all__ = [
+    "POLICIES",
+    "DeviceError",
+    "Gemm",
+    "InputError",
+    "InvalidStart",
+    "Layer",
+    "LayerCost",
+    "Model",
+    "ModelError",
+    "Npu",
+    "Policy",
+    "PolicyError",
+    "Profile",
+    "ProfileError",
+    "Report",
+    "Run",
+    "Saturated",
+    "Setting",
+    "Span",
+    "Start",
+    "StreamReport",
+    "Trace",
+    "View",
+    "WeftError",
+    "WorkloadError",
+    "__version__",
+    "estimate",
+    "import_onnx",
+    "load_model",
+    "load_npu",
+    "read_profile",
+    "read_trace",
+    "simulate",
+    "write_profile",
+    "write_trace",
+]

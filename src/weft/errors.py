@@ -6,10 +6,8 @@ WeftError
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── ProfileError      a profile file or its values
 │   └── WorkloadError     streams, mixes and counts that make no sense
-├── PolicyError           a policy broke the scheduling contract    (exit code 3)
-│   ├── InvalidStart
-│   └── PolicyStalled
-└── ExecutionError        the machine failed while running          (exit code 4)
+└── PolicyError           a policy broke the scheduling contract    (exit code 3)
+    └── InvalidStart
 
 The split is by who can do something about it, because that is what the command line asks.
 """
@@ -55,21 +53,7 @@ class PolicyError(WeftError):
 
 
 class InvalidStart(PolicyError):
-    """A policy started something that was not on offer, or in the past."""
-
-
-class PolicyStalled(PolicyError):
-    """Work is waiting, nothing will arrive, and the policy starts nothing."""
-
-    def __init__(self, policy: str, waiting: int, now_s: float) -> None:
-        self.policy, self.waiting, self.now_s = policy, waiting, now_s
-        super().__init__(f"{policy} left {waiting} streams waiting for ever at {now_s:.9f} s")
-
-
-class ExecutionError(WeftError):
-    """The machine failed while running."""
-
-    exit_code = 4
+    """A policy started something that was not on offer."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

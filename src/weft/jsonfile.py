@@ -22,7 +22,7 @@ def read_json(path: str | Path, error: type[InputError]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{path}: cannot read the file: {problem}") from problem
-    except (json.JSONDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError: also a number of more than 4300 digits
         raise error(f"{path}: not a JSON file: {problem}") from problem
 
 

@@ -91,7 +91,9 @@ def estimate(model: Model, npu: Npu, *, batch: int = 1, cost: str = DEFAULT_COST
     for layer in model.layers:
         priced = _price(layer, npu, batch, cycles)
         if layer.kind == "embedding" and priced.weight_bytes > npu.chunk_bytes:
-            costs.extend(cut(priced, npu.chunk_bytes))  # a streamed table is read piece by piece anyway
+            pieces = cut(priced, npu.chunk_bytes)  # a streamed table is read piece by piece anyway
+            costs.extend([_merge(pieces[0].name, pending, pieces[0]), *pieces[1:]] if pending else pieces)
+            pending = None
         elif priced.weight_bytes == 0 and costs:
             costs[-1] = _merge(costs[-1].name, costs[-1], priced)
         elif priced.weight_bytes == 0:

@@ -108,7 +108,7 @@ def load_npu(name_or_path: str) -> Npu:
         text = _read(name_or_path)
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
         raise DeviceError(f"{name_or_path}: not a TOML file: {error}") from error
     return parse_npu(raw, name_or_path)
 
@@ -138,5 +138,5 @@ def _read(path: str) -> str:
         raise DeviceError(unknown_name("device", path, presets()) + " (a device file ends in .toml)")
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a zero in it
         raise DeviceError(f"{path}: cannot read the device file: {error}") from error

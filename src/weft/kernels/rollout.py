@@ -1,8 +1,7 @@
 """The ``weft`` policy, compiled; twin of ``weft.policies.weft`` run by ``weft.engine.Engine``.
 
-Storeys: ``weave_rollout`` issues layers, ``_play`` plays one candidate out, ``_greedy`` and
-``_priced`` choose the next layer of a play. A play writes its issues behind the real ones in
-``before`` and ``peak`` and is forgotten by not advancing ``n``.
+Two storeys: ``weave_rollout`` issues layers, ``_play`` plays one candidate out. A play writes its
+issues behind the real ones in ``before`` and ``peak`` and is forgotten by not advancing ``n``.
 """
 
 from __future__ import annotations
@@ -86,6 +85,7 @@ def weave_rollout(
     issued = 0
     while issued < work and clocks.n < len(chosen):
         found, least = False, 0
+        _catch_up(streams, rules.buffer, front, issues, clocks)
         behind = _furthest_behind(front.progress)
         for stream in range(count):
             if _may_go(stream, behind, streams, front, rules.max_lag):
@@ -100,9 +100,8 @@ def weave_rollout(
             behind = _furthest_behind(front.progress)
             if issued >= work or clocks.n >= len(chosen) or not _may_go(stream, behind, streams, front, rules.max_lag):
                 break
-            end = _fetch_end(stream, streams, rules.buffer, front, issues, clocks)
             chosen[clocks.n] = stream
-            clocks = _issue(stream, end, streams, front, issues, clocks)
+            clocks = _issue(stream, streams, rules, front, issues, clocks)
             issued += max(streams.fetch[at], streams.compute[at])
             if front.position[stream] == streams.first[stream]:
                 queries[stream] += 1
@@ -119,111 +118,85 @@ def _new_front(first):
 
 @numba.njit(cache=True)
 def _play(first_stream, priced, streams, rules, front, play, issues, clocks, plan):
-    """Priced idle time of issuing *first_stream* next and then filling *plan* by one rule; *front* stays as it is."""
-    for stream in range(len(front.position)):
-        play.position[stream] = front.position[stream]
-        play.seen[stream] = front.seen[stream]
-        play.progress[stream] = front.progress[stream]
-    began = clocks
-    computed = 0
-    stream = first_stream
-    end = _fetch_end(stream, streams, rules.buffer, play, issues, clocks)
+    """Priced idle time of issuing *first_stream* next and then filling *plan* by one rule; *front* stays as it is.
+
+    The rules: least priced idle time with the distance kept where both resources can go on, ties to the
+    stream behind (*priced*); or Layerweaver's least idle time with its starvation rules. One body for
+    both, and tuples taken apart once: an array handed to a function, or taken from a tuple, inside the
+    loop would cost a reference count every time.
+    """
+    fetch, compute, gains, first, compute_bound = streams
+    position, seen, progress = play
+    before, peak = issues
+    channel, array, fetched, n = clocks
+    buffer, largest, compute_price, memory_price, shortest, longest, max_lag = rules
+    count = len(position)
+    for stream in range(count):
+        position[stream], seen[stream] = front.position[stream], front.seen[stream]
+        progress[stream] = front.progress[stream]
+    channel_began, array_began, fetched_before, computed = channel, array, fetched, 0
     for step in range(len(plan)):
-        if step > 0:
+        highest = peak[n]
+        behind = 0
+        for stream in range(1, count):
+            if progress[stream] < progress[behind]:
+                behind = stream
+        reach = progress[behind] + max_lag
+        best = heavy = light = -1
+        end_best = end_heavy = end_light = 0
+        cost_best = cost_heavy = cost_light = 0
+        tie_best = tie_heavy = tie_light = 0
+        wants_weights = wants_space = not priced
+        for stream in range(count):
+            at = position[stream]
+            if stream != first_stream if step == 0 else stream != behind and progress[stream] + gains[at] > reach:
+                continue
+            size, busy = fetch[at], compute[at]
+            over = fetched - buffer + size
+            end = channel + size
+            limit = highest + over
+            if limit > end:
+                j = seen[stream]
+                while before[j] < over:
+                    j += 1
+                seen[stream] = j
+                end = max(end, peak[j] + over)
             if priced:
-                stream, end = _priced(streams, rules, play, issues, clocks)
+                ahead = max(array, end) + busy - end
+                array_idle = max(0, end - array) + max(0, shortest - ahead)
+                channel_idle = end - channel - size + max(0, ahead - longest)
+                cost, tie = compute_price * array_idle + memory_price * channel_idle, progress[stream]
             else:
-                stream, end = _greedy(streams, rules, play, issues, clocks)
-        plan[step] = stream
-        computed += streams.compute[play.position[stream]]
-        clocks = _issue(stream, end, streams, play, issues, clocks)
-    array_idle = clocks.array - began.array - computed
-    channel_idle = clocks.channel - began.channel - (clocks.fetched - began.fetched)
-    return rules.compute_price * array_idle + rules.memory_price * channel_idle
-
-
-@numba.njit(cache=True)
-def _greedy(streams, rules, front, issues, clocks):
-    """Layerweaver's choice among the streams that may go, with both starvation rules."""
-    behind = _furthest_behind(front.progress)
-    highest = issues.peak[clocks.n]
-    best, heavy, light = -1, -1, -1
-    end_best = end_heavy = end_light = 0
-    rank_best = rank_heavy = rank_light = 0
-    ahead_best = ahead_heavy = ahead_light = 0
-    wants_weights = wants_space = True
-    for stream in range(len(front.position)):
-        if not _may_go(stream, behind, streams, front, rules.max_lag):
-            continue
-        at = front.position[stream]
-        end = _fetch_end(stream, streams, rules.buffer, front, issues, clocks)
-        size = streams.fetch[at]
-        limit = highest + clocks.fetched - rules.buffer + size
-        rank, compute_idle, memory_idle, ahead = _rank(
-            size, streams.compute[at], end, limit, clocks.array, rules.buffer, rules.largest
-        )
-        wants_weights &= compute_idle > 0
-        wants_space &= memory_idle > 0
-        if best < 0 or rank < rank_best or (rank == rank_best and ahead > ahead_best):
-            best, end_best, rank_best, ahead_best = stream, end, rank, ahead
-        if streams.compute_bound[stream]:
-            if heavy < 0 or rank < rank_heavy or (rank == rank_heavy and ahead > ahead_heavy):
-                heavy, end_heavy, rank_heavy, ahead_heavy = stream, end, rank, ahead
-        elif light < 0 or rank < rank_light or (rank == rank_light and ahead > ahead_light):
-            light, end_light, rank_light, ahead_light = stream, end, rank, ahead
-    if wants_weights:
-        return (heavy, end_heavy) if heavy >= 0 else (best, end_best)
-    if wants_space and light >= 0:
-        return light, end_light
-    return best, end_best
-
-
-@numba.njit(cache=True)
-def _priced(streams, rules, front, issues, clocks):
-    """Least priced idle time now, the distance kept where both resources can go on; ties to the stream behind."""
-    behind = _furthest_behind(front.progress)
-    best, best_end, least = -1, 0, 0
-    for stream in range(len(front.position)):
-        if not _may_go(stream, behind, streams, front, rules.max_lag):
-            continue
-        at = front.position[stream]
-        end = _fetch_end(stream, streams, rules.buffer, front, issues, clocks)
-        ahead = max(clocks.array, end) + streams.compute[at] - end
-        array_idle = max(0, end - clocks.array) + max(0, rules.shortest - ahead)
-        channel_idle = end - clocks.channel - streams.fetch[at] + max(0, ahead - rules.longest)
-        cost = rules.compute_price * array_idle + rules.memory_price * channel_idle
-        if best < 0 or cost < least or (cost == least and front.progress[stream] < front.progress[best]):
-            best, best_end, least = stream, end, cost
-    return best, best_end
-
-
-@numba.njit(cache=True, inline="always")
-def _fetch_end(stream, streams, buffer, front, issues, clocks):
-    """When the stream's next layer would be on chip."""
-    size = streams.fetch[front.position[stream]]
-    over = clocks.fetched - buffer + size
-    end = clocks.channel + size
-    if issues.peak[clocks.n] + over > end:
-        j = front.seen[stream]
-        while issues.before[j] < over:
-            j += 1
-        front.seen[stream] = j
-        end = max(end, issues.peak[j] + over)
-    return end
-
-
-@numba.njit(cache=True, inline="always")
-def _issue(stream, end, streams, front, issues, clocks):
-    """Move the stream on; returns the clocks after its layer."""
-    at = front.position[stream]
-    array = max(clocks.array, end) + streams.compute[at]
-    fetched = clocks.fetched + streams.fetch[at]
-    n = clocks.n + 1
-    issues.before[n] = fetched
-    issues.peak[n] = max(issues.peak[n - 1], array - clocks.fetched)
-    front.progress[stream] += streams.gains[at]
-    front.position[stream] = at + 1 if at + 1 < streams.first[stream + 1] else streams.first[stream]
-    return Clocks(end, array, fetched, n)
+                cost, compute_idle, memory_idle, ahead = _rank(size, busy, end, limit, array, buffer, largest)
+                tie = -ahead
+                wants_weights &= compute_idle > 0
+                wants_space &= memory_idle > 0
+                if compute_bound[stream]:
+                    if heavy < 0 or cost < cost_heavy or (cost == cost_heavy and tie < tie_heavy):
+                        heavy, end_heavy, cost_heavy, tie_heavy = stream, end, cost, tie
+                elif light < 0 or cost < cost_light or (cost == cost_light and tie < tie_light):
+                    light, end_light, cost_light, tie_light = stream, end, cost, tie
+            if best < 0 or cost < cost_best or (cost == cost_best and tie < tie_best):
+                best, end_best, cost_best, tie_best = stream, end, cost, tie
+        if wants_weights:
+            if heavy >= 0:
+                best, end_best = heavy, end_heavy
+        elif wants_space and light >= 0:
+            best, end_best = light, end_light
+        plan[step] = best
+        at = position[best]
+        channel = end_best
+        array = max(array, channel) + compute[at]
+        computed += compute[at]
+        n += 1
+        peak[n] = max(highest, array - fetched)
+        fetched += fetch[at]
+        before[n] = fetched
+        progress[best] += gains[at]
+        position[best] = at + 1 if at + 1 < first[best + 1] else first[best]
+    array_idle = array - array_began - computed
+    channel_idle = channel - channel_began - (fetched - fetched_before)
+    return compute_price * array_idle + memory_price * channel_idle
 
 
 @numba.njit(cache=True, inline="always")
@@ -235,7 +208,38 @@ def _furthest_behind(progress):
     return behind
 
 
-@numba.njit(cache=True, inline="always")
+@numba.njit(cache=True)
+def _issue(stream, streams, rules, front, issues, clocks):
+    """Issue the stream's next layer for good; returns the clocks after it."""
+    at = front.position[stream]
+    size = streams.fetch[at]
+    over = clocks.fetched - rules.buffer + size
+    j = front.seen[stream]
+    while issues.before[j] < over:
+        j += 1
+    front.seen[stream] = j
+    end = max(clocks.channel + size, issues.peak[j] + over)
+    array = max(clocks.array, end) + streams.compute[at]
+    n = clocks.n + 1
+    issues.before[n] = clocks.fetched + size
+    issues.peak[n] = max(issues.peak[n - 1], array - clocks.fetched)
+    front.progress[stream] += streams.gains[at]
+    front.position[stream] = at + 1 if at + 1 < streams.first[stream + 1] else streams.first[stream]
+    return Clocks(end, array, clocks.fetched + size, n)
+
+
+@numba.njit(cache=True)
+def _catch_up(streams, buffer, front, issues, clocks):
+    """Move every stream's pointer to where it must be by now, so that no play walks there again."""
+    for stream in range(len(front.position)):
+        over = clocks.fetched - buffer + streams.fetch[front.position[stream]]
+        j = front.seen[stream]
+        while issues.before[j] < over:
+            j += 1
+        front.seen[stream] = j
+
+
+@numba.njit(cache=True)
 def _may_go(stream, behind, streams, front, max_lag):
     """The fairness rule: twin of ``weft.policies.fairness.may_go``."""
     gain = streams.gains[front.position[stream]]

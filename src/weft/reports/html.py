@@ -7,17 +7,19 @@ is made: columns of whole nanoseconds, each the distance from the one before it,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib.resources import files
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weft.errors import InputError
-from weft.reports.perfetto import json_ready, nanoseconds
-from weft.trace import Trace
+from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
+from weft.trace import Ints, Trace
 
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
 """Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground."""
@@ -45,20 +47,38 @@ def model_colours(trace: Trace) -> dict[str, str]:
     return {model: PALETTE[index % len(PALETTE)] for index, model in enumerate(models)}
 
 
+def json_ready(value: Any) -> Any:
+    """*value* with what JSON cannot say (paths, NaN, infinities, sets of any kind) turned into text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(item) for item in value]
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    return str(value)
+
+
 def _page_data(trace: Trace, report: Mapping[str, Any] | None) -> dict[str, Any]:
     colours = model_colours(trace)
     model_index = {model: index for index, model in enumerate(colours)}
+    buffer = occupancy(trace)
     return {
         "models": list(colours),
         "colours": list(colours.values()),
         "streams": [model_index[model] for model in trace.streams],
         "settings": json_ready(trace.settings),
         "report": None if report is None else json_ready(report),
-        **_columns(trace),
+        **_spans(trace),
+        "buffer": _buffer(buffer),
+        "stalls": _stalls(buffer),
     }
 
 
-def _columns(trace: Trace) -> dict[str, Any]:
+def _spans(trace: Trace) -> dict[str, Any]:
     """The spans by column; ``kind`` points into ``kinds``: pairs of layer (in ``layers``) and bytes."""
     names = {name: index for index, name in enumerate(dict.fromkeys(chain(*trace.layers)))}
     layer = np.zeros_like(trace.layer)
@@ -81,5 +101,27 @@ def _columns(trace: Trace) -> dict[str, Any]:
     return {
         "layers": list(names),
         "kinds": kinds.tolist(),
-        "columns": {name: column.tolist() for name, column in columns.items()},
+        "columns": _lists(columns),
     }
+
+
+def _buffer(buffer: Occupancy) -> dict[str, list[int]]:
+    """The curve of the weight buffer: what came since the instant before, and what was freed at this one."""
+    before, after = (np.rint(level).astype(np.int64) for level in (buffer.before, buffer.after))
+    return _lists(
+        {
+            "time": np.diff(nanoseconds(buffer.time_s), prepend=0),
+            "rise": before - np.append(0, after)[:-1],
+            "fall": before - after,
+        }
+    )
+
+
+def _stalls(buffer: Occupancy) -> dict[str, list[int]]:
+    """When a fetch waited for space; ``span`` points into the columns."""
+    start_ns, end_ns = nanoseconds(buffer.stalls.start_s), nanoseconds(buffer.stalls.end_s)
+    return _lists({"span": buffer.stalls.span, "start": np.diff(start_ns, prepend=0), "length": end_ns - start_ns})
+
+
+def _lists(columns: Mapping[str, Ints]) -> dict[str, list[int]]:
+    return {name: column.tolist() for name, column in columns.items()}

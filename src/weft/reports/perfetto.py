@@ -1,24 +1,24 @@
 """A trace as Chrome trace events, for https://ui.perfetto.dev and chrome://tracing.
 
-Process "NPU" has one thread per resource and a counter for the weight buffer; process "queries" has one
-track per stream. Times are rounded to whole nanoseconds, the finest a viewer keeps, so that spans which
-touch in the trace still touch (and never overlap) on the screen.
+Process "NPU" has one thread per resource and a counter for the weight buffer, sampled where its curve bends
+or jumps; process "queries" has one track per stream. Times are rounded to whole nanoseconds, the finest a
+viewer keeps, so that spans which touch in the trace still touch (and never overlap) on the screen.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weft.errors import InputError
-from weft.trace import Floats, Ints, Trace
+from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
+from weft.trace import Floats, Trace
 
 NPU, QUERIES = 1, 2
 """Process ids; the viewers show processes in this order."""
@@ -30,8 +30,9 @@ Event = dict[str, Any]
 
 def write_perfetto(trace: Trace, path: Path | str) -> None:
     """Write *trace* as one JSON object; the same trace gives the same bytes."""
-    settings = json.dumps(json_ready(trace.settings), sort_keys=True)
-    events = chain(_names(), _resource_events(trace), _query_events(trace), _buffer_events(trace))
+    settings = json.dumps({str(key): _plain(value) for key, value in trace.settings.items()}, sort_keys=True)
+    buffer = occupancy(trace)
+    events = chain(_names(), _resource_events(trace, buffer), _query_events(trace), _buffer_events(buffer))
     try:
         with Path(path).open("w", encoding="utf-8") as file:
             file.write(f'{{"displayTimeUnit": "ns",\n"otherData": {settings},\n"traceEvents": [\n')
@@ -42,37 +43,11 @@ def write_perfetto(trace: Trace, path: Path | str) -> None:
         raise InputError(f"{path}: cannot write: {problem}") from problem
 
 
-def nanoseconds(seconds: Floats) -> Ints:
-    return np.rint(seconds * 1e9).astype(np.int64)
-
-
-def buffer_occupancy(trace: Trace) -> tuple[Ints, Ints]:
-    """Steps of the weight buffer: times in ns, and the bytes held from each on until the next.
-
-    A layer that ends just as another is fetched frees its bytes first, so an instant shows its net.
-    """
-    times_ns = np.concatenate([nanoseconds(trace.fetch_start_s), nanoseconds(trace.compute_end_s)])
-    changes = np.concatenate([trace.weight_bytes, -trace.weight_bytes])
-    order = np.argsort(times_ns, kind="stable")
-    instants, first = np.unique(times_ns[order], return_index=True)
-    held = np.cumsum(changes[order])[np.append(first[1:], len(order)) - 1] if len(order) else changes
-    changed = np.diff(held, prepend=0) != 0
-    return instants[changed], held[changed]
-
-
-def json_ready(value: Any) -> Any:
-    """*value* with what JSON cannot say (paths, NaN, infinities, sets of any kind) turned into text."""
-    if isinstance(value, Mapping):
-        return {str(key): json_ready(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_ready(item) for item in value]
-    if value is None or isinstance(value, (bool, str)):
+def _plain(value: Any) -> Any:
+    """Text and numbers as they are, all else as its JSON text: a viewer lists settings, it does not open them."""
+    if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
-    return str(value)
+    return json.dumps(value, default=str)
 
 
 def _names() -> Iterator[Event]:
@@ -84,14 +59,16 @@ def _names() -> Iterator[Event]:
         yield {"ph": "M", "pid": NPU, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
-def _resource_events(trace: Trace) -> Iterator[Event]:
+def _resource_events(trace: Trace, buffer: Occupancy) -> Iterator[Event]:
     fetches = zip(*_interval(trace.fetch_start_s, trace.fetch_end_s), strict=True)
     computes = zip(*_interval(trace.compute_start_s, trace.compute_end_s), strict=True)
-    for span, fetch, compute in zip(trace.spans, fetches, computes, strict=True):
+    stalled_us = (nanoseconds(buffer.stalls.per_span_s(len(trace))) / 1000).tolist()
+    for span, fetch, compute, stalled in zip(trace.spans, fetches, computes, stalled_us, strict=True):
         about = {"model": span.model, "query": span.query, "layer": span.layer, "bytes": span.weight_bytes}
         event = {"ph": "X", "pid": NPU, "name": f"{span.model}/{span.layer}", "args": about}
         if span.fetch_end_s > span.fetch_start_s:
-            yield {**event, "tid": DRAM_CHANNEL, "cat": "fetch", "ts": fetch[0], "dur": fetch[1]}
+            waited = {"args": {**about, "stalled_us": stalled}} if stalled else {}
+            yield {**event, **waited, "tid": DRAM_CHANNEL, "cat": "fetch", "ts": fetch[0], "dur": fetch[1]}
         yield {**event, "tid": PE_ARRAY, "cat": "compute", "ts": compute[0], "dur": compute[1]}
 
 
@@ -120,8 +97,16 @@ def _query_events(trace: Trace) -> Iterator[Event]:
         yield {"ph": "e", **event, "ts": round(last_s * 1e9) / 1000}
 
 
-def _buffer_events(trace: Trace) -> Iterator[Event]:
-    times_ns, held = buffer_occupancy(trace)
+def _buffer_events(buffer: Occupancy) -> Iterator[Event]:
+    """Two samples at an instant where the level jumps, so that what was held until then is seen too."""
     event = {"ph": "C", "pid": NPU, "name": "weight buffer (MB)"}
-    for time_us, megabytes in zip((times_ns / 1000).tolist(), (held / 1e6).tolist(), strict=True):
-        yield {**event, "ts": time_us, "args": {"value": megabytes}}
+    times_us = (nanoseconds(buffer.time_s) / 1000).tolist()
+    before, after = (_megabytes(level) for level in (buffer.before, buffer.after))
+    for time_us, *levels in zip(times_us, before, after, strict=True):
+        for megabytes in dict.fromkeys(levels):
+            yield {**event, "ts": time_us, "args": {"value": megabytes}}
+
+
+def _megabytes(level: Floats) -> list[float]:
+    whole: list[float] = ((np.rint(level) + 0.0) / 1e6).tolist()  # adding nought makes a negative one positive
+    return whole

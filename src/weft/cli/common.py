@@ -1,0 +1,154 @@
+"""Options that several commands share, and the roads from what a user writes to our values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from weft.errors import InputError, ModelError, WorkloadError
+
+if TYPE_CHECKING:
+    from weft.devices import Npu
+    from weft.policies import Option
+    from weft.profiles import Profile
+    from weft.workloads import Saturated
+
+console = Console()
+
+DeviceName = Annotated[str, typer.Option("--device", "-d", help="A preset (weft devices list) or a TOML file.")]
+Models = Annotated[str, typer.Option("--models", "-m", help="Zoo names, packaged models or .onnx files: a,b,c")]
+ProfileFiles = Annotated[
+    list[str] | None, typer.Option("--profile", help="A profile JSON to run beside the models; repeatable.")
+]
+Batch = Annotated[int, typer.Option("--batch", "-b", help="Samples per query.")]
+SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sample, for models that take text.")]
+Tables = Annotated[str, typer.Option("--tables", help="ncf: 'stream' its tables for every query, or 'gather' rows.")]
+Queries = Annotated[int, typer.Option("--queries", "-n", help="Rounds of work: a query of every model each.")]
+Cost = Annotated[str, typer.Option("--cost", help="Cost model: pipelined, scalesim, maestro or roofline.")]
+Mix = Annotated[str | None, typer.Option("--mix", help="Queries of each model per round, as 1:1 or 2:1:3.")]
+MaxLag = Annotated[float, typer.Option("--max-lag", help="Rounds a model may fall behind the mix.")]
+Spill = Annotated[bool, typer.Option("--spill", help="Pay for activations that do not fit instead of refusing.")]
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", help="[MODEL:]INPUT=1x3x224x224 for an open dimension; repeatable.")
+]
+JsonFile = Annotated[str | None, typer.Option("--json", help="Write the result as JSON.")]
+
+
+def read_profiles(
+    npu: Npu,
+    models: str,
+    files: Sequence[str] | None,
+    *,
+    batch: int,
+    cost: str,
+    seq_len: int,
+    tables: str,
+    shapes: Sequence[str] | None,
+) -> list[Profile]:
+    """Profiles of the named models on the device, then those read from files."""
+    from weft.models.sources import load_model
+    from weft.profiles import estimate, read_profile
+
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    given = parse_shapes(shapes, names)
+    parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
+    profiles = []
+    for name in names:
+        model = load_model(name, shapes=given.get(name), parameters=parameters)
+        warn_of_unknown_ops(model.name, model.unknown_ops)
+        profiles.append(estimate(model, npu, batch=batch, cost=cost))
+    profiles += [read_profile(path) for path in files or ()]
+    if not profiles:
+        raise InputError("nothing to run: give --models, --profile, or both")
+    return profiles
+
+
+def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Model -> input -> shape."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for text in texts or ():
+        target, equals, dims = text.rpartition("=")
+        model, _, name = target.rpartition(":")
+        if not equals or not name:
+            raise ModelError(f"--shape {text!r} is not of the form INPUT=1x3x224x224")
+        if not model and len(models) != 1:
+            raise ModelError(f"--shape {text!r}: say which model, as {models[0] if models else 'MODEL'}:{text}")
+        model = model or models[0]
+        if model not in models:
+            raise ModelError(f"--shape {text!r}: {model!r} is not among the models {', '.join(models)}")
+        try:
+            found.setdefault(model, {})[name] = tuple(int(part) for part in dims.split("x"))
+        except ValueError:
+            raise ModelError(f"--shape {text!r}: {dims!r} is not a shape like 1x3x224x224") from None
+    return found
+
+
+def warn_of_unknown_ops(model: str, ops: Sequence[str]) -> None:
+    if ops:
+        typer.echo(f"weft: {model}: no arithmetic known for {', '.join(ops)}; counted as activation traffic", err=True)
+
+
+def make_workload(queries: int, mix: str | None, max_lag: float) -> Saturated:
+    from weft.workloads import Saturated
+
+    try:
+        parts = tuple(float(part) for part in mix.split(":")) if mix else None
+    except ValueError:
+        raise WorkloadError(f"--mix {mix!r} is not of the form 1:1") from None
+    return Saturated(queries, parts, max_lag)
+
+
+def parse_options(texts: Sequence[str] | None) -> dict[str, Option]:
+    """NAME=VALUE pairs; values are true, false or numbers."""
+    options: dict[str, Option] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--option {text!r} is not of the form NAME=VALUE")
+        options[name] = _option(text, value)
+    return options
+
+
+def _option(text: str, value: str) -> Option:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    raise InputError(f"--option {text!r}: {value!r} is neither true, false nor a number")
+
+
+def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
+    """A table whose first *left* columns are text and the others numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    return table
+
+
+def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
+    return "-" if value is None else f"{value * scale:.{digits}f}{suffix}"
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Any]:
+    """A bar that goes away when done; yields a function that advances it and may rename it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+
+        def advance(description: str | None = None, done: int | None = None, of: int | None = None) -> None:
+            if done is None:
+                progress.advance(task)
+            progress.update(task, description=description or what, completed=done, total=of)
+
+        yield advance

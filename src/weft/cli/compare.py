@@ -1,0 +1,110 @@
+"""``weft compare``: several policies on the same models, side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import (
+    Batch,
+    Cost,
+    DeviceName,
+    JsonFile,
+    MaxLag,
+    Mix,
+    Models,
+    ProfileFiles,
+    Queries,
+    SeqLen,
+    Shapes,
+    Spill,
+    Tables,
+    console,
+    make_workload,
+    number,
+    plain_table,
+    progress_bar,
+    read_profiles,
+)
+
+if TYPE_CHECKING:
+    from weft.policies import Option
+    from weft.reports.report import Report
+
+
+def command(
+    device: DeviceName = "tpuv3-like",
+    policies: Annotated[str, typer.Option("--policies", "-p", help="Names to compare, a,b,c; 'all' for all.")] = "all",
+    models: Models = "",
+    profile: ProfileFiles = None,
+    batch: Batch = 1,
+    seq_len: SeqLen = 16,
+    tables: Tables = "stream",
+    queries: Queries = 100,
+    cost: Cost = "pipelined",
+    mix: Mix = None,
+    max_lag: MaxLag = 0.25,
+    spill: Spill = False,
+    shape: Shapes = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Find the best thresholds for aimt first.")] = False,
+    json_file: JsonFile = None,
+    html: Annotated[str | None, typer.Option("--html", help="Write the timeline page of the best policy.")] = None,
+) -> None:
+    """Run several policies on the same models and show them side by side."""
+    from weft.devices import load_npu
+    from weft.jsonfile import write_json
+    from weft.policies import POLICIES
+    from weft.policies.sweep import sweep_aimt
+    from weft.reports.html import write_html
+    from weft.simulation import make_setting, simulate
+
+    npu = load_npu(device)
+    profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
+    workload = make_workload(queries, mix, max_lag)
+    names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
+    options: dict[str, dict[str, Option]] = {}
+    runs = []
+    with progress_bar("simulating", len(names) + sweep) as advance:
+        if sweep:
+            advance("sweeping aimt")
+            best = sweep_aimt([make_setting(profiles, npu, workload, spill=spill)])
+            options["aimt"] = {
+                "compute_threshold": best.compute_threshold, "memory_threshold": best.memory_threshold
+            }  # fmt: skip
+        for name in names:
+            runs.append(simulate(profiles, npu, name, workload, options=options.get(name), spill=spill))
+            advance()
+    reports = [run.report for run in runs]
+    print_comparison(reports, f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {batch}")
+    if sweep:
+        console.print(f"[dim]aimt with {options['aimt']}[/dim]", highlight=False)
+    if json_file:
+        write_json(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
+    if html:
+        best_run = max(runs, key=lambda run: run.report.stp)
+        write_html(best_run.trace, html, report=best_run.report.as_dict())
+        console.print(f"timeline of {best_run.report.policy}: {html}", highlight=False)
+
+
+def print_comparison(reports: list[Report], title: str) -> None:
+    columns = ("policy", "STP", "of bound", "ANTT", "worst", "PE", "DRAM", "queries")
+    table = plain_table(title, columns)
+    best = max(report.stp for report in reports)
+    for report in reports:
+        style = "bold" if report.stp == best else ""
+        table.add_row(
+            report.policy,
+            number(report.stp),
+            f"{report.fraction_of_bound:.1%}",
+            number(report.antt, 2),
+            number(report.max_slowdown, 2),
+            f"{report.pe_utilisation:.1%}",
+            f"{report.dram_utilisation:.1%}",
+            "/".join(str(stream.queries) for stream in report.streams),
+            style=style,
+        )
+    console.print(table)
+    console.print(f"[dim]no schedule can exceed STP {reports[0].bound_stp:.3f}; 1.0 is one model at a time[/dim]")
+    for remark in dict.fromkeys(f"{report.policy}: {report.remark}" for report in reports if report.remark):
+        console.print(f"[yellow]{remark}[/yellow]", highlight=False)

@@ -1,0 +1,56 @@
+"""``weft``: the commands, and how an error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from weft.cli import compare, devices, models, profile, reproduce, simulate, timeline
+from weft.errors import WeftError
+from weft.version import __version__
+
+app = typer.Typer(
+    name="weft",
+    help="Run many neural networks on one accelerator, well.\n\n"
+    "Start with [bold]weft compare --device tpuv3-like --models resnet50,bert-base[/bold].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Run many neural networks on one accelerator, well."""
+
+
+app.add_typer(models.app, name="models")
+app.add_typer(devices.app, name="devices")
+app.command("profile")(profile.command)
+app.command("simulate")(simulate.command)
+app.command("compare")(compare.command)
+app.command("timeline")(timeline.command)
+app.command("reproduce")(reproduce.command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors of ours are one line on standard error."""
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except WeftError as error:
+        sys.stderr.write(f"weft: {error}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone; there is nobody to tell
+        sys.exit(1)

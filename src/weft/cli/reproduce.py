@@ -1,0 +1,57 @@
+"""``weft reproduce``: every table and figure of a paper, ours beside the published number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import Cost, JsonFile, SeqLen, console, plain_table, progress_bar
+
+if TYPE_CHECKING:
+    from weft.papers.base import Reproduction
+
+
+def command(
+    paper: Annotated[str, typer.Argument(help="Which paper: layerweaver.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for the figures.")] = "out/reproduce",
+    seq_len: SeqLen = 16,
+    queries: Annotated[int, typer.Option("--queries", "-n", help="Rounds of work per simulation.")] = 60,
+    cost: Cost = "pipelined",
+    json_file: JsonFile = None,
+) -> None:
+    """Run a paper's evaluation and print each published number beside ours."""
+    from weft.errors import InputError, unknown_name
+    from weft.jsonfile import write_json
+    from weft.papers import PAPERS
+
+    if paper not in PAPERS:
+        raise InputError(unknown_name("paper", paper, PAPERS))
+    with progress_bar(paper, 1) as advance:
+        result = PAPERS[paper](
+            Path(output) / paper,
+            seq_len=seq_len,
+            queries=queries,
+            cost=cost,
+            progress=lambda what, done, of: advance(what, done, of),
+        )
+    _print(result)
+    if json_file:
+        write_json(json_file, result.as_dict())
+
+
+def _print(result: Reproduction) -> None:
+    for title, header, rows in result.tables:
+        table = plain_table(title, header)
+        for row in rows:
+            table.add_row(*map(str, row))
+        console.print(table, end="\n\n")
+    table = plain_table(f"{result.paper}: published and ours", ("figure", "quantity", "paper", "ours", "why"), left=2)
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for row in result.rows:
+        paper = "not printed" if row.paper is None else f"{row.paper:g}{row.unit}"
+        table.add_row(row.figure, row.quantity, paper, f"{row.ours:.4g}{row.unit}", row.why)
+    console.print(table)
+    for path in result.figures:
+        console.print(f"figure  {path}", highlight=False)
