@@ -37,7 +37,7 @@ class Span(NamedTuple):
     stream: int
     """Index of the stream; two streams may run the same model."""
     weight_bytes: int
-    """Bytes held in the weight buffer from the start of the fetch to the end of the compute."""
+    """Bytes that arrive in the weight buffer during the fetch and leave it at the end of the compute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

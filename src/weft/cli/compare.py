@@ -57,7 +57,7 @@ def command(
     from weft.policies import POLICIES
     from weft.policies.sweep import sweep_aimt
     from weft.reports.html import write_html
-    from weft.simulation import make_setting, simulate
+    from weft.simulation import simulate
 
     npu = load_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
@@ -68,10 +68,7 @@ def command(
     with progress_bar("simulating", len(names) + sweep) as advance:
         if sweep:
             advance("sweeping aimt")
-            best = sweep_aimt([make_setting(profiles, npu, workload, spill=spill)])
-            options["aimt"] = {
-                "compute_threshold": best.compute_threshold, "memory_threshold": best.memory_threshold
-            }  # fmt: skip
+            options["aimt"] = dict(sweep_aimt([profiles], npu).options)
         for name in names:
             runs.append(simulate(profiles, npu, name, workload, options=options.get(name), spill=spill))
             advance()

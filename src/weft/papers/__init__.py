@@ -1,0 +1,13 @@
+"""The papers weft stands on, run again. ``PAPERS`` holds the names a user may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.papers import layerweaver
+from weft.papers.base import Reproduction
+
+PAPERS: dict[str, Callable[..., Reproduction]] = {
+    "layerweaver": layerweaver.reproduce,
+}
+"""To add a paper, write its module and add one line here."""

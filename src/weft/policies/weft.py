@@ -30,7 +30,7 @@ class Weft(Policy):
 
     horizon: int = 64
     """Layers each candidate is played out for."""
-    commit: int = 16
+    commit: int = 8
     """Layers of the best play that are issued before looking again."""
     _plan: deque[int] = field(default_factory=deque, init=False, repr=False, compare=False)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ class Intervals(NamedTuple):
 
     def per_span_s(self, spans: int) -> Floats:
         """The time of each of a trace's spans together."""
-        return np.bincount(self.span, self.end_s - self.start_s, spans)
+        return np.bincount(self.span, self.end_s - self.start_s, spans).astype(np.float64)
 
 
 class Occupancy(NamedTuple):
@@ -68,8 +67,7 @@ def nanoseconds(seconds: Floats) -> Ints:
 def _positive(trace: Trace, setting: str) -> float:
     """A size or rate of the settings; 0 where there is none to use."""
     value = trace.settings.get(setting)
-    usable = isinstance(value, Real) and math.isfinite(value) and value > 0
-    return float(value) if usable else 0.0  # type: ignore[arg-type]
+    return max(0.0, float(value)) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
 def _stalls(trace: Trace, bandwidth: float, capacity: float) -> Intervals:

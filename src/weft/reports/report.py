@@ -60,7 +60,7 @@ class Report:
     streams: tuple[StreamReport, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        raw = asdict(self)
+        raw = {"format": 1, **asdict(self)}
         raw["streams"] = [asdict(stream) for stream in self.streams]
         return raw
 

@@ -35,18 +35,33 @@ COLUMNS = 700
 
 INK, MUTED, RULE, GROUND = "#1f2933", "#66727f", "#d5dae0", "#f0f2f5"
 HELD, HELD_LINE, LIMIT = "#9aa5b1", "#52606d", "#b42318"
-SIZE_INCHES, LEFT, LEGEND_COLUMNS, TALL = (12.0, 4.6), 0.095, 6, 0.88
+STALL, STALL_LINE = "#ffffff", "#7b8794"
+SIZE_INCHES, LEFT, LEGEND_COLUMNS = (12.0, 4.6), 0.095, 6
+UPPER, LOWER, TALL = 1.12, 0.0, 0.88
+"""Where the two lanes begin, and their height."""
+HATCH = 6 * "/"
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
 
 class Lane(NamedTuple):
-    """One resource within the window: what it served, with starts and durations in axis units."""
+    """Stretches of time within the window: the spans they are part of, starts and durations in axis units."""
 
-    name: str
     spans: Ints
-    """Index of the span each stretch is part of."""
     start: Floats
     duration: Floats
+
+
+class Lanes(NamedTuple):
+    """What is drawn of the two resources."""
+
+    channel: Lane
+    """Transfers: a fetch, or the parts of one that stalled."""
+    array: Lane
+    stalls: Lane
+
+    @property
+    def dense(self) -> bool:
+        return max(len(self.channel.spans), len(self.array.spans)) > MOST_BARS
 
 
 class Scale(NamedTuple):
@@ -75,7 +90,9 @@ def draw_timeline(
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"{path}: a timeline is drawn as {' or '.join(SUFFIXES)}, not {path.suffix or 'a bare name'}")
     scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
-    with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE}):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.6}
+    ):
         figure = _figure(trace, scale, title)
         try:
             figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
@@ -123,41 +140,43 @@ def _scale(trace: Trace, start_s: float, end_s: float) -> Scale:
 def _figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
     figure = Figure(figsize=SIZE_INCHES, facecolor="white")
     FigureCanvasAgg(figure)
-    legend_rows = -(-len(set(trace.streams)) // LEGEND_COLUMNS)
-    top = 0.845 - 0.052 * legend_rows
+    colours = model_colours(trace)
+    buffer = occupancy(trace)
+    lanes = _lanes(trace, buffer, scale)
+    handles = [Patch(facecolor=colour, label=model) for model, colour in colours.items()]
+    if len(lanes.stalls.spans):
+        handles.append(Patch(facecolor=STALL, edgecolor=STALL_LINE, hatch=HATCH, lw=0.6, label="stalled: buffer full"))
+    top = 0.845 - 0.052 * -(-len(handles) // LEGEND_COLUMNS)
     grid = figure.add_gridspec(2, 1, height_ratios=(2.6, 1), left=LEFT, right=0.915, top=top, bottom=0.12)
     lanes_axes = figure.add_subplot(grid[0])
     buffer_axes = figure.add_subplot(grid[1], sharex=lanes_axes)
     buffer_axes.set_xlim(scale.start_s * scale.per_second, scale.end_s * scale.per_second)
-    colours = model_colours(trace)
-    buffer = occupancy(trace)
-    computes = Intervals(np.arange(len(trace)), trace.compute_start_s, trace.compute_end_s)
-    stalls = _lane("", buffer.stalls, scale)
-    upper, lower = _lane("DRAM channel", buffer.transfers, scale), _lane("PE array", computes, scale)
-    dense = max(len(upper.spans), len(lower.spans)) > MOST_BARS
-    _draw_lanes(lanes_axes, trace, scale, (upper, lower), colours, dense=dense)
-    _draw_stalls(lanes_axes, trace, stalls, colours, dense=dense)
+    _draw_lanes(lanes_axes, trace, scale, lanes, colours)
     _draw_buffer(buffer_axes, trace, buffer, scale)
-    _draw_heading(figure, trace, scale, title, dense=dense)
-    _draw_legend(figure, colours, stalled=bool(len(stalls.spans)))
+    _draw_heading(figure, trace, scale, title, dense=lanes.dense)
+    _draw_legend(figure, handles)
     return figure
 
 
-def _draw_lanes(
-    axes: Axes, trace: Trace, scale: Scale, pair: tuple[Lane, Lane], colours: dict[str, str], *, dense: bool
-) -> None:
-    lanes = tuple(zip((UPPER, LOWER), pair, strict=True))
-    for bottom, lane in lanes:
+def _lanes(trace: Trace, buffer: Occupancy, scale: Scale) -> Lanes:
+    computes = Intervals(np.arange(len(trace)), trace.compute_start_s, trace.compute_end_s)
+    return Lanes(_lane(buffer.transfers, scale), _lane(computes, scale), _lane(buffer.stalls, scale))
+
+
+def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: Lanes, colours: dict[str, str]) -> None:
+    for bottom, lane, stalls in ((UPPER, lanes.channel, lanes.stalls), (LOWER, lanes.array, None)):
         axes.axhspan(bottom, bottom + TALL, facecolor=GROUND, zorder=0)
-        if dense:
-            _draw_shares(axes, trace, lane, bottom, colours)
+        if lanes.dense:
+            _draw_shares(axes, trace, lane, stalls, bottom, colours)
         else:
             _draw_bars(axes, trace, lane, bottom, colours)
+            if stalls:
+                _draw_stalls(axes, trace, stalls, bottom, colours)
         busy = f"{100 * _busy(lane, scale):.1f} %\nbusy"
         middle = bottom + TALL / 2
         axes.text(1.012, middle, busy, transform=axes.get_yaxis_transform(), va="center", color=INK)
-    axes.set_ylim(-0.04, 1.12 + TALL + 0.04)
-    axes.set_yticks([bottom + TALL / 2 for bottom, _ in lanes], [lane.name for _, lane in lanes], color=INK)
+    axes.set_ylim(LOWER - 0.04, UPPER + TALL + 0.04)
+    axes.set_yticks([UPPER + TALL / 2, LOWER + TALL / 2], ["DRAM channel", "PE array"], color=INK)
     axes.tick_params(axis="both", length=0, labelbottom=False)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
 
@@ -165,35 +184,58 @@ def _draw_lanes(
 def _draw_bars(axes: Axes, trace: Trace, lane: Lane, bottom: float, colours: dict[str, str]) -> None:
     fills = _fills(trace, lane, colours)
     # A darker seam parts bars while there are few; a light one would look like idle time.
-    seams = [_toned(fill, 0.0, 0.3) for fill in fills] if len(fills) <= READABLE_SPANS else "none"
+    few = len(np.unique(lane.spans)) <= READABLE_SPANS
+    seams = [_toned(fill, 0.0, 0.3) for fill in fills] if few else "none"
     bars = list(zip(lane.start.tolist(), lane.duration.tolist(), strict=True))
     axes.broken_barh(bars, (bottom, TALL), facecolors=fills, edgecolors=seams, linewidths=0.3)
     _name_layers(axes, trace, lane, fills, bottom + TALL / 2)
 
 
-def _draw_shares(axes: Axes, trace: Trace, lane: Lane, bottom: float, colours: dict[str, str]) -> None:
+def _draw_stalls(axes: Axes, trace: Trace, stalls: Lane, bottom: float, colours: dict[str, str]) -> None:
+    """The time a fetch waits for space, in its model's colour but pale and hatched: nothing is moved."""
+    models = np.array(trace.streams, dtype=object)[trace.stream[stalls.spans]]
+    for model, colour in colours.items():
+        mine = np.flatnonzero(models == model)  # a collection has one hatch, hence one for each model
+        bars = list(zip(stalls.start[mine].tolist(), stalls.duration[mine].tolist(), strict=True))
+        hatch, pale = _toned(colour, 1.0, 0.35), _toned(colour, 1.0, 0.85)
+        axes.broken_barh(bars, (bottom, TALL), facecolors=pale, edgecolors=hatch, hatch=HATCH, linewidths=0)
+
+
+def _draw_shares(
+    axes: Axes, trace: Trace, lane: Lane, stalls: Lane | None, bottom: float, colours: dict[str, str]
+) -> None:
     """Where bars would be narrower than a pixel: per column each model's share of the time, stacked."""
     edges = np.linspace(*axes.get_xlim(), COLUMNS + 1)
     models = np.array(trace.streams, dtype=object)[trace.stream[lane.spans]]
     base = np.full(COLUMNS + 1, bottom)
     for model, colour in colours.items():
-        mine = np.flatnonzero(models == model)
-        start, duration = lane.start[mine], lane.duration[mine]
-        order = np.argsort(start, kind="stable")
-        times = np.stack([start[order], start[order] + duration[order]], axis=1).ravel()
-        served = np.cumsum(duration[order])
-        until = np.stack([served - duration[order], served], axis=1).ravel()
-        share = np.diff(np.interp(edges, times, until)) / np.diff(edges) if len(mine) else np.zeros(COLUMNS)
-        top = base + TALL * np.append(share, share[-1])
+        mine = models == model
+        top = base + TALL * _share(edges, lane.start[mine], lane.duration[mine])
         axes.fill_between(edges, base, top, step="post", facecolor=colour, linewidth=0)
         base = top
+    if stalls and len(stalls.spans):
+        top = base + TALL * _share(edges, stalls.start, stalls.duration)
+        axes.fill_between(edges, base, top, step="post", facecolor=STALL, edgecolor=STALL_LINE, hatch=HATCH, lw=0)
 
 
-def _lane(name: str, start_s: Floats, end_s: Floats, scale: Scale) -> Lane:
-    start_s, end_s = np.maximum(start_s, scale.start_s), np.minimum(end_s, scale.end_s)
+def _share(edges: Floats, start: Floats, duration: Floats) -> Floats:
+    """Of each column between *edges* the share these stretches take; the last one twice, to draw its end."""
+    if not len(start):
+        return np.zeros(len(edges))
+    order = np.argsort(start, kind="stable")
+    start, duration = start[order], duration[order]
+    served = np.cumsum(duration)
+    times = np.stack([start, start + duration], axis=1).ravel()
+    until = np.stack([served - duration, served], axis=1).ravel()
+    share = np.diff(np.interp(edges, times, until)) / np.diff(edges)
+    return np.append(share, share[-1])
+
+
+def _lane(stretches: Intervals, scale: Scale) -> Lane:
+    start_s, end_s = np.maximum(stretches.start_s, scale.start_s), np.minimum(stretches.end_s, scale.end_s)
     inside = np.flatnonzero(end_s > start_s)
     start, end = start_s[inside] * scale.per_second, end_s[inside] * scale.per_second
-    return Lane(name, inside, start, end - start)
+    return Lane(stretches.span[inside], start, end - start)
 
 
 def _fills(trace: Trace, lane: Lane, colours: dict[str, str]) -> list[str]:
@@ -212,7 +254,7 @@ def _toned(colour: str, towards: float, share: float) -> str:
 def _name_layers(axes: Axes, trace: Trace, lane: Lane, fills: list[str], middle: float) -> None:
     """Write a layer's name into its bar where it fits."""
     left, right = axes.get_xlim()
-    characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.2  # a character: 4.2 points
+    characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.8  # a character: 4.8 points
     for bar in np.flatnonzero(characters > 4).tolist():
         span = lane.spans[bar]
         name = trace.layers[trace.stream[span]][trace.layer[span]]
@@ -228,20 +270,13 @@ def _busy(lane: Lane, scale: Scale) -> float:
     return float(lane.duration.sum()) / ((scale.end_s - scale.start_s) * scale.per_second)
 
 
-def _draw_buffer(axes: Axes, trace: Trace, scale: Scale) -> None:
-    times, held = _window_steps(trace, scale)
-    if len(times) <= 2 * MOST_BARS:
-        axes.fill_between(times, held, step="post", color=HELD, alpha=0.55, linewidth=0)
-        axes.step(times, held, where="post", color=HELD_LINE, linewidth=0.8)
+def _draw_buffer(axes: Axes, trace: Trace, buffer: Occupancy, scale: Scale) -> None:
+    times, held = _window_curve(buffer, scale)
+    if len(times) <= 4 * MOST_BARS:
+        axes.fill_between(times, held, color=HELD, alpha=0.55, linewidth=0)
+        axes.plot(times, held, color=HELD_LINE, linewidth=0.8)
     else:
-        columns = np.array_split(np.arange(len(times)), COLUMNS)
-        first = [column[0] for column in columns]
-        edges = np.append(times[first], times[-1])
-        for level, alpha in (
-            (np.maximum.reduceat(held, first), 0.45),
-            (np.minimum.reduceat(held, first), 0.6),
-        ):
-            axes.fill_between(edges, np.append(level, level[-1]), step="post", color=HELD, alpha=alpha, lw=0)
+        _draw_envelope(axes, times, held)
     top = max(float(held.max()), _draw_capacity(axes, trace))
     axes.set_ylim(0, top * 1.12 or 1.0)
     axes.set_ylabel("buffer (MB)", color=INK)
@@ -265,22 +300,44 @@ def _draw_capacity(axes: Axes, trace: Trace) -> float:
     return height
 
 
-def _window_steps(trace: Trace, scale: Scale) -> tuple[Floats, Floats]:
-    """The buffer's steps within the window in axis units and MB, with its level at both borders."""
-    times_ns, held = buffer_occupancy(trace)
-    first, last = np.searchsorted(times_ns, [scale.start_s * 1e9, scale.end_s * 1e9], side="right")
-    levels = np.concatenate([[0], held])[first : last + 1]  # the level before the first step is nought
-    times_s = np.concatenate([[scale.start_s], times_ns[first:last] * 1e-9, [scale.end_s]])
-    return times_s * scale.per_second, np.append(levels, levels[-1]) / 1e6
+def _draw_envelope(axes: Axes, times: Floats, held: Floats) -> None:
+    """Where many bends share a pixel: the least held there in full tone, the most in a lighter one."""
+    first = np.linspace(0, len(times) - 1, COLUMNS, endpoint=False, dtype=np.int64)
+    edges, border = np.append(times[first], times[-1]), held[np.append(first[1:], len(held) - 1)]
+    for extreme, alpha in ((np.maximum, 0.45), (np.minimum, 0.6)):
+        level = extreme(extreme.reduceat(held, first), border)  # a column's last line ends in the next one
+        axes.fill_between(edges, np.append(level, level[-1]), step="post", color=HELD, alpha=alpha, lw=0)
 
 
-def _draw_heading(figure: Figure, trace: Trace, scale: Scale, title: str | None, colours: dict[str, str]) -> None:
+def _window_curve(buffer: Occupancy, scale: Scale) -> tuple[Floats, Floats]:
+    """The buffer's curve within the window in axis units and MB, with its level at both borders."""
+    first = int(np.searchsorted(buffer.time_s, scale.start_s, side="right"))
+    last = int(np.searchsorted(buffer.time_s, scale.end_s, side="left"))
+    times_s = np.repeat(buffer.time_s[first:last], 2)
+    levels = np.stack([buffer.before[first:last], buffer.after[first:last]], axis=1).ravel()
+    times_s = np.concatenate([[scale.start_s], times_s, [scale.end_s]])
+    levels = np.concatenate([[_level(buffer, first, scale.start_s)], levels, [_level(buffer, last, scale.end_s)]])
+    return times_s * scale.per_second, levels / 1e6
+
+
+def _level(buffer: Occupancy, upcoming: int, time_s: float) -> float:
+    """Bytes held at a time between two instants of the curve, of which *upcoming* is the second."""
+    if upcoming == 0:
+        return 0.0
+    if upcoming == len(buffer.time_s):
+        return float(buffer.after[-1])
+    ends_s, levels = buffer.time_s[upcoming - 1 : upcoming + 1], (buffer.after[upcoming - 1], buffer.before[upcoming])
+    return float(np.interp(time_s, ends_s, levels))
+
+
+def _draw_heading(figure: Figure, trace: Trace, scale: Scale, title: str | None, *, dense: bool) -> None:
     figure.text(LEFT, 0.955, title or _title(trace), fontsize=13, fontweight="bold", color=INK, va="center")
     window = f"{_shown(scale.start_s)} to {_shown(scale.end_s)} of {_shown(trace.makespan_s)}"
-    dense = len(_lane("", trace.compute_start_s, trace.compute_end_s, scale).spans) > MOST_BARS
     reading = "height is each model's share of the time" if dense else "every other query of a model is lighter"
     figure.text(LEFT, 0.895, f"{window}; {reading}", color=MUTED, va="center")
-    handles = [Patch(facecolor=colour, label=model) for model, colour in colours.items()]
+
+
+def _draw_legend(figure: Figure, handles: list[Patch]) -> None:
     figure.legend(
         handles=handles,
         loc="upper left",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.models.zoo import load
 from weft.papers.base import Part, Published, Row, Table, beside
 from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import (
@@ -16,7 +17,6 @@ from weft.papers.layerweaver.lab import (
     device,
     profile,
 )
-from weft.models.zoo import load
 from weft.program import Clock
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -146,7 +146,7 @@ def throughputs(
     options: Options = (),
     combinations: Sequence[Models] = PAIRS,
 ) -> Throughputs:
-    """Run every combination. Where Layerweaver's failsafe fires, models run one at a time: throughput 1 by definition."""
+    """Run every combination. Where Layerweaver's failsafe fires, models run one at a time: that is 1 by definition."""
     guarded = policy == "layerweaver" and options != FAILSAFE_OFF
     stps = tuple(
         1.0 if guarded and one_sided(scene, models) else measured(scene, models, policy, rounds, options).stp

@@ -1,0 +1,108 @@
+"""Layerweaver (HPCA'21): every table and figure of sections II-C and IV, ours beside the published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.costs import cost_model
+from weft.errors import InputError
+from weft.papers.base import Part, Progress, Published, Reproduction, Table, published
+from weft.papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
+from weft.papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
+from weft.version import __version__
+
+PAPER = "layerweaver"
+LEAST_QUERIES = 8
+
+Step = tuple[str, Callable[[], Part]]
+
+
+def reproduce(
+    out: Path, *, seq_len: int = 16, queries: int = 60, cost: str = "pipelined", progress: Progress | None = None
+) -> Reproduction:
+    """Run everything again and draw the pictures into *out*.
+
+    queries: rounds of the runs behind Fig. 14 to 18; the wide sweeps run half as long.
+    """
+    cost_model(cost)
+    if seq_len < 1 or queries < LEAST_QUERIES:
+        raise InputError(f"seq_len = {seq_len} must be at least 1 and queries = {queries} at least {LEAST_QUERIES}")
+    paper, settings = published(PAPER), scenes(seq_len, cost)
+    steps = _steps(paper, out, settings, queries)
+    parts = []
+    for done, (name, step) in enumerate(steps):
+        if progress:
+            progress(name, done, len(steps))
+        parts.append(step())
+    if progress:
+        progress("done", len(steps), len(steps))
+    return Reproduction(
+        PAPER,
+        tuple(row for part in parts for row in part.rows),
+        tuple(table for part in parts for table in part.tables),
+        tuple(picture for part in parts for picture in part.pictures),
+        _settings(settings, queries),
+    )
+
+
+def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
+    """What is run, in the paper's order; the panels of Fig. 14 to 16 are the same runs."""
+    (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
+    seq_len, cost = a.seq_len, a.cost
+
+    def halves() -> tuple[pairs.Panel, ...]:
+        return pairs.panel("a", a, queries), pairs.panel("b", b, queries)
+
+    return [
+        ("Table I", lambda: alone.table_one(paper)),
+        ("Fig. 3", lambda: alone.figure_3(paper, out, seq_len, cost)),
+        ("Fig. 4", lambda: alone.figure_4(out, seq_len, cost)),
+        ("layer latencies", lambda: alone.layer_latencies(paper, seq_len, cost)),
+        ("scheduler speed", lambda: _speed(paper)),
+        ("Fig. 14", lambda: pairs.figure_14(paper, out, halves())),
+        ("AI-MT sweep", lambda: pairs.sweep_picture(paper, out, halves())),
+        ("Fig. 15", lambda: pairs.figure_15(paper, out, halves())),
+        ("Fig. 16", lambda: pairs.figure_16(paper, out, halves())),
+        ("Fig. 17", lambda: timelines.figure_17(out, a, queries)),
+        ("Fig. 18", lambda: timelines.figure_18(out, b, queries)),
+        ("Fig. 19", lambda: scaling.figure_19(out, settings, half)),
+        ("Fig. 20", lambda: scaling.figure_20(paper, out, seq_len, cost, half)),
+        ("sequence length", lambda: sensitivity.sequence_length(paper, out, settings, half)),
+        ("weight loading", lambda: sensitivity.weight_loading(paper, out, settings, half)),
+        ("cost models", lambda: sensitivity.cost_models(paper, out, settings, half)),
+        ("weight buffer", lambda: sensitivity.weight_buffer(out, settings, half)),
+        ("NCF tables", lambda: sensitivity.table_chunks(out, settings, half)),
+        ("weft and the bound", lambda: ours.near_the_bound(out, settings, queries)),
+    ]
+
+
+def _speed(paper: dict[str, Published]) -> Part:
+    """Speed is a measurement of a machine, so it is not taken here."""
+    printed = paper["scheduler_speed"]
+    row = ("two models", f"{printed.value:g} {printed.unit} (one core of an i7-7700K)", "run `make bench`")
+    return Part(tables=(Table("III-E: scheduler speed", ("what", "paper", "ours"), (row,)),))
+
+
+def _settings(settings: tuple[Scene, ...], queries: int) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "seq_len": settings[0].seq_len,
+        "cost": settings[0].cost,
+        "queries": queries,
+        "models": MODELS,
+        "pairs": len(PAIRS),
+        "scenarios": [
+            {
+                "device": scene.npu.name,
+                "batch": scene.batch,
+                "aimt": dict(aimt_options(scene)),
+                "activation_buffer": "as large as the models need (section III-E)",
+            }
+            for scene in settings
+        ],
+    }
+
+
+__all__ = ["PAPER", "reproduce"]
