@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from weft.devices import Npu
+from weft.profiles import LayerCost, Profile
 from weft.program import Program
 
 Layers = Sequence[tuple[int, int]]
@@ -81,8 +83,11 @@ def prefetchable(held: Sequence[Held], size: int, buffer: int, begin: int, end: 
     """Ticks of later layers that fit on chip between *begin* and *end*, beside a layer of *size*."""
     brought = 0
     for now in range(begin, end):
-        occupied = size + brought + sum(entry.size for entry in held if entry.done > now)
+        held = [entry for entry in held if entry.size and entry.done > now]
+        occupied = size + brought + sum(entry.size for entry in held)
         brought += occupied < buffer
+        if occupied == buffer and not held:
+            break
     return brought
 
 
@@ -165,10 +170,53 @@ def largest_share(programs: Sequence[Program], mix: Sequence[float]) -> Fraction
 
 @st.composite
 def scenes(draw: st.DrawFn, streams: int = 4, layers: int = 6, ticks: int = 30) -> tuple[tuple[Program, ...], int]:
-    """Random programs and a buffer that holds each of their layers, some of them exactly."""
+    """Random programs and a buffer that holds each of their layers, some of them exactly.
+
+    Layers may cost nothing, but not so many of them that a run of some ticks has thousands of issues.
+    """
     buffer = draw(st.integers(1, ticks))
     sizes = st.integers(0, buffer) | st.sampled_from([0, 1, buffer])
     times = st.integers(0, 2 * ticks) | st.sampled_from([0, 1, buffer, ticks])
-    pieces = st.lists(st.tuples(sizes, times), min_size=1, max_size=layers).filter(lambda rows: any(map(any, rows)))
+    pieces = st.lists(st.tuples(sizes, times), min_size=1, max_size=layers)
+    pieces = pieces.filter(lambda rows: sum(map(max, rows)) >= 4 * len(rows))
     count = draw(st.integers(1, streams))
     return tuple(program(f"m{i}", *draw(pieces)) for i in range(count)), buffer
+
+
+BYTES_PER_S = 100e9
+"""Bandwidth of the small device: a tick is a byte is 10 ps."""
+
+
+def small_npu(buffer: int, **others: float) -> Npu:
+    """A device of which only the channel and the weight buffer (*buffer* bytes) matter."""
+    return Npu(
+        name="small",
+        bandwidth_gb_s=BYTES_PER_S / 1e9,
+        weight_buffer_mib=buffer / 2**20,
+        activation_buffer_mib=1,
+        clock_mhz=1000,
+        array_rows=1,
+        array_columns=1,
+        weight_rows_per_cycle=1,
+        vector_bytes_per_cycle=1,
+        **others,
+    )
+
+
+def profile(name: str, *layers: tuple[int, int], batch: int = 1) -> Profile:
+    """The profile of a program on the small device; its layers are (bytes, ticks)."""
+    costs = (LayerCost(f"{name}{i}", ticks / BYTES_PER_S, size) for i, (size, ticks) in enumerate(layers))
+    return Profile(name, "small", batch, tuple(costs))
+
+
+@st.composite
+def profiles(draw: st.DrawFn, streams: int = 4, layers: int = 6, ticks: int = 40) -> tuple[list[Profile], Npu]:
+    """Random profiles and a small device; some layers fill its buffer, some are larger and will be cut."""
+    buffer = draw(st.integers(2, ticks))
+    sizes = st.integers(1, buffer) | st.sampled_from([1, buffer, buffer + 1, 3 * buffer])
+    times = st.integers(0, 2 * ticks) | st.sampled_from([0, 1, buffer])
+    pieces = st.lists(st.tuples(sizes, times), min_size=1, max_size=layers)
+    models = draw(st.lists(pieces, min_size=1, max_size=streams))
+    batches = st.integers(1, 16)
+    npu = small_npu(buffer, chunk_mib=draw(st.integers(max(2, buffer // 3), buffer)) / 2**20)
+    return [profile(f"m{i}", *rows, batch=draw(batches)) for i, rows in enumerate(models)], npu

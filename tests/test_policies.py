@@ -160,7 +160,7 @@ def test_the_failsafe_runs_one_model_at_a_time_and_says_so(kind, programs):
 
 
 def test_without_the_failsafe_the_greedy_choice_stands_and_nothing_is_said():
-    setting = Setting((program("a", (1, 9), (1, 9)), program("b", (1, 30))), 20, rounds=1)
+    setting = Setting((program("a", (1, 9), (1, 9)), program("b", (1, 15))), 20, rounds=1)
     assert make_policy("layerweaver", setting, {"failsafe": False}).remark == ""
     assert letters(executed("layerweaver", setting, failsafe=False))[0] == "B"
 

@@ -1,0 +1,1 @@
+"""What a trace comes to: numbers, pictures, pages, and files for other tools."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.models.zoo import load
 from weft.papers.base import Part, Published, Row, Table, beside
 from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import (
     COMPUTE,
-    ENCODERS,
     MEMORY,
     MODELS,
     Scene,
     demand,
     device,
+    network,
     profile,
 )
 from weft.program import Clock
@@ -36,8 +35,7 @@ def table_one(paper: dict[str, Published]) -> Part:
 
 def intensity(scene: Scene, model: str) -> float:
     """Operations per off-chip byte: only weights and tables leave the chip."""
-    tokens = {"seq_len": scene.seq_len} if model in ENCODERS else {}
-    return 2 * load(MODELS[model], **tokens).macs * scene.batch / profile(scene, model).weight_bytes
+    return 2 * network(model, scene.seq_len).macs * scene.batch / profile(scene, model).weight_bytes
 
 
 def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) -> Part:

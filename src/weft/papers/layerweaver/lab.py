@@ -10,6 +10,7 @@ from itertools import product
 
 from weft.bound import Demand, demand_of, prices
 from weft.devices import Npu, load_npu
+from weft.models import Model
 from weft.models.zoo import load
 from weft.policies import Option
 from weft.policies.sweep import Sweep, sweep_aimt
@@ -68,11 +69,15 @@ def device(name: str) -> Npu:
     return load_npu(name).model_copy(update={"activation_buffer_mib": ROOM_MIB})
 
 
+def network(model: str, seq_len: int) -> Model:
+    """One of the eight, by its short name; the sequence length is that of the language models."""
+    return load(MODELS[model], seq_len=seq_len) if model in ENCODERS else load(MODELS[model])
+
+
 @lru_cache(maxsize=4096)
 def profile(scene: Scene, model: str) -> Profile:
-    """One of the eight models, by its short name."""
-    tokens = {"seq_len": scene.seq_len} if model in ENCODERS else {}
-    return estimate(load(MODELS[model], **tokens), scene.npu, batch=scene.batch, cost=scene.cost)
+    """What one of the eight models costs in the scene."""
+    return estimate(network(model, scene.seq_len), scene.npu, batch=scene.batch, cost=scene.cost)
 
 
 @lru_cache(maxsize=4096)

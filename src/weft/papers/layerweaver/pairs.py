@@ -279,15 +279,15 @@ def _utilisation_rows(paper: Paper, half: Panel) -> list[Row]:
 
 
 def _swapped(paper: Paper, letter: str) -> str:
-    """A remark where the printed gains leave the channel less busy than a memory-bound model makes it in half the time."""
+    """A remark where the printed gains leave the channel less busy than a memory-bound model does in half the time."""
     pe, dram = paper[f"pe_{letter}"].value, paper[f"dram_{letter}"].value
     pe_gain, dram_gain = paper[f"pe_gain_{letter}"].value, paper[f"dram_gain_{letter}"].value
     if dram - dram_gain >= 50:
         return ""
     return (
         f"; a baseline DRAM share of {dram - dram_gain:.1f} % is below the 50 % that a memory-bound model gives in "
-        f"half of the time: the two printed gains look exchanged, which makes the baseline {pe - dram_gain:.1f} % PE and "
-        f"{dram - pe_gain:.1f} % DRAM"
+        f"half of the time: the two printed gains look exchanged, which makes the baseline {pe - dram_gain:.1f} % PE "
+        f"and {dram - pe_gain:.1f} % DRAM"
     )
 
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-
 from weft.costs import COSTS
 from weft.papers.base import Figure, Part, Published, Row, Table
 from weft.papers.layerweaver import pictures
@@ -21,6 +19,7 @@ from weft.papers.layerweaver.lab import (
     FAILSAFE_OFF,
     PAIRS,
     Models,
+    Options,
     Scene,
     aimt_options,
     bound,
@@ -38,6 +37,7 @@ TOKENS = (8, 16, 32, 48, 64, 96, 128, 256, 384)
 ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
 BUFFERS_MIB = (8, 12, 16, 24, 32, 48, 64, 96)
 CHUNKS_MIB = (1, 2, 4, 6, 12, 24, 48)
+LARGEST_CHUNK_MIB = 6.0
 
 
 class Curve(NamedTuple):
@@ -50,55 +50,105 @@ class Curve(NamedTuple):
     mark: str = "o"
 
 
+class Side(NamedTuple):
+    """One half of a picture: a device, and what its lines do along the varied value."""
+
+    base: Scene
+    heading: str
+    ticks: tuple[int, ...]
+    curves: list[Curve]
+    fires: list[int] | None = None
+    """How many pairs trip the failsafe at each value."""
+    paper: float | None = None
+
+
+def _drawn(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
+    figure, axes = pictures.canvas(13, 4.9, 1, len(sides), sharey=True)
+    for one, side in zip(axes, sides, strict=True):
+        places = range(len(side.ticks))
+        for curve in side.curves:
+            one.plot(
+                places, curve.values, linestyle=curve.style, marker=curve.mark, color=curve.colour, ms=5,
+                label=curve.name,
+            )  # fmt: skip
+        if side.paper is not None:
+            pictures.paper_line(one, side.paper, f"paper\n{side.paper:.3f}")
+        below = [f"\n({count})" for count in side.fires] if side.fires else [""] * len(side.ticks)
+        one.set_xticks(places, [f"{tick}{count}" for tick, count in zip(side.ticks, below, strict=True)])
+        one.set_xlabel(f"{knob} (in brackets: pairs that trip the failsafe)" if side.fires else knob)
+        pictures.heading(one, side.heading)
+    axes[0].set_ylabel(measure)
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, name, title)
+
+
+def _tabled(title: str, knob: str, sides: Sequence[Side]) -> Table:
+    body = []
+    for side in sides:
+        for index, tick in enumerate(side.ticks):
+            cells = [f"{curve.values[index]:.4f}" for curve in side.curves]
+            fires = [str(side.fires[index])] if side.fires else []
+            body.append((side.base.npu.name, str(tick), *cells, *fires))
+    names = [curve.name for curve in sides[0].curves]
+    last = ["failsafe fires"] if sides[0].fires else []
+    return Table(title, ("device", knob, *names, *last), tuple(body))
+
+
+def _fires(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> list[int]:
+    return [sum(one_sided(scene, pair) for pair in pairs) for scene in settings]
+
+
+def _bounds(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> Curve:
+    return Curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], pictures.INK, "--", "")
+
+
+def _stps(
+    settings: Sequence[Scene], policy: str, queries: int, pairs: tuple[Models, ...], options: Options = ()
+) -> list[float]:
+    return [throughputs(scene, policy, queries, options, pairs).stp for scene in settings]
+
+
 def sequence_length(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Part:
     """Throughput over the number of tokens, and what the failsafe makes of it."""
-    rows: list[Row] = []
-    body: list[tuple[str, ...]] = []
-    columns = []
+    sides = []
     for letter, base in zip("ab", scenes, strict=True):
         settings = [replace(base, seq_len=tokens) for tokens in TOKENS]
-        fires = [sum(one_sided(scene, pair) for pair in pairs) for scene in settings]
-        curves = _policies(settings, base, queries, pairs)
-        columns.append((base, curves, fires, letter))
-        body += [
-            (base.npu.name, str(tokens), *(f"{curve.values[i]:.3f}" for curve in curves), f"{fires[i]} of {len(pairs)}")
-            for i, tokens in enumerate(TOKENS)
-        ]
-        rows += _length_rows(paper, letter, base, curves, fires)
-    picture = _length_picture(paper, out, columns, len(pairs))
-    table = Table(
-        f"Sequence length: STP, geomean of {len(pairs)} pairs",
-        ("device", "tokens", *(curve.name for curve in columns[0][1]), "failsafe fires"),
-        tuple(body),
-    )
-    return Part(tuple(rows), (table,), (picture,))
+        heading = f"({letter}) {base.npu.name}, batch {base.batch}"
+        curves = _length_curves(settings, base, queries, pairs)
+        fires, theirs = _fires(settings, pairs), paper[f"stp_mean_{letter}"].value
+        sides.append(Side(base, heading, TOKENS, curves, fires, theirs))
+    title = "Sequence length of BB, BL and XL (the paper names none)"
+    picture = _drawn(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
+    rows = tuple(row for side in sides for row in _length_rows(side))
+    return Part(rows, (_tabled("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
 
 
-def _policies(settings: Sequence[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
-    """The geomean of every policy at every setting; AI-MT keeps the thresholds of *tuned*."""
-    options = aimt_options(tuned, pairs)
-
-    def along(policy: str, extra: tuple[tuple[str, bool | int | float], ...] = ()) -> list[float]:
-        return [throughputs(scene, policy, queries, extra, pairs).stp for scene in settings]
-
+def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
+    """AI-MT keeps the thresholds that suit *tuned*, as the paper keeps one pair of them."""
     colours = pictures.POLICIES
+    off = _stps(settings, "layerweaver", queries, pairs, FAILSAFE_OFF)
+    swept = _stps(settings, "aimt", queries, pairs, aimt_options(tuned, pairs))
     return [
-        Curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], pictures.INK, "--", ""),
-        Curve("weft", along("weft"), colours["weft"], mark="D"),
-        Curve("layerweaver", along("layerweaver"), colours["layerweaver"], mark="o"),
-        Curve("layerweaver, failsafe off", along("layerweaver", FAILSAFE_OFF), "#56b4e9", ":", "o"),
-        Curve("aimt", along("aimt", options), colours["aimt"], mark="s"),
+        _bounds(settings, pairs),
+        Curve("weft", _stps(settings, "weft", queries, pairs), colours["weft"], mark="D"),
+        Curve("layerweaver", _stps(settings, "layerweaver", queries, pairs), colours["layerweaver"]),
+        Curve("layerweaver, failsafe off", off, "#56b4e9", ":"),
+        Curve("aimt", swept, colours["aimt"], mark="s"),
     ]
 
 
-def _length_rows(paper: Paper, letter: str, base: Scene, curves: list[Curve], fires: list[int]) -> list[Row]:
-    woven = next(curve.values for curve in curves if curve.name == "layerweaver")
-    theirs = paper[f"stp_mean_{letter}"].value
+def _length_rows(side: Side) -> list[Row]:
+    most, _, woven, off, aimt = (curve.values for curve in side.curves)
+    at = TOKENS.index(64)
+    assert side.fires is not None and side.paper is not None
+    theirs = side.paper
     nearest = min(range(len(TOKENS)), key=lambda i: abs(woven[i] - theirs))
-    none = max((tokens for tokens, count in zip(TOKENS, fires, strict=True) if not count), default=0)
-    figure = f"Sequence length, {base.npu.name} batch {base.batch}"
+    none = max((tokens for tokens, count in zip(TOKENS, side.fires, strict=True) if not count), default=0)
+    lost = max(o - w for w, o in zip(woven, off, strict=True))
+    behind = [str(tokens) for tokens, w, a in zip(TOKENS, woven, aimt, strict=True) if a > w]
+    figure = f"Sequence length, {side.base.npu.name} batch {side.base.batch}"
     return [
         Row(
             figure, "tokens at which layerweaver's geomean lies nearest the paper's", None, TOKENS[nearest], "tokens",
@@ -106,198 +156,179 @@ def _length_rows(paper: Paper, letter: str, base: Scene, curves: list[Curve], fi
         ),
         Row(
             figure, "longest sequence at which no pair trips the failsafe", None, none, "tokens",
-            f"the paper's results need memory-bound language models here; at 384 tokens, MLPerf's length, {fires[-1]} "
-            "pairs trip it, so the paper cannot have used that with 16-bit weights read once per batch",
+            f"the paper's results need memory-bound language models here; at 384 tokens, MLPerf's length, "
+            f"{side.fires[-1]} pairs trip it, so the paper cannot have used that with weights read once per batch",
+        ),
+        Row(
+            figure, "most throughput the failsafe gives away at any length", None, lost, "x",
+            "its verdict is right where it fires: the greedy without it does not do better than this",
+        ),
+        Row(
+            figure, "lengths at which swept aimt is ahead of layerweaver", None, len(behind), f"of {len(TOKENS)}",
+            f"at {', '.join(behind) or 'no'} tokens; at 64 the greedy keeps {woven[at] / most[at]:.3f} of the bound, "
+            f"aimt {aimt[at] / most[at]:.3f}; the paper varies batches only and says Layerweaver wins in all cases",
         ),
     ]  # fmt: skip
-
-
-def _length_picture(
-    paper: Paper, out: Path, columns: list[tuple[Scene, list[Curve], list[int], str]], pairs: int
-) -> Figure:
-    figure, axes = pictures.canvas(13, 5.2, 1, len(columns), sharey=True)
-    for one, (base, curves, fires, letter) in zip(axes, columns, strict=True):
-        _draw_curves(one, list(range(len(TOKENS))), curves)
-        theirs = paper[f"stp_mean_{letter}"].value
-        pictures.paper_line(one, theirs, f"paper\n{theirs:.3f}")
-        labels = [f"{tokens}\n({count})" for tokens, count in zip(TOKENS, fires, strict=True)]
-        one.set_xticks(range(len(TOKENS)), labels)
-        one.set_xlabel(f"tokens (of {pairs} pairs, how many trip the failsafe)")
-        pictures.heading(one, f"({letter}) {base.npu.name}, batch {base.batch}")
-    axes[0].set_ylabel("STP, geomean of the pairs")
-    pictures.legend(figure, axes[0])
-    return pictures.save(figure, out, "sensitivity-tokens", "Sequence length of BB, BL and XL (the paper names none)")
-
-
-def _draw_curves(axes: Axes, places: Sequence[float], curves: list[Curve]) -> None:
-    for curve in curves:
-        axes.plot(
-            places, curve.values, linestyle=curve.style, marker=curve.mark, color=curve.colour, ms=5, label=curve.name
-        )
 
 
 def weight_loading(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Part:
     """How many rows of a weight tile enter the array per cycle; the presets hide the loading altogether."""
-    figure, axes = pictures.canvas(13, 4.8, 1, len(scenes), sharey=True)
-    rows: list[Row] = []
-    body: list[tuple[str, ...]] = []
-    for one, letter, base in zip(axes, "ab", scenes, strict=True):
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
         settings = [replace(base.on(weight_rows_per_cycle=rate), cost="pipelined") for rate in ROWS_PER_CYCLE]
-        ratio = [demand(s, "BB").compute / demand(s, "BB").memory for s in settings]
-        fires = [sum(one_sided(s, pair) for pair in pairs) for s in settings]
+        ratio = [demand(scene, "BB").compute / demand(scene, "BB").memory for scene in settings]
+        woven = _stps(settings, "layerweaver", queries, pairs)
         curves = [
-            Curve("bound", [geomean(bound(s, p) for p in pairs) for s in settings], pictures.INK, "--", ""),
-            Curve(
-                "layerweaver",
-                [throughputs(s, "layerweaver", queries, (), pairs).stp for s in settings],
-                pictures.POLICIES["layerweaver"],
-            ),
+            _bounds(settings, pairs),
+            Curve("layerweaver", woven, pictures.POLICIES["layerweaver"]),
             Curve("BERT-base: compute time over fetch time", ratio, "#d55e00", ":", "^"),
         ]
-        _draw_curves(one, list(range(len(settings))), curves)
-        theirs = paper[f"stp_mean_{letter}"].value
-        pictures.paper_line(one, theirs, f"paper\n{theirs:.3f}")
-        labels = [f"{rate}\n({count})" for rate, count in zip(ROWS_PER_CYCLE, fires, strict=True)]
-        one.set_xticks(range(len(settings)), labels)
-        one.set_xlabel(f"weight rows per cycle (of {len(pairs)} pairs, how many trip the failsafe)")
         hidden = f"preset: {base.npu.weight_rows_per_cycle} of {base.npu.array_rows} rows"
-        pictures.heading(one, f"({letter}) {base}; {hidden}")
-        body += [
-            (base.npu.name, str(rate), *(f"{curve.values[i]:.3f}" for curve in curves), str(fires[i]))
-            for i, rate in enumerate(ROWS_PER_CYCLE)
-        ]
-        rows.append(_loading_row(letter, base, ratio, curves[1].values, fires))
-    axes[0].set_ylabel("STP (geomean), or ratio of times")
-    pictures.legend(figure, axes[0])
+        heading, theirs = f"({letter}) {base}; {hidden}", paper[f"stp_mean_{letter}"].value
+        sides.append(Side(base, heading, ROWS_PER_CYCLE, curves, _fires(settings, pairs), theirs))
     title = "How fast weight tiles enter the array (calibration; the paper's cost model charges nothing)"
-    picture = pictures.save(figure, out, "sensitivity-weight-rows", title)
-    header = ("device", "rows per cycle", "bound", "layerweaver", "BB compute/fetch", "failsafe fires")
-    return Part(tuple(rows), (Table("Weight loading: STP, geomean", header, tuple(body)),), (picture,))
+    measure = "STP (geomean), or ratio of times"
+    picture = _drawn(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
+    rows = tuple(map(_loading_row, sides))
+    return Part(rows, (_tabled("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,))
 
 
-def _loading_row(letter: str, base: Scene, ratio: list[float], woven: list[float], fires: list[int]) -> Row:
-    side = "compute-bound" if ratio[0] > 1 else "still memory-bound"
+def _loading_row(side: Side) -> Row:
+    _, woven, ratio = (curve.values for curve in side.curves)
+    assert side.fires is not None
+    bert = "compute-bound" if ratio[0] > 1 else "still memory-bound"
     return Row(
-        f"Weight loading, {base.npu.name} batch {base.batch}", "STP of layerweaver with one row per cycle", None,
-        woven[0], "x",
-        f"BERT-base is {side} then (compute over fetch {ratio[0]:.2f}, {ratio[-1]:.2f} with loading hidden) and "
-        f"{fires[0]} pairs trip the failsafe; the paper's MAESTRO costs do not charge the loading",
+        f"Weight loading, {side.base.npu.name} batch {side.base.batch}", "STP of layerweaver with one row per cycle",
+        None, woven[0], "x",
+        f"BERT-base is {bert} then (compute over fetch {ratio[0]:.2f}, {ratio[-1]:.2f} with loading hidden) and "
+        f"{side.fires[0]} pairs trip the failsafe; the paper's MAESTRO costs do not charge the loading",
     )  # fmt: skip
+
+
+class Priced(NamedTuple):
+    """What one cost model comes to on one device."""
+
+    aimt: float
+    layerweaver: float
+    weft: float
+    dram: float
+    """Mean DRAM activity of the greedy in percent, the failsafe off so that every pair is woven."""
+    fires: int
 
 
 def cost_models(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Part:
-    """The four ways to price a layer's arithmetic."""
+    """The four ways to price a layer's arithmetic; AI-MT is tuned anew for each."""
+    results = [{name: _priced(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
+    picture = _cost_picture(paper, out, scenes, results)
+    body = [
+        (base.npu.name, name, *(f"{value:.3f}" for value in one[:3]), f"{one.dram:.1f}", str(one.fires))
+        for base, by_name in zip(scenes, results, strict=True)
+        for name, one in by_name.items()
+    ]
+    header = ("device", "cost model", "aimt", "layerweaver", "weft", "DRAM %", "failsafe fires")
+    rows = [
+        row
+        for letter, base, by_name in zip("ab", scenes, results, strict=True)
+        for row in _cost_rows(paper, letter, base, by_name)
+    ]
+    return Part(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(body)),), (picture,))
+
+
+def _priced(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
+    woven = [measured(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
+    return Priced(
+        throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp,
+        throughputs(scene, "layerweaver", queries, (), pairs).stp,
+        throughputs(scene, "weft", queries, (), pairs).stp,
+        100 * mean(report.dram_utilisation for report in woven),
+        sum(one_sided(scene, pair) for pair in pairs),
+    )
+
+
+def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: list[dict[str, Priced]]) -> Figure:
     figure, axes = pictures.canvas(12, 7.4, 2, len(scenes), sharey="row")
-    rows: list[Row] = []
-    body: list[tuple[str, ...]] = []
-    for column, (letter, base) in enumerate(zip("ab", scenes, strict=True)):
-        settings = {name: replace(base, cost=name) for name in COSTS}
-        woven = {name: throughputs(s, "layerweaver", queries, (), pairs).stp for name, s in settings.items()}
-        best = {name: throughputs(s, "weft", queries, (), pairs).stp for name, s in settings.items()}
-        swept = {name: _aimt(s, queries, pairs) for name, s in settings.items()}
-        dram = {name: _dram(s, queries, pairs) for name, s in settings.items()}
-        series = {"aimt": [*swept.values()], "layerweaver": [*woven.values()], "weft": [*best.values()]}
+    blue = pictures.POLICIES["layerweaver"]
+    for column, (letter, base, by_name) in enumerate(zip("ab", scenes, results, strict=True)):
         top, bottom = axes[column], axes[column + len(scenes)]
-        pictures.grouped_bars(top, list(COSTS), series, pictures.POLICIES)
+        series = {p: [getattr(one, p) for one in by_name.values()] for p in ("aimt", "layerweaver", "weft")}
+        pictures.grouped_bars(top, list(by_name), series, pictures.POLICIES)
         pictures.paper_line(top, paper[f"stp_mean_{letter}"].value, f"paper\n{paper[f'stp_mean_{letter}'].value:.3f}")
         pictures.heading(top, f"({letter}) {base}: throughput")
-        pictures.grouped_bars(bottom, list(COSTS), {"DRAM": [*dram.values()]}, {"DRAM": pictures.DRAM})
+        pictures.grouped_bars(bottom, list(by_name), {"DRAM": [o.dram for o in by_name.values()]}, {"DRAM": blue})
         pictures.paper_line(bottom, paper[f"dram_{letter}"].value, f"paper\n{paper[f'dram_{letter}'].value:.1f} %")
         pictures.heading(bottom, f"({letter}) {base}: DRAM activity of layerweaver")
-        body += [
-            (base.npu.name, n, f"{swept[n]:.3f}", f"{woven[n]:.3f}", f"{best[n]:.3f}", f"{dram[n]:.1f}",
-             str(sum(one_sided(settings[n], pair) for pair in pairs)))
-            for n in COSTS
-        ]  # fmt: skip
-        rows += _cost_rows(paper, letter, base, woven, dram)
     axes[0].set_ylim(0.8, None)
     axes[0].set_ylabel("STP, geomean of the pairs")
     axes[len(scenes)].set_ylabel("active cycles (%), mean of the pairs")
     pictures.legend(figure, axes[0])
-    picture = pictures.save(figure, out, "sensitivity-cost-models", "Cost models: what a layer's arithmetic takes")
-    header = ("device", "cost model", "aimt", "layerweaver", "weft", "DRAM %", "failsafe fires")
-    return Part(tuple(rows), (Table("Cost models: STP, geomean", header, tuple(body)),), (picture,))
+    return pictures.save(figure, out, "sensitivity-cost-models", "Cost models: what a layer's arithmetic takes")
 
 
-def _aimt(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> float:
-    return throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp
-
-
-def _dram(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> float:
-    """Mean DRAM activity of the greedy in percent, with the failsafe off so that every pair is woven."""
-    return 100 * mean(measured(scene, p, "layerweaver", queries, FAILSAFE_OFF).dram_utilisation for p in pairs)
-
-
-def _cost_rows(paper: Paper, letter: str, base: Scene, woven: dict[str, float], dram: dict[str, float]) -> list[Row]:
-    figure = f"Cost model, {base.npu.name} batch {base.batch}"
-    return [
+def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced]) -> list[Row]:
+    figure, maestro = f"Cost model, {base.npu.name} batch {base.batch}", results["maestro"]
+    rows = [
         Row(
             figure, "STP of layerweaver with MAESTRO's formula, geomean", paper[f"stp_mean_{letter}"].value,
-            woven["maestro"], "x",
+            maestro.layerweaver, "x",
             "the paper used MAESTRO with a mapping it does not print; plain K-C mapping leaves most rows of the array "
             "idle in first and grouped convolutions, which makes them long blocks no buffer hides",
         ),
         Row(
             figure, "DRAM utilisation of layerweaver with MAESTRO's formula, mean", paper[f"dram_{letter}"].value,
-            dram["maestro"], "%",
-            f"those long blocks stop the channel: {dram['pipelined']:.1f} % with our default cost model; the paper "
-            "names the same reason for its RX pairs",
+            maestro.dram, "%",
+            f"those long blocks stop the channel: {results['pipelined'].dram:.1f} % with our default cost model; the "
+            "paper names the same reason for its RX pairs",
         ),
     ]  # fmt: skip
+    if maestro.weft < maestro.layerweaver:
+        why = (
+            f"below layerweaver's {maestro.layerweaver:.3f}: with such blocks the bound is out of reach, and weft, "
+            "which steers by the bound's mix and prices, loses more than the greedy"
+        )
+        rows.append(Row(figure, "STP of weft with MAESTRO's formula, geomean", None, maestro.weft, "x", why))
+    return rows
 
 
 def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Part:
     """Fraction of the bound over the size of the weight buffer."""
-    figure, axes = pictures.canvas(13, 4.6, 1, len(scenes), sharey=True)
-    rows: list[Row] = []
-    body: list[tuple[str, ...]] = []
-    for one, letter, base in zip(axes, "ab", scenes, strict=True):
-        settings = [base.on(weight_buffer_mib=size, chunk_mib=min(6.0, size / 2)) for size in BUFFERS_MIB]
-        results = {
-            policy: [throughputs(scene, policy, queries, (), pairs) for scene in settings]
-            for policy in ("weft", "layerweaver")
-        }
-        curves = [
-            Curve(f"{policy}, {how}", [value(r) for r in results[policy]], pictures.POLICIES[policy], style, mark)
-            for policy, mark in (("weft", "D"), ("layerweaver", "o"))
-            for how, style, value in (
-                ("geomean", "-", lambda r: r.fraction),
-                ("worst pair", ":", lambda r: min(r.fractions)),
-            )
-        ]
-        _draw_curves(one, list(range(len(BUFFERS_MIB))), curves)
-        one.set_xticks(range(len(BUFFERS_MIB)), [str(size) for size in BUFFERS_MIB])
-        one.set_xlabel("weight buffer (MiB; the paper's: 48)")
-        pictures.heading(one, f"({letter}) {base}")
-        body += [
-            (base.npu.name, str(size), *(f"{curve.values[i]:.4f}" for curve in curves))
-            for i, size in enumerate(BUFFERS_MIB)
-        ]
-        at = BUFFERS_MIB.index(16)
-        rows.append(
-            Row(
-                f"Weight buffer, {base.npu.name} batch {base.batch}", "fraction of the bound at 16 MiB, weft, geomean",
-                None, curves[0].values[at], "",
-                f"layerweaver {curves[2].values[at]:.4f}; the paper fixes 48 MB and says a larger buffer would help",
-            )
-        )  # fmt: skip
-    axes[0].set_ylabel("fraction of the bound")
-    pictures.legend(figure, axes[0])
-    picture = pictures.save(figure, out, "sensitivity-buffer", "Weight buffer: how near to the bound a schedule comes")
-    header = ("device", "MiB", *(curve.name for curve in curves))
-    return Part(tuple(rows), (Table("Weight buffer: fraction of the bound", header, tuple(body)),), (picture,))
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
+        settings = [base.on(weight_buffer_mib=size, chunk_mib=min(LARGEST_CHUNK_MIB, size / 2)) for size in BUFFERS_MIB]
+        curves = []
+        for policy, mark in (("weft", "D"), ("layerweaver", "o")):
+            results = [throughputs(scene, policy, queries, (), pairs) for scene in settings]
+            colour = pictures.POLICIES[policy]
+            curves += [
+                Curve(f"{policy}, geomean", [result.fraction for result in results], colour, "-", mark),
+                Curve(f"{policy}, worst pair", [min(result.fractions) for result in results], colour, ":", mark),
+            ]
+        sides.append(Side(base, f"({letter}) {base}", BUFFERS_MIB, curves))
+    title = "Weight buffer: how near to the bound a schedule comes"
+    knob = "weight buffer (MiB; the paper's: 48)"
+    picture = _drawn(out, "sensitivity-buffer", title, sides, knob, "fraction of the bound")
+    rows = tuple(map(_buffer_row, sides))
+    return Part(rows, (_tabled("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
+
+
+def _buffer_row(side: Side) -> Row:
+    at = BUFFERS_MIB.index(16)
+    weft, _, woven, _ = (curve.values[at] for curve in side.curves)
+    return Row(
+        f"Weight buffer, {side.base.npu.name} batch {side.base.batch}",
+        "fraction of the bound at 16 MiB, weft, geomean", None, weft, "",
+        f"layerweaver {woven:.4f}; the paper fixes 48 MB and says a larger buffer would help",
+    )  # fmt: skip
 
 
 def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Part:
-    """NCF's tables are larger than the buffer, so they are read in pieces: how large may these be?"""
+    """NCF's tables are larger than the buffer together, so they are read in pieces: how large may these be?"""
     pairs = tuple((cnn, "NCF") for cnn in COMPUTE)
-    figure, axes = pictures.canvas(13, 4.4, 1, len(scenes), sharey=True)
-    body: list[tuple[str, ...]] = []
-    for one, letter, base in zip(axes, "ab", scenes, strict=True):
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
         settings = [base.on(chunk_mib=size) for size in CHUNKS_MIB]
         curves = [
             Curve(
@@ -308,16 +339,19 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Part:
             )
             for policy, mark in (("weft", "D"), ("layerweaver", "o"))
         ]
-        _draw_curves(one, list(range(len(CHUNKS_MIB))), curves)
-        one.set_xticks(range(len(CHUNKS_MIB)), [str(size) for size in CHUNKS_MIB])
-        one.set_xlabel("largest piece of a table (MiB; default: 6, an eighth of the buffer)")
-        pictures.heading(one, f"({letter}) {base}, the four NCF pairs")
-        body += [
-            (base.npu.name, str(size), *(f"{curve.values[i]:.4f}" for curve in curves))
-            for i, size in enumerate(CHUNKS_MIB)
-        ]
-    axes[0].set_ylabel("fraction of the bound, geomean")
-    pictures.legend(figure, axes[0])
-    picture = pictures.save(figure, out, "sensitivity-chunks", "Pieces in which NCF's tables are read")
-    header = ("device", "MiB", "weft", "layerweaver")
-    return Part((), (Table("Pieces of NCF's tables: fraction of the bound, geomean", header, tuple(body)),), (picture,))
+        sides.append(Side(base, f"({letter}) {base}, the four NCF pairs", CHUNKS_MIB, curves))
+    title = "Pieces in which NCF's tables are read"
+    knob = "largest piece of a table (MiB; default: 6, an eighth of the buffer)"
+    picture = _drawn(out, "sensitivity-chunks", title, sides, knob, "fraction of the bound, geomean")
+    rows = tuple(map(_chunk_row, sides))
+    return Part(rows, (_tabled("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
+
+
+def _chunk_row(side: Side) -> Row:
+    weft, woven = (curve.values[-1] for curve in side.curves)
+    return Row(
+        f"NCF tables, {side.base.npu.name} batch {side.base.batch}",
+        "fraction of the bound of layerweaver with tables in one piece, geomean of the NCF pairs", None, woven, "",
+        f"weft {weft:.4f}; one piece of 35 MB fills most of the buffer, and until it is through nothing else can be "
+        "fetched; the paper does not say how it reads them",
+    )  # fmt: skip

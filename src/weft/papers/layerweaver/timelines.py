@@ -49,7 +49,8 @@ def _busy_until(spans: tuple[Floats, Floats], at_s: Floats) -> Floats:
     done = np.concatenate([[0.0], np.cumsum(end - start)])
     times = np.stack([start, end], axis=1).ravel()
     levels = np.stack([done[:-1], done[1:]], axis=1).ravel()
-    return np.interp(at_s, times, levels)
+    worked: Floats = np.interp(at_s, times, levels)
+    return worked
 
 
 def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float]:

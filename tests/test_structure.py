@@ -1,0 +1,91 @@
+"""The shape of the package: dependencies point one way, heavy imports stay where they are used."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weft
+
+SOURCES = Path(weft.__file__).parent
+MODULES = sorted(SOURCES.rglob("*.py"))
+
+STOREYS = (
+    "version", "errors", "jsonfile", "kernels", "models", "workloads", "devices", "costs", "profiles", "program",
+    "bound", "trace", "policies", "engine", "reports", "simulation", "papers", "cli",
+)  # fmt: skip
+"""A part may import those to its left; ``weft`` itself shows the public names of all but the last."""
+
+ALONE = {"kernels": set(), "models": {"errors"}, "devices": {"errors", "jsonfile"}, "workloads": {"errors", "jsonfile"}}
+"""Parts that keep to less than their storey allows: all they may import of the package."""
+
+ONLY_IN = {
+    "matplotlib": ("reports/timeline.py", "papers/"),
+    "numba": ("kernels/",),
+    "onnx": ("models/",),
+    "typer": ("cli/",),
+    "rich": ("cli/",),
+    "onnxruntime": (),
+    "torch": (),
+}
+"""Where a package may be imported."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCES).as_posix()
+
+
+def part_of(path: Path) -> str:
+    return name_of(path).split("/")[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module a file imports, wherever in it; ``from weft import x`` counts as ``weft.x``."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)} imports relatively"
+            assert node.module
+            if node.module == "weft":
+                yield from (f"weft.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def parts_imported(path: Path) -> set[str]:
+    ours = {module.split(".")[1] for module in imported(path) if module.startswith("weft.")}
+    return ours - {part_of(path)}
+
+
+def test_every_part_of_the_package_has_its_storey():
+    assert {part_of(path) for path in MODULES} - {"__init__"} == set(STOREYS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_dependencies_point_one_way(path):
+    part = part_of(path)
+    below = STOREYS[:-1] if part == "__init__" else STOREYS[: STOREYS.index(part)]
+    assert parts_imported(path) <= ALONE.get(part, set(below))
+
+
+def test_the_rules_of_the_storeys_are_those_we_promise():
+    before = {part: set(STOREYS[: STOREYS.index(part)]) for part in STOREYS}
+    assert not before["devices"] & {"policies", "engine", "reports"}
+    assert not before["policies"] & {"engine", "reports", "cli"}
+    assert STOREYS[-1] == "cli"
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_a_heavy_package_is_imported_only_where_it_is_used(package):
+    users = [name_of(path) for path in MODULES if package in {module.split(".")[0] for module in imported(path)}]
+    assert all(user.startswith(ONLY_IN[package]) for user in users), users
+    assert bool(users) == bool(ONLY_IN[package])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_says_what_is_in_it(path):
+    assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
