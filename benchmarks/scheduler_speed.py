@@ -76,7 +76,7 @@ def rollout_arguments(setting: Setting, issues: int) -> tuple[object, ...]:
     streams = Streams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
     rules = Rules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
     no_quota = np.full(len(setting.programs), -1, np.int64)
-    return (streams, rules, policy.horizon, policy.commit, FOREVER, no_quota, np.empty(issues, np.int64))
+    return (streams, rules, policy.length, policy.commit, FOREVER, no_quota, np.empty(issues, np.int64))
 
 
 def fastest(variants: list[tuple[Callable[..., int], tuple[object, ...]]], repeats: int) -> list[float]:

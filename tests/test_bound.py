@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import play, program, scenes
 
+from naive import play, program, scenes
 from weft import bound
 from weft.bound import Demand, Prices, alone_ticks, best_mix, demand_of, mix_prices, prices
 

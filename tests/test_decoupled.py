@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from naive import Held, in_turn, play, scenes
 from naive import prefetchable as naive_prefetchable
-
 from weft.devices import Npu, load_npu
 from weft.devices.decoupled import Issue, NpuState, Resident, fetch_end, issue, prefetchable
 from weft.errors import DeviceError, ProfileError

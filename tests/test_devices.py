@@ -100,10 +100,11 @@ def test_a_file_describes_a_device(tmp_path):
 
 
 def test_an_unknown_key_is_refused_with_a_near_one():
-    assert refused(SMALL | {"bandwith_gb_s": 1.0}).endswith("unknown key 'bandwith_gb_s'; did you mean 'bandwidth_gb_s'?")
+    message = refused(SMALL | {"bandwith_gb_s": 1.0})
+    assert message == "file.toml: unknown key 'bandwith_gb_s'; did you mean 'bandwidth_gb_s'?"
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, -225, float("nan"), float("inf"), float("-inf"), 1e300, 1e-300, "fast"])
+@pytest.mark.parametrize("value", [0, -1.0, -225, float("nan"), float("inf"), float("-inf"), 1e300, 1e-300, "fast"])
 @pytest.mark.parametrize("key", ["bandwidth_gb_s", "weight_buffer_mib", "activation_buffer_mib", "clock_mhz"])
 def test_a_quantity_that_is_not_positive_and_finite_is_refused_by_name(key, value):
     message = refused(SMALL | {key: value})
@@ -205,7 +206,7 @@ def test_activations_that_overflow_by_a_byte_are_refused_with_the_models_the_siz
 def test_simulate_refuses_what_does_not_fit_and_spill_pays_for_it_on_the_channel():
     npu = Npu(**SMALL)
     heavy, light = profile("heavy", 3 * 2**19), profile("light", 2**19)  # 2 MiB for 1 MiB
-    with pytest.raises(DeviceError, match="heavy 1.50, light 0.50"):
+    with pytest.raises(DeviceError, match=r"heavy 1\.50, light 0\.50"):
         simulate([heavy, light], npu, "fifo", Saturated(1))
     trace = simulate([heavy, light], npu, "fifo", Saturated(1), spill=True).trace
     # each keeps half of what it needs on chip; the other half goes out and comes back

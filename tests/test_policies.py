@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import greedy_order, play, program, scenes
 
+from naive import greedy_order, play, program, scenes
 from weft.devices.decoupled import NpuState, Resident
 from weft.engine import Engine, SimulatedNpu
 from weft.errors import InputError, InvalidStart
@@ -105,8 +105,9 @@ def test_the_least_idle_candidate_goes():
 
 
 def test_among_equally_idle_candidates_one_without_inherent_idle_goes():
+    # 95 > 100 - 10; both leave the array idle for 10
     policy = weaver(program("a", (10, 95)), program("b", (10, 50)), failsafe=False)
-    assert chosen(policy, FRESH, head(0, 10, 95), head(1, 10, 50)) == 1  # 95 > 100 - 10; both leave the array idle for 10
+    assert chosen(policy, FRESH, head(0, 10, 95), head(1, 10, 50)) == 1
 
 
 def test_among_those_the_one_with_the_larger_distance_goes():
@@ -181,9 +182,7 @@ def test_layerweaver_chooses_as_the_scanning_pseudo_code_does(scene, rounds):
 
 # AI-MT
 
-AIMT = make_policy(
-    "aimt", Setting((HEAVY, LIGHT), 100), {"compute_threshold": 0.5, "memory_threshold": 0.2}
-)  # fmt: skip
+AIMT = make_policy("aimt", Setting((HEAVY, LIGHT), 100), {"compute_threshold": 0.5, "memory_threshold": 0.2})
 
 
 def test_aimt_with_little_room_runs_what_computes_shortest_whatever_its_size():
@@ -222,7 +221,7 @@ def test_aimt_breaks_ties_by_stream():
 
 @pytest.mark.parametrize("value", [-0.1, 100.5, float("nan")])
 def test_a_threshold_that_is_no_share_is_refused(value):
-    with pytest.raises(InputError, match="compute_threshold = .* must be a share"):
+    with pytest.raises(InputError, match=r"compute_threshold = .* must be a share"):
         make_policy("aimt", Setting((HEAVY,), 100), {"compute_threshold": value})
 
 
@@ -253,8 +252,8 @@ def test_eager_prefetch_brings_the_next_model_in_under_this_ones_compute():
 
 
 def test_double_buffering_fetches_no_further_than_one_layer_ahead():
-    times = [tuple(issue) for _, issue in executed("double-buffer", Setting((program("a", (2, 9), (3, 1)),), 100, 2)).log]
-    assert times == [
+    lone = Setting((program("a", (2, 9), (3, 1)),), buffer=100, rounds=2)
+    assert [tuple(issue) for _, issue in executed("double-buffer", lone).log] == [
         (0, 2, 2, 11),
         (2, 5, 11, 12),  # may start once the first computes
         (11, 13, 13, 22),  # waits for the second to compute, although the channel is free at 5
@@ -322,7 +321,12 @@ def test_an_unknown_option_is_refused_with_those_there_are():
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [("weft", "horizon", 2.5), ("weft", "horizon", True), ("layerweaver", "failsafe", 1), ("aimt", "memory_threshold", True)],
+    [
+        ("weft", "horizon", 2.5),
+        ("weft", "horizon", True),
+        ("layerweaver", "failsafe", 1),
+        ("aimt", "memory_threshold", True),
+    ],
 )
 def test_an_option_of_the_wrong_kind_is_refused(name, key, value):
     with pytest.raises(InputError, match=f"{name}: option {key} = {value!r} must be of the kind of its default"):

@@ -9,7 +9,7 @@ import pytest
 from weft.devices import load_npu
 from weft.errors import WorkloadError
 from weft.models.zoo import load
-from weft.policies.sweep import GridPoint, Sweep, sweep_aimt
+from weft.sweep import GridPoint, Sweep, sweep_aimt
 from weft.profiles import estimate
 from weft.simulation import simulate
 from weft.workloads import Saturated

@@ -77,6 +77,10 @@ class Program:
     def total_work(self) -> int:
         return sum(self.work)
 
+    def inherent_idle(self, buffer: int) -> int:
+        """Ticks per query that the channel must stand still: a layer computes longer than the buffer takes to fill."""
+        return sum(max(0, busy - (buffer - size)) for size, busy in zip(self.fetch, self.compute, strict=True))
+
     @property
     def compute_bound(self) -> bool:
         """On which side of the device's balance point the model lies."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import BYTES_PER_S, Times, in_turn, largest_lag, play, profiles
 
+from naive import BYTES_PER_S, Times, in_turn, largest_lag, play, profiles
 from weft.bound import demand_of, mix_prices, prices
+from weft.devices import Npu
 from weft.policies import POLICIES, make_policy
+from weft.profiles import Profile
 from weft.program import Program
 from weft.simulation import Run, make_setting, simulate
 from weft.trace import Span, read_trace, write_trace
@@ -22,8 +25,8 @@ class Scene(NamedTuple):
     """A run and all that went into it."""
 
     policy: str
-    models: list
-    npu: object
+    models: list[Profile]
+    npu: Npu
     workload: Saturated
     programs: tuple[Program, ...]
     run: Run
@@ -92,7 +95,7 @@ def test_every_layer_is_issued_once_and_in_order_query_after_query(scene):
 
 @every_policy(examples=40)
 def test_the_run_ends_when_its_work_is_issued_and_not_a_layer_later(scene):
-    done = [p.work[layer] for p_index, _, layer in issues(scene) for p in [scene.programs[p_index]]]
+    done = [scene.programs[stream].work[layer] for stream, _, layer in issues(scene)]
     if scene.workload.mix is None:
         work = scene.workload.rounds * sum(p.total_work for p in scene.programs)
         assert sum(done) >= work > sum(done) - last_that_costs(done)
@@ -114,7 +117,7 @@ def last_that_costs(done: list[int]) -> int:
 @every_policy(examples=40)
 def test_nothing_overlaps_on_the_channel_or_on_the_array_and_no_compute_starts_before_its_weights_are_there(scene):
     times = scene.times
-    for this, following in zip(times, times[1:], strict=False):
+    for this, following in pairwise(times):
         assert following.fetch_start >= this.fetch_end
         assert following.compute_start >= this.compute_end
     for when, span in zip(times, scene.spans, strict=True):
@@ -126,9 +129,7 @@ def test_nothing_overlaps_on_the_channel_or_on_the_array_and_no_compute_starts_b
 def test_the_buffer_is_never_exceeded_when_a_fetch_ends_or_a_compute_starts(scene):
     times, sizes = scene.times, [span.weight_bytes for span in scene.spans]
     for now in {instant for when in times for instant in (when.fetch_end, when.compute_start)}:
-        held = (
-            size for when, size in zip(times, sizes, strict=True) if when.fetch_end <= now < when.compute_end
-        )  # fmt: skip
+        held = [size for when, size in zip(times, sizes, strict=True) if when.fetch_end <= now < when.compute_end]
         assert sum(held) <= scene.buffer
 
 
@@ -196,9 +197,8 @@ def test_the_reports_numbers_are_those_counted_from_the_spans(scene):
         assert (stream.model, stream.queries) == (program.model, len(ends))
         assert stream.standalone_s == pytest.approx(demand.alone / BYTES_PER_S)
         begun = len(mine) - len(ends) * len(program)
-        share = (
-            dual.compute * sum(program.compute[:begun]) + dual.memory * sum(program.fetch[:begun])
-        ) / dual.of(demand)  # fmt: skip
+        spent = dual.compute * sum(program.compute[:begun]) + dual.memory * sum(program.fetch[:begun])
+        share = spent / dual.of(demand) if begun else 0.0
         assert stream.progress == pytest.approx(len(ends) + share)
         worth += (len(ends) + share) * stream.standalone_s
         latencies = [end - before for before, end in zip([0.0, *ends], ends, strict=False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from weft.profiles import Profile
     from weft.workloads import Saturated
 
-console = Console()
+FILE_WIDTH = 140
+"""Columns where standard output is no terminal."""
+
+console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 DeviceName = Annotated[str, typer.Option("--device", "-d", help="A preset (weft devices list) or a TOML file.")]
 Models = Annotated[str, typer.Option("--models", "-m", help="Zoo names, packaged models or .onnx files: a,b,c")]

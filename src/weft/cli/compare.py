@@ -55,9 +55,9 @@ def command(
     from weft.devices import load_npu
     from weft.jsonfile import write_json
     from weft.policies import POLICIES
-    from weft.policies.sweep import sweep_aimt
     from weft.reports.html import write_html
     from weft.simulation import simulate
+    from weft.sweep import sweep_aimt
 
     npu = load_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)

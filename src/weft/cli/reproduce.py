@@ -19,6 +19,7 @@ def command(
     seq_len: SeqLen = 16,
     queries: Annotated[int, typer.Option("--queries", "-n", help="Rounds of work per simulation.")] = 60,
     cost: Cost = "pipelined",
+    tables: Annotated[bool, typer.Option("--tables", help="Print the detailed tables too.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Run a paper's evaluation and print each published number beside ours."""
@@ -36,16 +37,16 @@ def command(
             cost=cost,
             progress=lambda what, done, of: advance(what, done, of),
         )
-    _print(result)
+    _print(result, tables)
     if json_file:
         write_json(json_file, result.as_dict())
 
 
-def _print(result: Reproduction) -> None:
-    for title, header, rows in result.tables:
+def _print(result: Reproduction, tables: bool) -> None:
+    for title, header, rows in result.tables if tables else ():
         table = plain_table(title, header)
-        for row in rows:
-            table.add_row(*map(str, row))
+        for cells in rows:
+            table.add_row(*map(str, cells))
         console.print(table, end="\n\n")
     table = plain_table(f"{result.paper}: published and ours", ("figure", "quantity", "paper", "ours", "why"), left=2)
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
@@ -53,5 +54,7 @@ def _print(result: Reproduction) -> None:
         paper = "not printed" if row.paper is None else f"{row.paper:g}{row.unit}"
         table.add_row(row.figure, row.quantity, paper, f"{row.ours:.4g}{row.unit}", row.why)
     console.print(table)
+    if not tables:
+        console.print(f"{len(result.tables)} detailed tables with --tables", style="dim")
     for path in result.figures:
         console.print(f"figure  {path}", highlight=False)

@@ -65,7 +65,7 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         streams = Streams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
         rules = Rules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
-        return lambda chosen: weave_rollout(streams, rules, policy.horizon, policy.commit, work, limits, chosen)
+        return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if policy.band:
         return None
     if isinstance(policy, Layerweaver) and not policy.disabled:

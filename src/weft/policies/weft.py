@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from weft.bound import best_mix, demand_of, mix_prices, prices
+from weft.bound import Demand, best_mix, demand_of, mix_prices, prices
 from weft.devices.decoupled import NpuState, issue
 from weft.errors import InputError
 from weft.policies.base import Candidate, Policy, Start, View
@@ -28,8 +28,8 @@ PRICE_UNIT = 2**20
 class Weft(Policy):
     """Rollouts over priced idle time."""
 
-    horizon: int = 64
-    """Layers each candidate is played out for."""
+    horizon: int = 32
+    """Layers per stream that each candidate is played out for."""
     commit: int = 8
     """Layers of the best play that are issued before looking again."""
     _plan: deque[int] = field(default_factory=deque, init=False, repr=False, compare=False)
@@ -40,19 +40,32 @@ class Weft(Policy):
                 f"horizon = {self.horizon}, commit = {self.commit}: must be 1 <= commit <= horizon <= 4096"
             )
 
+    @property
+    def length(self) -> int:
+        """Layers of a play."""
+        return self.horizon * len(self.setting.programs)
+
+    @cached_property
+    def _demands(self) -> list[Demand]:
+        """What a query takes of each resource; the channel's idle time that no order avoids counts as taken."""
+        return [
+            replace(demand, memory=demand.memory + program.inherent_idle(self.setting.buffer))
+            for program in self.setting.programs
+            for demand in [demand_of(program, self.setting.buffer)]
+        ]
+
     @cached_property
     def band(self) -> Band:
         """The asked-for mix, or the one at which the bound is reached."""
         if self.setting.mix:
             return Band(self.setting.mix, self.setting.max_lag)
-        rates = best_mix([demand_of(program, self.setting.buffer) for program in self.setting.programs])
+        rates = best_mix(self._demands)
         return Band(tuple(rate / min(rates) for rate in rates), self.setting.max_lag)
 
     @cached_property
     def prices(self) -> tuple[int, int]:
         """Price of an idle tick of the array and of the channel, in whole units; never free."""
-        demands = [demand_of(program, self.setting.buffer) for program in self.setting.programs]
-        dual = mix_prices(demands, self.setting.mix) if self.setting.mix else prices(demands)
+        dual = mix_prices(self._demands, self.setting.mix) if self.setting.mix else prices(self._demands)
         return max(1, round(dual.compute * PRICE_UNIT)), max(1, round(dual.memory * PRICE_UNIT))
 
     @cached_property
@@ -75,11 +88,11 @@ class Weft(Policy):
         return min(plays, key=lambda play: play[0])[1]
 
     def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
-        """Priced idle time of issuing *head* and then *horizon* - 1 layers by *rule*, and the streams in order."""
+        """Priced idle time of issuing *head* and then playing on by *rule*, and the streams in order."""
         began = view.device
         fetched = computed = 0
         streams: list[int] = []
-        for _ in range(self.horizon):
+        for _ in range(self.length):
             device, _ = issue(view.device, head.fetch, head.compute, self.setting.buffer)
             fetched += head.fetch
             computed += head.compute

@@ -13,11 +13,11 @@ from weft.devices import Npu, load_npu
 from weft.models import Model
 from weft.models.zoo import load
 from weft.policies import Option
-from weft.policies.sweep import Sweep, sweep_aimt
 from weft.profiles import Profile, estimate
 from weft.program import Clock, lower
 from weft.reports.report import Report
 from weft.simulation import Run, simulate
+from weft.sweep import Sweep, sweep_aimt
 from weft.workloads import Saturated
 
 COMPUTE = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50", "RX": "resnext50-32x4d"}
