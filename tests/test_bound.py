@@ -98,7 +98,7 @@ def test_no_mix_on_a_grid_beats_the_bound_and_the_best_comes_near_it(demands):
     assert best <= limit * (1 + 1e-9)
     # a grid of 1/steps misses the best mix by at most a step; the ratio of two demands is at most 50
     if len(demands) == 2:
-        assert best >= limit * 0.9
+        assert best >= limit * 0.98
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)

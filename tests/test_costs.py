@@ -82,6 +82,8 @@ def test_pipelined_streams_its_rows_once_per_fold_and_fills_and_drains_once():
 def test_pipelined_packs_small_groups_on_the_diagonal():
     # k = 3 fits twice into 8 rows, n = 2 four times into 8 columns: two groups share a fold
     assert pipelined_cycles(Gemm(m=10, k=3, n=2, groups=5), array(8, 8)) == 3 * 10 + 8 + 8 - 2
+    # and the other way round: four by rows, two by columns
+    assert pipelined_cycles(Gemm(m=10, k=2, n=3, groups=5), array(8, 8)) == 3 * 10 + 8 + 8 - 2
 
 
 def test_pipelined_packs_a_depthwise_layer_by_its_reduction():

@@ -86,6 +86,14 @@ def test_weights_are_freed_when_their_compute_ends_and_not_when_it_starts():
     assert after.resident == (Resident(1, 106),)
 
 
+def test_weights_whose_compute_ends_as_a_fetch_ends_are_gone_by_then():
+    state, _ = issue(NpuState(), 10, 20, 40)
+    state, when = issue(state, 20, 7, 40)
+    assert when == Issue(10, 30, 30, 37)  # the first layer computes until 30
+    assert state.resident == (Resident(20, 37),)
+    assert state.free(40) == 40 - 20
+
+
 def test_a_layer_that_needs_no_weights_passes_a_full_buffer():
     full = NpuState(10, 100, 10, (Resident(10, 100),))
     assert issue(full, 0, 5, 10)[1] == Issue(10, 10, 100, 105)

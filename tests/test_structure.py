@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,18 +42,17 @@ def part_of(path: Path) -> str:
     return name_of(path).split("/")[0].removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Every module a file imports, wherever in it; ``from weft import x`` counts as ``weft.x``."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name_of(path)} imports relatively"
-            assert node.module
-            if node.module == "weft":
-                yield from (f"weft.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            assert node.level == 0 and node.module, f"{name_of(path)} imports relatively"
+            found.update([f"weft.{alias.name}" for alias in node.names] if node.module == "weft" else [node.module])
+    return frozenset(found)
 
 
 def parts_imported(path: Path) -> set[str]:

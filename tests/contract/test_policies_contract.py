@@ -82,7 +82,7 @@ def every_policy(examples: int):
     return wrap
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_every_layer_is_issued_once_and_in_order_query_after_query(scene):
     for index, program in enumerate(scene.programs):
         mine = [(span.query, span.layer, span.weight_bytes) for span in scene.spans if span.stream == index]
@@ -93,7 +93,7 @@ def test_every_layer_is_issued_once_and_in_order_query_after_query(scene):
         assert all(span.model == program.model for span in scene.spans if span.stream == index)
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_the_run_ends_when_its_work_is_issued_and_not_a_layer_later(scene):
     done = [scene.programs[stream].work[layer] for stream, _, layer in issues(scene)]
     if scene.workload.mix is None:
@@ -114,7 +114,7 @@ def last_that_costs(done: list[int]) -> int:
     return next(work for work in reversed(done) if work)
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_nothing_overlaps_on_the_channel_or_on_the_array_and_no_compute_starts_before_its_weights_are_there(scene):
     times = scene.times
     for this, following in pairwise(times):
@@ -125,7 +125,7 @@ def test_nothing_overlaps_on_the_channel_or_on_the_array_and_no_compute_starts_b
         assert when.compute_end >= when.compute_start
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_the_buffer_is_never_exceeded_when_a_fetch_ends_or_a_compute_starts(scene):
     times, sizes = scene.times, [span.weight_bytes for span in scene.spans]
     for now in {instant for when in times for instant in (when.fetch_end, when.compute_start)}:
@@ -133,14 +133,14 @@ def test_the_buffer_is_never_exceeded_when_a_fetch_ends_or_a_compute_starts(scen
         assert sum(held) <= scene.buffer
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_the_times_are_those_of_a_device_played_tick_by_tick(scene):
     """The device never holds more than its buffer at any tick, so neither does the run."""
     layers = [(scene.programs[s].fetch[i], scene.programs[s].compute[i]) for s, _, i in issues(scene)]
     assert scene.times == play(layers, scene.buffer, double_buffered=scene.policy == "double-buffer")
 
 
-@every_policy(examples=60)
+@every_policy(examples=40)
 def test_no_run_beats_its_bound_or_uses_a_resource_more_than_all_the_time(scene):
     report = scene.run.report
     assert 0 < report.stp <= report.bound_stp * (1 + 1e-9)
@@ -149,7 +149,7 @@ def test_no_run_beats_its_bound_or_uses_a_resource_more_than_all_the_time(scene)
     assert 0 <= report.dram_utilisation <= 1 + 1e-12
 
 
-@every_policy(examples=15)
+@every_policy(examples=8)
 def test_the_same_run_twice_is_the_same_to_the_last_bit(scene):
     again = simulate(scene.models, scene.npu, scene.policy, scene.workload)
     assert list(again.trace.spans) == scene.spans
@@ -157,7 +157,7 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(scene):
     assert again.trace.settings == scene.run.trace.settings
 
 
-@every_policy(examples=15)
+@every_policy(examples=8)
 def test_the_plain_engine_comes_to_the_same_run(scene):
     plain = simulate(scene.models, scene.npu, scene.policy, scene.workload, compiled=False)
     assert list(plain.trace.spans) == scene.spans
@@ -165,7 +165,7 @@ def test_the_plain_engine_comes_to_the_same_run(scene):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15, derandomize=True, deadline=None)
+@settings(max_examples=8, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_a_trace_written_and_read_again_is_the_same(tmp_path_factory, policy, data):
     scene = data.draw(scenes(policy))
@@ -177,7 +177,7 @@ def test_a_trace_written_and_read_again_is_the_same(tmp_path_factory, policy, da
     assert again.makespan_s == scene.run.trace.makespan_s
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_the_reports_numbers_are_those_counted_from_the_spans(scene):
     report, spans, programs = scene.run.report, scene.spans, scene.programs
     setting = make_setting(scene.models, scene.npu, scene.workload)
@@ -219,7 +219,7 @@ def test_the_reports_numbers_are_those_counted_from_the_spans(scene):
         assert (report.antt, report.max_slowdown) == (None, None)
 
 
-@every_policy(examples=40)
+@every_policy(examples=25)
 def test_the_reported_lag_is_the_one_counted_from_the_order(scene):
     setting = make_setting(scene.models, scene.npu, scene.workload)
     band = make_policy(scene.policy, setting).band
