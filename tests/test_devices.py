@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from weft.devices import Npu, check_activations, load_npu, parse_npu, presets
 from weft.errors import DeviceError
 from weft.profiles import LayerCost, Profile
+from weft.program import Clock
 from weft.simulation import simulate
 from weft.workloads import Saturated
 
@@ -217,3 +218,15 @@ def test_spill_changes_nothing_where_everything_fits():
     npu = Npu(**SMALL)
     fits = [profile("a", 1000), profile("b", 2000)]
     assert simulate(fits, npu, "fifo", Saturated(1), spill=True).trace.weight_bytes.tolist() == [1000, 1000]
+
+
+def test_a_buffer_the_channel_cannot_fill_in_time_is_refused():
+    slow = {**load_npu("tpuv3-like").model_dump(), "weight_buffer_mib": 1e9, "bandwidth_gb_s": 1e-6}
+    with pytest.raises(DeviceError, match="GB/s takes too long to fill"):
+        Clock.of(parse_npu(slow, "slow"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("engines", True), ("clock_mhz", "12"), ("name", "two\nlines")])
+def test_values_of_another_kind_are_refused(key, value):
+    with pytest.raises(DeviceError, match=key):
+        parse_npu({**load_npu("tpuv3-like").model_dump(), key: value}, "odd")

@@ -15,7 +15,7 @@ from weft.errors import WorkloadError
 from weft.models import zoo
 from weft.policies import POLICIES, Band, make_policy
 from weft.policies.fairness import ROUND, may_go
-from weft.profiles import estimate
+from weft.profiles import LayerCost, Profile, estimate
 from weft.program import lower
 from weft.simulation import make_setting, simulate
 from weft.workloads import Saturated
@@ -173,3 +173,12 @@ def test_the_greedy_starves_a_stream_that_always_looks_worse_and_the_band_saves_
     assert [stream.queries > 0 for stream in free.streams] == [True, True, False]
     held = simulate(models, small_npu(100), "layerweaver", Saturated(50, mix=(1, 1, 1))).report
     assert [stream.queries for stream in held.streams] == [50, 50, 50]
+
+
+def test_a_stream_that_is_done_does_not_lag():
+    """The quota of 1.4 queries rounds to 1, so that stream ends early: from then on nobody waits for it."""
+    layers = tuple(LayerCost(f"l{i}", 1e-5, 1000) for i in range(20))
+    profiles = [Profile(name, "chip", 1, layers) for name in ("a", "b")]
+    report = simulate(profiles, load_npu("tpuv3-like"), "weft", Saturated(1, (1, 1.4), 0.1)).report
+    assert [stream.queries for stream in report.streams] == [1, 1]
+    assert report.max_lag <= 0.1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.devices import Npu
-from weft.errors import InputError, ProfileError, WorkloadError
+from weft.errors import InputError, ModelError, ProfileError, WorkloadError
 from weft.models.layer import Gemm, Layer, Model
 from weft.profiles import LayerCost, Profile, cut, estimate, read_profile, spill, write_profile
 
@@ -65,13 +65,6 @@ def test_weightless_layers_are_folded_into_the_layer_before_and_the_first_ones_i
 def test_a_folded_layer_keeps_the_larger_activation():
     profile = estimate(Model("m", (gemm("a"), relu("x", 300))), NPU)
     assert profile.layers[0].activation_bytes == profile.peak_activation_bytes == 300 * 2
-
-
-def test_a_model_without_weights_is_one_layer():
-    profile = estimate(Model("m", (relu("x"), relu("y"))), NPU)
-    assert len(profile.layers) == 1
-    assert cycles(profile) == [40]
-    assert profile.weight_bytes == 0
 
 
 def test_values_wider_than_the_device_are_stored_at_its_width_and_narrower_ones_at_their_own():
@@ -303,3 +296,22 @@ def test_a_damaged_file_is_read_or_refused_in_a_line_and_nothing_else(tmp_path_f
     else:
         assert profile.layers
         assert all(layer.weight_bytes > 0 and 0 <= layer.compute_s <= 1e6 for layer in profile.layers)
+
+
+def test_two_layers_of_one_name_are_refused(path):
+    text = json.dumps(
+        {"format": 1, "model": "m", "device": "d", "batch": 1,
+         "layers": [{"name": "a", "compute_s": 1, "weight_bytes": 1}] * 2}
+    )  # fmt: skip
+    assert "two layers are called 'a'" in refused(path, text)
+
+
+def test_a_misspelt_key_of_a_layer_is_refused_with_the_nearest(path):
+    layer = {"name": "a", "compute_s": 1, "weight_byte": 1}
+    text = json.dumps({"format": 1, "model": "m", "device": "d", "batch": 1, "layers": [layer]})
+    assert "weight_bytes" in refused(path, text)
+
+
+def test_a_model_without_weights_has_nothing_to_weave():
+    with pytest.raises(ModelError, match="nothing to weave"):
+        estimate(Model("adder", (relu("add"),)), NPU)

@@ -9,9 +9,9 @@ import pytest
 from weft.devices import load_npu
 from weft.errors import WorkloadError
 from weft.models.zoo import load
-from weft.sweep import GridPoint, Sweep, sweep_aimt
 from weft.profiles import estimate
 from weft.simulation import simulate
+from weft.sweep import GridPoint, Sweep, sweep_aimt
 from weft.workloads import Saturated
 
 NPU = load_npu("tpuv3-like")

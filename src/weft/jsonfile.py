@@ -35,12 +35,21 @@ def write_json(path: str | Path, value: Any) -> None:
         raise InputError(f"{path}: cannot write: {problem}") from problem
 
 
-def first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
+def printable(text: str) -> str:
+    """A validator for names: they end up in one-line messages and tables."""
+    if not text.isprintable():
+        raise ValueError("must be printable, on one line")
+    return text
+
+
+def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
     """The first complaint of a pydantic report: where, what, the value, and near names for a wrong key."""
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "the file"
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(str(problem["loc"][-1]), list(schema.model_fields), n=1)
+        near = get_close_matches(
+            str(problem["loc"][-1]), [key for schema in schemas for key in schema.model_fields], n=1
+        )
         return f"unknown key {where!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if problem["type"] == "missing":
         return f"{where} is missing"

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from weft.costs import DEFAULT_COST, CostModel, cost_model
 from weft.devices import Npu
-from weft.errors import ProfileError, WorkloadError
-from weft.jsonfile import first_problem, read_json, write_json
+from weft.errors import ModelError, ProfileError, WorkloadError
+from weft.jsonfile import first_problem, printable, read_json, write_json
 from weft.models.layer import Gemm, Layer, Model
 
 FORMAT = 1
@@ -101,8 +101,8 @@ def estimate(model: Model, npu: Npu, *, batch: int = 1, cost: str = DEFAULT_COST
         else:
             costs.append(_merge(priced.name, pending, priced) if pending else priced)
             pending = None
-    if pending:
-        costs.append(pending)
+    if not costs:
+        raise ModelError(f"{model.name}: no layer has weights, so there is nothing to fetch and nothing to weave")
     return Profile(model.name, npu.name, batch, tuple(costs))
 
 
@@ -176,10 +176,13 @@ def _merge(name: str, a: LayerCost, b: LayerCost) -> LayerCost:
     )
 
 
+Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
+
+
 class _LayerFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
+    name: Name
     compute_s: Annotated[float, Field(strict=False, ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
     weight_bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)]
     activation_bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)] = 0
@@ -189,7 +192,7 @@ class _ProfileFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal[1]
-    model: Annotated[str, Field(min_length=1)]
+    model: Name
     device: str
     batch: Annotated[int, Field(ge=1)]
     layers: Annotated[list[_LayerFile], Field(min_length=1, max_length=1_000_000)]
@@ -200,7 +203,11 @@ def read_profile(path: str | Path) -> Profile:
     try:
         raw = _ProfileFile.model_validate(read_json(path, ProfileError))
     except ValidationError as error:
-        raise ProfileError(f"{path}: {first_problem(error, _ProfileFile)}") from error
+        raise ProfileError(f"{path}: {first_problem(error, _ProfileFile, _LayerFile)}") from error
+    names = [entry.name for entry in raw.layers]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ProfileError(f"{path}: two layers are called {twice!r}; give every layer a name of its own")
     for entry in raw.layers:
         if entry.weight_bytes == 0:
             raise ProfileError(

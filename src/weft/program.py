@@ -18,6 +18,7 @@ from weft.profiles import LayerCost, Profile, cut
 COARSEST_TICK_S = 2e-11
 MAX_CHUNKS = 4096
 MAX_TICKS = 2**61
+MAX_BUFFER_TICKS = 2**52
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,13 @@ class Clock:
     def of(cls, npu: Npu) -> Clock:
         bandwidth = npu.bandwidth_bytes_per_s
         per_byte = max(1, math.ceil(1 / (COARSEST_TICK_S * bandwidth)))
-        return cls(per_byte, bandwidth, npu.weight_buffer_bytes * per_byte)
+        buffer = npu.weight_buffer_bytes * per_byte
+        if buffer > MAX_BUFFER_TICKS:
+            raise DeviceError(
+                f"{npu.name}: a channel of {npu.bandwidth_gb_s:g} GB/s takes too long to fill a buffer of "
+                f"{npu.weight_buffer_mib:g} MiB for the clock; check both"
+            )
+        return cls(per_byte, bandwidth, buffer)
 
     @property
     def tick_s(self) -> float:

@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from weft.errors import DeviceError, unknown_name
-from weft.jsonfile import first_problem
+from weft.jsonfile import first_problem, printable
 
 MIB = 2**20
 
@@ -25,10 +25,10 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 class Npu(BaseModel):
     """A decoupled NPU. The field names are the keys of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: Literal["npu"] = "npu"
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1), AfterValidator(printable)]
     source: str = ""
     """Where the numbers come from."""
     bandwidth_gb_s: Positive
@@ -46,7 +46,7 @@ class Npu(BaseModel):
     """Output-channel lanes."""
     positions: Count = 1
     """Output positions computed at once against the same weights."""
-    engines: Count = 1
+    engines: Annotated[int, Field(ge=1, le=4096)] = 1
     """Arrays like this one, which share the tiles and positions of a layer between them."""
     weight_rows_per_cycle: Count
     """Rows of a weight tile that enter the array per cycle; ``array_rows`` hides the load altogether."""
@@ -54,13 +54,6 @@ class Npu(BaseModel):
     """Activation bytes per cycle for work that is no matrix product (pooling, adding, normalising)."""
     chunk_mib: Positive | None = None
     """Largest piece of a layer that is bigger than the weight buffer; an eighth of the buffer by default."""
-
-    @field_validator("name")
-    @classmethod
-    def _printable(cls, name: str) -> str:
-        if not name.isprintable():
-            raise ValueError("must be printable")
-        return name
 
     @property
     def clock_hz(self) -> float:

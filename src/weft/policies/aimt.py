@@ -25,8 +25,8 @@ class AiMt(Policy):
 
     def __post_init__(self) -> None:
         for name in ("compute_threshold", "memory_threshold"):
-            if not 0 <= getattr(self, name) <= 100:
-                raise InputError(f"{name} = {getattr(self, name)} must be a share from 0 to 100")
+            if not 0 <= getattr(self, name) <= 10:
+                raise InputError(f"{name} = {getattr(self, name)} must be a share from 0 to 10")
 
     @property
     def thresholds(self) -> tuple[int, int]:

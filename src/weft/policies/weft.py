@@ -66,7 +66,14 @@ class Weft(Policy):
     def prices(self) -> tuple[int, int]:
         """Price of an idle tick of the array and of the channel, in whole units; never free."""
         dual = mix_prices(self._demands, self.setting.mix) if self.setting.mix else prices(self._demands)
-        return max(1, round(dual.compute * PRICE_UNIT)), max(1, round(dual.memory * PRICE_UNIT))
+        unit = max(1, min(PRICE_UNIT, (1 << 60) // self._longest_play))
+        return max(1, round(dual.compute * unit)), max(1, round(dual.memory * unit))
+
+    @property
+    def _longest_play(self) -> int:
+        """More ticks than any play lasts, so that its price stays a 64-bit number."""
+        programs = self.setting.programs
+        return self.setting.buffer + self.length * max(max(p.fetch) + max(p.compute) for p in programs)
 
     @cached_property
     def distances(self) -> tuple[int, int]:

@@ -99,7 +99,7 @@ def report(
         pe_utilisation=float((trace.compute_end_s - trace.compute_start_s).sum()) / makespan,
         dram_utilisation=float(trace.weight_bytes.sum()) / clock.bytes_per_s / makespan,
         makespan_s=makespan,
-        max_lag=_max_lag(trace, setting, band) if band else None,
+        max_lag=_max_lag(trace, setting, band, all_done=fixed_mix is not None) if band else None,
         remark=remark,
         streams=streams,
     )
@@ -130,11 +130,17 @@ def _share(program: Program, layers: int, dual: Prices) -> float:
     return done / whole if whole else 0.0
 
 
-def _max_lag(trace: Trace, setting: Setting, band: Band) -> float:
-    """Largest gap between the furthest and the least advanced stream at any issue."""
+def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> float:
+    """Largest gap between the furthest and the least advanced stream at any issue.
+
+    all_done: every stream issued the last of its queries.
+    """
     gains = band.gains(setting.programs)
     reached = [
         np.where(trace.stream == index, np.array(gain, np.int64)[np.minimum(trace.layer, len(gain) - 1)], 0).cumsum()
         for index, gain in enumerate(gains)
     ]
-    return float((np.max(reached, axis=0) - np.min(reached, axis=0)).max()) / ROUND
+    furthest = np.max(reached, axis=0)
+    for index, progress in enumerate(reached if all_done else ()):
+        progress[int(np.flatnonzero(trace.stream == index)[-1]) :] = furthest[-1]  # a stream that is done is not behind
+    return float((furthest - np.min(reached, axis=0)).max()) / ROUND
