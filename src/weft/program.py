@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from weft.devices import Npu
 from weft.errors import DeviceError, ProfileError
@@ -79,6 +80,11 @@ class Program:
     def work(self) -> tuple[int, ...]:
         """The longer of the two resources' times, per layer: what a run's length is counted in."""
         return tuple(map(max, self.fetch, self.compute))
+
+    @cached_property
+    def remaining(self) -> tuple[int, ...]:
+        """Work from each layer to the end: Layerweaver+'s estimate of the time left alone (dissertation, V.2)."""
+        return tuple(accumulate(reversed(self.work)))[::-1]
 
     @cached_property
     def total_work(self) -> int:

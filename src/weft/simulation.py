@@ -12,6 +12,7 @@ import numpy.typing as npt
 from weft.devices import Npu, check_activations
 from weft.engine.compiled import compiled_order, replayed
 from weft.engine.engine import Engine
+from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.errors import WorkloadError
 from weft.policies import Option, Policy, Setting, make_policy
@@ -97,8 +98,8 @@ def _work(setting: Setting, quota: Sequence[int] | None) -> int:
 
 def _plain(policy: Policy, work: int, quota: Sequence[int] | None) -> tuple[Ints, Ints]:
     executor = SimulatedNpu(policy.setting)
-    Engine(policy.setting, policy, executor).run(work, quota)
-    order = np.array([task.stream for task, _ in executor.log], np.int64)
+    Engine(SaturatedStreams(policy.setting, policy.band, work, quota), policy, executor).run()
+    order = np.array([head.stream for head, _ in executor.log], np.int64)
     times = np.array([tuple(issue) for _, issue in executor.log], np.int64)
     return order, times
 

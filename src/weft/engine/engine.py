@@ -1,25 +1,44 @@
-"""The loop: ask the policy, check its answer, hand it to the executor. The only mutable scheduling state.
+"""The loop: see what could go, ask the policy, check its answer, hand it to the executor.
 
-The loop, the policies, the fairness rule and the checks are the same for every executor.
+Streams that never run dry and requests that arrive are two sources of work for the same loop; the
+loop, the policies and the checks are the same for every source and every executor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import Issue, NpuState
 from weft.errors import InvalidStart
-from weft.policies.base import Candidate, Policy, Setting, View
-from weft.policies.fairness import may_go
+from weft.policies.base import Candidate, Policy, Start, View
 
 
-class Task(NamedTuple):
-    """One layer of one query of one stream."""
+class Offer(NamedTuple):
+    """What a source has at one instant; no candidates where nothing can go yet."""
 
-    stream: int
-    query: int
-    layer: int
+    heads: tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    progress: tuple[int, ...] = ()
+
+
+class Source(Protocol):
+    """Where layers come from."""
+
+    def done(self) -> bool:
+        """Whether nothing is left to issue, now or later."""
+        ...
+
+    def offer(self, device: NpuState) -> Offer:
+        """What could be issued when the channel is free."""
+        ...
+
+    def next_event(self) -> int:
+        """After an empty offer: when there may be something."""
+        ...
+
+    def issued(self, candidate: Candidate, times: Issue, step: int) -> None:
+        """One of the candidates went."""
+        ...
 
 
 class Executor(Protocol):
@@ -29,68 +48,35 @@ class Executor(Protocol):
         """Let time pass until another layer can be issued; return the device's clocks then."""
         ...
 
-    def submit(self, task: Task, not_before: int) -> None:
-        """Issue a layer and return at once."""
+    def idle_until(self, tick: int) -> None:
+        """Let time pass with nothing to do."""
+        ...
+
+    def submit(self, start: Start) -> Issue:
+        """Issue a layer; return when it is fetched and computed."""
         ...
 
 
-DONE = 1 << 62
-"""Progress of a stream that has issued all the queries it was given: never behind, never to go."""
-
-
 class Engine:
-    """Runs saturated streams: their next query is always there."""
+    """Runs a source's work on an executor as a policy decides."""
 
-    def __init__(self, setting: Setting, policy: Policy, executor: Executor) -> None:
-        streams = len(setting.programs)
-        self._setting, self._policy, self._executor = setting, policy, executor
-        self._query = [0] * streams
-        self._layer = [0] * streams
-        self._last_issued = [-1] * streams
-        self._progress = [0] * streams
-        self._band = policy.band
-        self._gains = self._band.gains(setting.programs) if self._band else None
+    def __init__(self, source: Source, policy: Policy, executor: Executor) -> None:
+        self._source, self._policy, self._executor = source, policy, executor
 
-    def run(self, work: int, quota: Sequence[int] | None = None) -> None:
-        """Issue layers until *work* ticks of work (``Program.work``) are issued.
-
-        quota: with a band, the queries each stream may issue in all.
-        """
-        issued = step = 0
-        while issued < work:
-            view = self._view()
-            start = self._policy.decide(view)
-            if start.candidate not in view.candidates:
+    def run(self) -> int:
+        """Issue layers until the source is done; returns how many."""
+        step = 0
+        while not self._source.done():
+            device = self._executor.wait()
+            offer = self._source.offer(device)
+            if not offer.candidates:
+                if not self._source.done():  # the last waiting requests may just have been dropped
+                    self._executor.idle_until(self._source.next_event())
+                continue
+            start = self._policy.decide(View(device, *offer))
+            if start.candidate not in offer.candidates:
                 raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
-            task = Task(start.candidate.stream, start.candidate.query, start.candidate.layer)
-            self._executor.submit(task, start.not_before)
-            issued += self._setting.programs[task.stream].work[task.layer]
-            self._advance(task, step, quota)
+            times = self._executor.submit(start)
+            self._source.issued(start.candidate, times, step)
             step += 1
-
-    def _view(self) -> View:
-        heads = tuple(self._head(stream) for stream in range(len(self._query)))
-        device = self._executor.wait()
-        if not self._band or not self._gains:
-            return View(device, heads, heads)
-        gains = [self._gains[head.stream][head.layer] for head in heads]
-        allowed = may_go(self._progress, gains, self._band.max_lag_units)
-        candidates = tuple(head for head in heads if allowed[head.stream])
-        return View(device, heads, candidates, tuple(self._progress))
-
-    def _head(self, stream: int) -> Candidate:
-        program, layer = self._setting.programs[stream], self._layer[stream]
-        return Candidate(
-            stream, self._query[stream], layer, program.fetch[layer], program.compute[layer], self._last_issued[stream]
-        )
-
-    def _advance(self, task: Task, step: int, quota: Sequence[int] | None) -> None:
-        stream = task.stream
-        self._last_issued[stream] = step
-        if self._gains:
-            self._progress[stream] += self._gains[stream][task.layer]
-        self._layer[stream] = (task.layer + 1) % len(self._setting.programs[stream])
-        if self._layer[stream] == 0:
-            self._query[stream] += 1
-            if quota and self._query[stream] >= quota[stream]:
-                self._progress[stream] = DONE
+        return step

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from weft.devices.decoupled import Issue, NpuState, issue
-from weft.engine.engine import Task
-from weft.policies.base import Setting
+from weft.policies.base import Candidate, Setting, Start
 
 
 class SimulatedNpu:
-    """Answers at once with the time at which the channel is free again."""
+    """Answers at once with the times of what it was given."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self._buffer = setting.buffer
         self._state = NpuState()
-        self.log: list[tuple[Task, Issue]] = []
+        self.log: list[tuple[Candidate, Issue]] = []
         """What was issued, in order."""
 
     def wait(self) -> NpuState:
         return self._state
 
-    def submit(self, task: Task, not_before: int) -> None:
-        program = self._setting.programs[task.stream]
-        fetch, compute = program.fetch[task.layer], program.compute[task.layer]
-        self._state, times = issue(self._state, fetch, compute, self._setting.buffer, not_before)
-        self.log.append((task, times))
+    def idle_until(self, tick: int) -> None:
+        if tick > self._state.channel_free:
+            kept = tuple(entry for entry in self._state.resident if entry.done > tick)
+            self._state = self._state._replace(channel_free=tick, resident=kept)
+
+    def submit(self, start: Start) -> Issue:
+        head = start.candidate
+        self._state, times = issue(self._state, head.fetch, head.compute, self._buffer, start.not_before)
+        self.log.append((head, times))
+        return times

@@ -8,10 +8,14 @@ from dataclasses import fields
 from weft.errors import InputError, unknown_name
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Setting, Start, View
+from weft.policies.edf import EarliestDeadline
 from weft.policies.fairness import Band
 from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
+from weft.policies.layerweaver_plus import LayerweaverPlus
+from weft.policies.prema import Prema
 from weft.policies.weft import Weft
+from weft.policies.weft_plus import WeftPlus
 
 POLICIES: dict[str, type[Policy]] = {
     "fifo": Fifo,
@@ -21,6 +25,10 @@ POLICIES: dict[str, type[Policy]] = {
     "aimt": AiMt,
     "layerweaver": Layerweaver,
     "weft": Weft,
+    "edf": EarliestDeadline,
+    "prema": Prema,
+    "layerweaver+": LayerweaverPlus,
+    "weft+": WeftPlus,
 }
 """To add a policy, write it and add one line here."""
 

@@ -7,25 +7,38 @@ and what it may know grows by fields of ``View``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from weft.devices.decoupled import NpuState
 from weft.policies.fairness import Band
 from weft.program import Program
 from weft.workloads.saturated import DEFAULT_MAX_LAG
 
+NO_DEADLINE = 1 << 62
+
 
 class Candidate(NamedTuple):
-    """The next unissued layer of one stream."""
+    """The next unissued layer of one query: of a stream, or of a batch of requests."""
 
     stream: int
     query: int
     layer: int
-    """0 where the stream stands between two queries."""
+    """0 where the query has not begun."""
     fetch: int
     compute: int
     last_issued: int
-    """Step at which this stream was last chosen; -1 for never."""
+    """Step at which this stream, or this batch, was last chosen; -1 for never."""
+    program: int
+    """Which of the setting's programs it runs."""
+    arrival: int = 0
+    """When its oldest request arrived; 0 in saturated streams."""
+    deadline: int = NO_DEADLINE
+    """When the first of its requests that can still be on time is due; none for late ones."""
+    remaining: int = 0
+    """Estimated ticks to the end of the query, had it the device to itself."""
+    whole: int = 0
+    """The same for the query from its start."""
+    priority: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +62,9 @@ class View:
 
     device: NpuState
     heads: tuple[Candidate, ...]
-    """The next layer of every stream."""
+    """The next layer of every stream, or of every batch in flight or ready."""
     candidates: tuple[Candidate, ...]
-    """Those of the heads that may go; at least one. The fairness rule holds the others back."""
+    """Those of the heads that may go; at least one. The fairness rule holds streams back, lateness requests."""
     progress: tuple[int, ...] = ()
     """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
 
@@ -68,6 +81,9 @@ class Policy:
     """Chooses the next layer. Further fields of a policy are the options a user may set."""
 
     setting: Setting
+
+    foresight: ClassVar[int] = 0
+    """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
 
     def decide(self, view: View) -> Start:
         """Pick one of ``view.candidates``."""

@@ -11,19 +11,20 @@ from weft.policies.base import Candidate, Policy, Start, View
 
 
 def _continued(view: View) -> Candidate | None:
-    """The stream that is in the middle of a query, if any."""
-    return next((candidate for candidate in view.candidates if candidate.layer > 0), None)
+    """The query that was served last, if it is not done."""
+    begun = [candidate for candidate in view.candidates if candidate.layer > 0]
+    return max(begun, key=lambda candidate: candidate.last_issued) if begun else None
 
 
 @dataclass(frozen=True)
 class Fifo(Policy):
-    """One model at a time with eager prefetch: all waiting queries of the first model, then of the next."""
+    """One model at a time with eager prefetch: by arrival; where all queries wait from the start, model by model."""
 
     def decide(self, view: View) -> Start:
         return Start(_continued(view) or min(view.candidates, key=self._turn))
 
-    def _turn(self, candidate: Candidate) -> tuple[int, int]:
-        return candidate.query // self.setting.rounds, candidate.stream
+    def _turn(self, candidate: Candidate) -> tuple[int, int, int]:
+        return candidate.arrival, candidate.query // self.setting.rounds, candidate.stream
 
 
 @dataclass(frozen=True)

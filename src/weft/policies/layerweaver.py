@@ -6,6 +6,7 @@ full buffer, and memory idle is charged only where the choice causes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Layerweaver(Policy):
 
     @property
     def disabled(self) -> bool:
+        """Whether the failsafe holds for good, because all models lie on one side."""
         sides = {program.compute_bound for program in self.setting.programs}
         return self.failsafe and len(sides) == 1
 
@@ -56,14 +58,21 @@ class Layerweaver(Policy):
         return f"failsafe: all models are {side}-bound here, so they run one at a time" if self.disabled else ""
 
     def decide(self, view: View) -> Start:
-        if self.disabled:
+        if self.failsafe and self.one_sided(view.heads):
             return Fifo(self.setting).decide(view)
+        return Start(min(self.unstarved(view), key=lambda idle: idle.rank).candidate)
+
+    def one_sided(self, heads: Iterable[Candidate]) -> bool:
+        """Whether all that runs now lies on one side of the balance point."""
+        return len({self.setting.programs[head.program].compute_bound for head in heads}) == 1
+
+    def unstarved(self, view: View) -> list[Idle]:
+        """All candidates priced, or only the models that must go on to reach layers of the other kind."""
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
-        return Start(min(self._unstarved(costs), key=lambda idle: idle.rank).candidate)
+        return self._unstarved(costs)
 
     def _unstarved(self, costs: list[Idle]) -> list[Idle]:
-        """All candidates, or only the models that must go on to reach layers of the other kind."""
         if all(idle.compute > 0 for idle in costs):
             stuck = [idle for idle in costs if self._compute_bound(idle)]
         elif all(idle.memory > 0 for idle in costs):
@@ -73,7 +82,7 @@ class Layerweaver(Policy):
         return stuck or costs
 
     def _compute_bound(self, idle: Idle) -> bool:
-        return self.setting.programs[idle.candidate.stream].compute_bound
+        return self.setting.programs[idle.candidate.program].compute_bound
 
 
 def idle_of(candidate: Candidate, before: NpuState, buffer: int, largest: int) -> Idle:

@@ -116,7 +116,13 @@ class Weft(Policy):
         program = self.setting.programs[issued.stream]
         layer = (issued.layer + 1) % len(program)
         follower = Candidate(
-            issued.stream, issued.query + (layer == 0), layer, program.fetch[layer], program.compute[layer], -1
+            issued.stream,
+            issued.query + (layer == 0),
+            layer,
+            program.fetch[layer],
+            program.compute[layer],
+            -1,
+            issued.program,
         )
         heads = tuple(follower if head.stream == issued.stream else head for head in view.heads)
         progress = list(view.progress)

@@ -1,0 +1,70 @@
+"""Streams that never run dry, as a source of work: the next query of a stream is always there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.devices.decoupled import Issue, NpuState
+from weft.engine.engine import Offer
+from weft.policies.base import Candidate, Setting
+from weft.policies.fairness import Band, may_go
+
+DONE = 1 << 62
+"""Progress of a stream that has issued all the queries it was given: never behind, never to go."""
+
+
+class SaturatedStreams:
+    """Offers the next layer of every stream until *work* ticks of work (``Program.work``) are issued.
+
+    quota: with a band, the queries each stream may issue in all.
+    """
+
+    def __init__(self, setting: Setting, band: Band | None, work: int, quota: Sequence[int] | None = None) -> None:
+        streams = len(setting.programs)
+        self._setting, self._band, self._quota = setting, band, quota
+        self._gains = band.gains(setting.programs) if band else None
+        self._work_left = work
+        self._query = [0] * streams
+        self._layer = [0] * streams
+        self._last_issued = [-1] * streams
+        self._progress = [0] * streams
+
+    def done(self) -> bool:
+        return self._work_left <= 0
+
+    def next_event(self) -> int:
+        raise AssertionError("a saturated stream always has a layer to offer")
+
+    def offer(self, device: NpuState) -> Offer:
+        heads = tuple(self._head(stream) for stream in range(len(self._query)))
+        if not self._band or not self._gains:
+            return Offer(heads, heads)
+        gains = [self._gains[head.stream][head.layer] for head in heads]
+        allowed = may_go(self._progress, gains, self._band.max_lag_units)
+        return Offer(heads, tuple(head for head in heads if allowed[head.stream]), tuple(self._progress))
+
+    def _head(self, stream: int) -> Candidate:
+        program, layer = self._setting.programs[stream], self._layer[stream]
+        return Candidate(
+            stream=stream,
+            query=self._query[stream],
+            layer=layer,
+            fetch=program.fetch[layer],
+            compute=program.compute[layer],
+            last_issued=self._last_issued[stream],
+            program=stream,
+            remaining=program.remaining[layer],
+            whole=program.total_work,
+        )
+
+    def issued(self, candidate: Candidate, times: Issue, step: int) -> None:
+        stream, program = candidate.stream, self._setting.programs[candidate.stream]
+        self._work_left -= program.work[candidate.layer]
+        self._last_issued[stream] = step
+        if self._gains:
+            self._progress[stream] += self._gains[stream][candidate.layer]
+        self._layer[stream] = (candidate.layer + 1) % len(program)
+        if self._layer[stream] == 0:
+            self._query[stream] += 1
+            if self._quota and self._query[stream] >= self._quota[stream]:
+                self._progress[stream] = DONE

@@ -1,0 +1,15 @@
+"""Earliest deadline first, at every layer: the classic of real-time scheduling, blind to the two resources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.policies.base import Policy, Start, View
+
+
+@dataclass(frozen=True)
+class EarliestDeadline(Policy):
+    """The query that is due first; the one that arrived first among equals."""
+
+    def decide(self, view: View) -> Start:
+        return Start(min(view.candidates, key=lambda c: (c.deadline, c.arrival)))

@@ -1,0 +1,45 @@
+"""Layerweaver+ (Oh, dissertation, chapter V): weave, but switch to the most urgent request in time.
+
+Mode 1 is Layerweaver's least idle time, ties going to the least slack. If the most urgent request
+could then no longer finish alone before its deadline, mode 2 takes its layer instead. The printed
+pseudo-code (Fig. V.3, line 23) has that comparison reversed; the prose has it right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.devices.decoupled import issue
+from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, View
+from weft.policies.layerweaver import Layerweaver
+
+
+@dataclass(frozen=True)
+class LayerweaverPlus(Policy):
+    """Two modes; deadlines of late requests do not count."""
+
+    failsafe: bool = True
+    """Mode 1 by least slack alone where all that runs lies on one side of the balance point."""
+    precise: bool = False
+    """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
+
+    def decide(self, view: View) -> Start:
+        woven = self.throughput_choice(view)
+        due = [c for c in view.candidates if c.deadline < NO_DEADLINE]
+        if due:
+            urgent = min(due, key=lambda c: c.deadline)
+            if urgent.deadline - self.end_after(woven, view) < urgent.remaining:
+                return Start(urgent)
+        return Start(woven)
+
+    def throughput_choice(self, view: View) -> Candidate:
+        """Mode 1."""
+        weaver = Layerweaver(self.setting, self.failsafe)
+        if self.failsafe and weaver.one_sided(view.heads):
+            return min(view.candidates, key=lambda c: c.deadline)
+        return min(weaver.unstarved(view), key=lambda idle: (idle.total, idle.candidate.deadline)).candidate
+
+    def end_after(self, candidate: Candidate, view: View) -> int:
+        """When the array would be free after this candidate."""
+        after, _ = issue(view.device, candidate.fetch, candidate.compute, self.setting.buffer)
+        return after.array_free

@@ -1,0 +1,39 @@
+"""Our deadline policy: Layerweaver+'s two modes with a better sense of time.
+
+A woven request does not have the device to itself, so its rest is taken to last ``stretch`` percent of
+its time alone, for every request and not only for the one due first; and a request counts as late as soon
+as it cannot make it any more, so that hopeless ones stop taking time from those that can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft.errors import InputError
+from weft.policies.base import NO_DEADLINE, Start, View
+from weft.policies.layerweaver_plus import LayerweaverPlus
+
+
+@dataclass(frozen=True)
+class WeftPlus(LayerweaverPlus):
+    """Weave; rescue whoever is shortest of time; let go of whoever cannot be rescued."""
+
+    stretch: int = 200
+    """How long a woven rest is taken to last, in percent of its time alone."""
+
+    foresight: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stretch <= 10_000:
+            raise InputError(f"stretch = {self.stretch} must be a percentage from 0 to 10000")
+
+    def decide(self, view: View) -> Start:
+        woven = self.throughput_choice(view)
+        end = self.end_after(woven, view)
+        slack = {
+            c: c.deadline - end - c.remaining * self.stretch // 100 for c in view.candidates if c.deadline < NO_DEADLINE
+        }
+        if slack and min(slack.values()) < 0:
+            return Start(min(slack, key=lambda c: slack[c]))
+        return Start(woven)

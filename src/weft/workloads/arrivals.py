@@ -1,0 +1,134 @@
+"""When requests arrive: one small generator per process, in blocks, so that memory does not grow with the run.
+
+A generator yields sorted blocks of seconds and never ends by itself, except a trace, which ends with
+its file. Randomness comes from the generator given; nothing here is global.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import WorkloadError
+
+Floats = npt.NDArray[np.float64]
+Rng = np.random.Generator
+
+BLOCK = 4096
+
+
+def poisson(rate: float, rng: Rng) -> Iterator[Floats]:
+    """Independent arrivals: exponential gaps of mean 1/rate."""
+    return _from_gaps(lambda: rng.exponential(1 / rate, BLOCK))
+
+
+def uniform(rate: float, rng: Rng) -> Iterator[Floats]:
+    """Evenly spaced arrivals, the first at a random place within the first gap."""
+    offset = rng.uniform(0, 1 / rate)
+    sent = 0
+    while True:
+        yield offset + np.arange(sent, sent + BLOCK) / rate
+        sent += BLOCK
+
+
+def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: float) -> Iterator[Floats]:
+    """A two-state process: bursts of *factor* times the mean rate for *share* of the time, Poisson within a state.
+
+    length_s: mean length of a burst; calm spells are as long as the share asks for.
+    """
+    calm_rate = rate * (1 - factor * share) / (1 - share)
+    state = {"now": 0.0, "until": 0.0, "burst": True}
+
+    def gaps() -> Floats:
+        found = np.empty(BLOCK)
+        last = state["now"]
+        for i in range(BLOCK):
+            time = last
+            while True:
+                speed = factor * rate if state["burst"] else calm_rate
+                step = rng.exponential(1 / speed) if speed > 0 else math.inf
+                if time + step <= state["until"]:
+                    time += step
+                    break
+                time = state["until"]
+                state["burst"] = not state["burst"]
+                mean = length_s if state["burst"] else length_s * (1 - share) / share
+                state["until"] = time + rng.exponential(mean)
+            found[i] = time - last
+            last = time
+        state["now"] = last
+        return found
+
+    return _from_gaps(gaps)
+
+
+def trace(times_s: Floats, speedup: float) -> Iterator[Floats]:
+    """The given times, run *speedup* times as fast, from their first one on; then no more."""
+    scaled = (times_s - times_s[0]) / speedup
+    for start in range(0, len(scaled), BLOCK):
+        yield scaled[start : start + BLOCK]
+
+
+def _from_gaps(gaps: Callable[[], Floats]) -> Iterator[Floats]:
+    last = 0.0
+    while True:
+        block = last + np.cumsum(gaps())
+        last = float(block[-1])
+        yield block
+
+
+def read_times(path: Path, column: str | None = None) -> Floats:
+    """Times of a CSV file in seconds: numbers, or dates and times, from the named column or the first."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise WorkloadError(f"{path}: cannot read the trace: {error}") from error
+    if not rows:
+        raise WorkloadError(f"{path}: the trace is empty")
+    index, body = _column(path, rows, column)
+    times = np.array([_time(path, number, row, index) for number, row in body])
+    if len(times) < 2:
+        raise WorkloadError(f"{path}: a trace needs at least two times, this one has {len(times)}")
+    for (number, _), (before, after) in zip(body[1:], pairwise(times), strict=True):
+        if after < before:
+            raise WorkloadError(f"{path}, line {number}: {after} comes after {before}; sort the trace by time")
+    return times
+
+
+def _column(path: Path, rows: list[list[str]], column: str | None) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Which column holds the times, and the numbered rows below a header."""
+    numbered = list(enumerate(rows, start=1))
+    if column is None:
+        return 0, numbered if _parsed(rows[0][0] if rows[0] else "") is not None else numbered[1:]
+    if column not in rows[0]:
+        raise WorkloadError(f"{path}: no column {column!r} in the header {', '.join(rows[0])}")
+    return rows[0].index(column), numbered[1:]
+
+
+def _time(path: Path, number: int, row: list[str], index: int) -> float:
+    text = row[index].strip() if index < len(row) else ""
+    if not text:
+        raise WorkloadError(f"{path}, line {number}: no time here; a trace has no gaps")
+    value = _parsed(text)
+    if value is None:
+        raise WorkloadError(f"{path}, line {number}: {text!r} is neither a number of seconds nor a date and time")
+    return value
+
+
+def _parsed(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        try:
+            return datetime.fromisoformat(text.strip()).timestamp()
+        except ValueError:
+            return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,172 @@
+"""Workload files: streams of requests with arrivals, deadlines and batch limits (TOML, docs/formats.md).
+
+The field names are the keys of the file; unknown keys are refused. ``Workload.scaled`` is what a
+search for the largest sustainable load turns.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from weft.errors import WorkloadError
+from weft.jsonfile import first_problem
+from weft.workloads import arrivals
+
+Floats = npt.NDArray[np.float64]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+MOST_REQUESTS = 10**9
+
+
+class Stream(BaseModel):
+    """Requests for one model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    """A zoo name, a packaged model or an .onnx file; what to call the stream, if it has profiles."""
+    profiles: tuple[str, ...] = ()
+    """Profile files for batch 1, 2, ... instead of a model, relative to the workload file."""
+    arrival: Literal["poisson", "uniform", "bursty", "closed", "trace"] = "poisson"
+    rate: Positive | None = None
+    """Requests per second on average; left out where the workload has a total rate."""
+    deadline_ms: Positive
+    """From arrival to the end of the last layer."""
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 16
+    batch_timeout_ms: NotNegative = 2.0
+    """How long the first request of a batch waits for others."""
+    priority: Literal[1, 3, 9] = 1
+    """For prema."""
+    seq_len: Annotated[int, Field(ge=1, le=65536)] = 16
+    clients: Annotated[int, Field(ge=1, le=65536)] = 1
+    """closed: each client sends its next request when its last one is answered..."""
+    think_ms: NotNegative = 0.0
+    """... and this much later."""
+    burst_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 4.0
+    """bursty: rate within a burst over the mean rate."""
+    burst_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """bursty: share of the time that is burst."""
+    burst_ms: Positive = 50.0
+    """bursty: mean length of a burst."""
+    trace: str | None = None
+    """trace: a CSV file, relative to the workload file."""
+    trace_column: str | None = None
+    speedup: Positive = 1.0
+    """trace: how many times as fast to replay it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Stream:
+        if self.profiles and len(self.profiles) < self.max_batch:
+            raise ValueError(f"max_batch = {self.max_batch} needs as many profiles, there are {len(self.profiles)}")
+        if self.arrival == "trace" and not self.trace:
+            raise ValueError("arrival = 'trace' needs trace = 'times.csv'")
+        if self.arrival == "bursty" and self.burst_factor * self.burst_share > 1:
+            raise ValueError(
+                f"burst_factor x burst_share = {self.burst_factor * self.burst_share:g} exceeds 1: "
+                "bursts alone would bring more than the mean rate"
+            )
+        return self
+
+
+class Workload(BaseModel):
+    """Streams that share a device, for how long, and from which seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str = "weaver-plus"
+    stream: Annotated[tuple[Stream, ...], Field(min_length=1, max_length=64)]
+    total_rate: Positive | None = None
+    """Requests per second of all streams together, divided by ``ratio``."""
+    ratio: tuple[Positive, ...] | None = None
+    """Shares of the total rate, one per stream: [64, 1]; equal where left out."""
+    duration_s: Positive = 10.0
+    warmup_s: NotNegative = 0.5
+    """Requests that arrive earlier are served but not counted."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    folder: str = "."
+    """Where relative paths start; set by the reader."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Workload:
+        if self.ratio and len(self.ratio) != len(self.stream):
+            raise ValueError(f"ratio has {len(self.ratio)} parts for {len(self.stream)} streams")
+        if self.ratio and self.total_rate is None:
+            raise ValueError("ratio divides total_rate, which is missing")
+        if self.warmup_s >= self.duration_s:
+            raise ValueError(f"warmup_s = {self.warmup_s:g} leaves nothing of duration_s = {self.duration_s:g}")
+        for index, stream in enumerate(self.stream):
+            if stream.arrival in ("poisson", "uniform", "bursty") and self.rates[index] is None:
+                raise ValueError(f"stream {index} ({stream.model}) has no rate, and there is no total_rate")
+        if sum(rate or 0 for rate in self.rates) * self.duration_s > MOST_REQUESTS:
+            raise ValueError(f"more than {MOST_REQUESTS} requests; lower the rates or duration_s")
+        return self
+
+    @property
+    def rates(self) -> tuple[float | None, ...]:
+        """Requests per second of each stream; None for closed streams and traces."""
+        if self.total_rate is None:
+            return tuple(stream.rate for stream in self.stream)
+        parts = self.ratio or (1.0,) * len(self.stream)
+        return tuple(self.total_rate * part / sum(parts) for part in parts)
+
+    def scaled(self, factor: float) -> Workload:
+        """The same workload with every open stream arriving *factor* times as fast."""
+        streams = tuple(
+            stream.model_copy(
+                update={"rate": stream.rate * factor if stream.rate else None, "speedup": stream.speedup * factor}
+            )
+            for stream in self.stream
+        )
+        total = self.total_rate * factor if self.total_rate else None
+        return self.model_copy(update={"stream": streams, "total_rate": total})
+
+    def arrivals(self, index: int, seed: int | None = None) -> Iterator[Floats]:
+        """Blocks of arrival times of one open stream, in seconds, up to ``duration_s``."""
+        stream, rate = self.stream[index], self.rates[index]
+        rng = np.random.default_rng([self.seed if seed is None else seed, index])
+        for block in self._endless(stream, rate or 0.0, rng):
+            inside = block[block < self.duration_s]
+            yield inside
+            if len(inside) < len(block):
+                return
+
+    def _endless(self, stream: Stream, rate: float, rng: np.random.Generator) -> Iterator[Floats]:
+        if stream.arrival == "trace":
+            times = arrivals.read_times(Path(self.folder) / str(stream.trace), stream.trace_column)
+            return arrivals.trace(times, stream.speedup)
+        if stream.arrival == "uniform":
+            return arrivals.uniform(rate, rng)
+        if stream.arrival == "bursty":
+            return arrivals.bursty(
+                rate, rng, factor=stream.burst_factor, share=stream.burst_share, length_s=stream.burst_ms / 1e3
+            )
+        return arrivals.poisson(rate, rng)
+
+
+def read_workload(path: str | Path) -> Workload:
+    """The workload a TOML file describes; every value is checked."""
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{path}: cannot read the workload: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise WorkloadError(f"{path}: not a TOML file: {error}") from error
+    if "folder" in raw:
+        raise WorkloadError(f"{path}: unknown key 'folder'")
+    return parse_workload(raw | {"folder": str(Path(path).parent)}, str(path))
+
+
+def parse_workload(raw: dict[str, Any], where: str) -> Workload:
+    try:
+        return Workload.model_validate(raw)
+    except ValidationError as error:
+        raise WorkloadError(f"{where}: {first_problem(error, Workload)}") from error
