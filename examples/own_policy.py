@@ -1,6 +1,6 @@
 """A policy of one's own in a few lines: always issue the layer that is fetched soonest.
 
-    python examples/own_policy.py
+python examples/own_policy.py
 """
 
 from dataclasses import dataclass

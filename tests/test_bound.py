@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from naive import play, program, scenes
 from weft import bound
-from weft.bound import Demand, Prices, alone_ticks, best_mix, demand_of, mix_prices, prices
+from weft.bound import EVENING, Demand, Prices, alone_ticks, best_mix, demand_of, mix_prices, prices
 
 HEAVY = Demand(compute=8, memory=2, alone=8)
 LIGHT = Demand(compute=2, memory=8, alone=8)
@@ -178,3 +178,16 @@ def test_alone_is_what_a_long_run_played_tick_by_tick_comes_to(scene):
 
 def test_a_demand_is_what_a_query_keeps_busy():
     assert demand_of(program("a", (10, 7), (10, 3)), 10) == Demand(10, 20, 30.0)
+
+
+def test_equals_share_the_device_equally():
+    """Two copies of a model gain nothing from an uneven mix, so neither waits for the other."""
+    twin = Demand(100, 40, 100.0)
+    rates = best_mix([twin, twin])
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_evening_costs_at_most_a_thousandth():
+    demands = [Demand(100, 20, 100.0), Demand(15, 90, 90.0)]
+    worth = sum(rate * d.alone for rate, d in zip(best_mix(demands), demands, strict=True))
+    assert worth >= prices(demands).bound * (1 - EVENING - 1e-9)

@@ -270,3 +270,60 @@ def test_the_installed_command_exits_with_two_and_one_line() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "weft: " + done.stderr.removeprefix("weft: ").splitlines()[0] + "\n"
+
+
+# Names that look like markup, and other oddities
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, profile_file: Path
+) -> None:
+    odd = {**PROFILE, "model": "[/bold]x", "layers": [{**PROFILE["layers"][0], "name": "[red]conv"}]}  # type: ignore[index]
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(odd))
+    chip = str(device_file(tmp_path))
+    for command in ("simulate", "compare"):
+        code, shown, _ = run(capsys, command, "-d", chip, "--profile", str(path), "-n", "3")
+        assert code == 0
+        assert "[/bold]x" in shown
+
+
+def test_a_profile_made_for_another_device_is_pointed_out(
+    capsys: pytest.CaptureFixture[str], profile_file: Path
+) -> None:
+    _, _, said = run(capsys, "simulate", "-d", "tpuv3-like", "--profile", str(profile_file), "-n", "3")
+    assert "was made for my-chip" in said
+
+
+def test_profile_takes_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown model" in refused(capsys, "profile", "resnet50,bert-base")
+
+
+def test_a_lag_nobody_can_mean_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "max lag" in refused(capsys, "simulate", "-m", "resnet50", "--max-lag", "1e30")
+
+
+def test_a_trace_whose_times_run_backwards_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    span = {
+        "model": "m", "query": 0, "layer": "a", "fetch_start_s": 1, "fetch_end_s": 0,
+        "compute_start_s": 2, "compute_end_s": 1e300, "stream": 0, "weight_bytes": 1,
+    }  # fmt: skip
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"format": 1, "streams": ["m"], "spans": [span]}))
+    assert "do not follow each other" in refused(capsys, "timeline", str(path), "--html", str(tmp_path / "x.html"))
+
+
+def test_an_error_inside_a_progress_bar_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "activation" in refused(capsys, "compare", "-d", "nnpi-like", "-b", "16", "-m", "resnet50,inception-v3")
+
+
+def test_an_exported_table_model_is_streamed_like_its_description(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weights = []
+    for tables in ("stream", "gather"):
+        path, out = tmp_path / f"{tables}.onnx", tmp_path / "c.json"
+        assert run(capsys, "models", "export", "ncf", "--tables", tables, "-o", str(path))[0] == 0
+        run(capsys, "models", "show", str(path), "--json", str(out))
+        weights.append(json.loads(out.read_text())["weights"])
+    assert weights == [138_493 * 192 + 26_744 * 192 + 106_624, 106_624]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from naive import greedy_order, in_turn, play, profiles, program, scenes
 from weft.devices import load_npu
 from weft.devices.decoupled import NpuState, issue
-from weft.engine import Engine, SimulatedNpu
+from weft.engine import Engine, SaturatedStreams, SimulatedNpu
 from weft.engine.compiled import compiled_order, replayed
 from weft.models import zoo
 from weft.policies import Option, Setting, make_policy
@@ -54,7 +54,8 @@ def runs(setting: Setting, quota: Sequence[int] | None) -> int:
 def plain(name: str, setting: Setting, quota: Sequence[int] | None, options: Mapping[str, Option]):
     """Order and times from the plain engine."""
     executor = SimulatedNpu(setting)
-    Engine(setting, make_policy(name, setting, options), executor).run(runs(setting, quota), quota)
+    policy = make_policy(name, setting, options)
+    Engine(SaturatedStreams(setting, policy.band, runs(setting, quota), quota), policy, executor).run()
     return [task.stream for task, _ in executor.log], [tuple(times) for _, times in executor.log]
 
 

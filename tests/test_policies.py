@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from naive import greedy_order, play, program, scenes
 from weft.devices.decoupled import NpuState, Resident
-from weft.engine import Engine, SimulatedNpu
+from weft.engine import Engine, SaturatedStreams, SimulatedNpu
 from weft.errors import InputError, InvalidStart
 from weft.policies import Candidate, Policy, Setting, Start, View, make_policy
 from weft.policies.layerweaver import Layerweaver, idle_of
@@ -18,7 +18,7 @@ from weft.program import Program
 
 
 def head(stream: int, fetch: int, compute: int, *, query: int = 0, layer: int = 0, last_issued: int = -1) -> Candidate:
-    return Candidate(stream, query, layer, fetch, compute, last_issued)
+    return Candidate(stream, query, layer, fetch, compute, last_issued, program=stream)
 
 
 def view(device: NpuState, *candidates: Candidate) -> View:
@@ -32,8 +32,9 @@ def chosen(policy: Policy, device: NpuState, *candidates: Candidate) -> int:
 def executed(name: str, setting: Setting, **options: bool | int | float) -> SimulatedNpu:
     """The device after the setting's rounds have been issued."""
     executor = SimulatedNpu(setting)
+    policy = make_policy(name, setting, options)
     work = setting.rounds * sum(p.total_work for p in setting.programs)
-    Engine(setting, make_policy(name, setting, options), executor).run(work)
+    Engine(SaturatedStreams(setting, policy.band, work), policy, executor).run()
     return executor
 
 
@@ -308,7 +309,7 @@ def test_weft_refuses_a_horizon_or_a_commitment_that_make_no_sense(horizon, comm
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name():
-    with pytest.raises(InputError, match=r"unknown policy 'layerweave'; did you mean layerweaver\?"):
+    with pytest.raises(InputError, match=r"unknown policy 'layerweave'; did you mean layerweaver or layerweaver\+\?"):
         make_policy("layerweave", PAIR)
 
 
@@ -350,4 +351,4 @@ class Cheat(Policy):
 
 def test_a_policy_that_starts_what_is_not_on_offer_is_stopped():
     with pytest.raises(InvalidStart, match=r"Cheat chose Candidate\(.*layer=1.* not on offer"):
-        Engine(PAIR, Cheat(PAIR), SimulatedNpu(PAIR)).run(10)
+        Engine(SaturatedStreams(PAIR, None, work=10), Cheat(PAIR), SimulatedNpu(PAIR)).run()

@@ -19,6 +19,9 @@ from weft.program import Program
 LEAST_SHARE = 0.1
 """No stream gets less than this share of what slicing the time equally would give it."""
 
+EVENING = 0.001
+"""Throughput that may be given up to divide the time equally."""
+
 _SETTLE_LAYERS = 200_000
 
 
@@ -45,6 +48,7 @@ class Prices:
         return self.compute + self.memory
 
     def of(self, demand: Demand) -> float:
+        """What that much of both resources is worth."""
         return self.compute * demand.compute + self.memory * demand.memory
 
 
@@ -115,7 +119,14 @@ def best_mix(demands: Sequence[Demand]) -> tuple[float, ...]:
             best, extra = worth, [0.0] * len(demands)
             for i, rate in zip(chosen, rates, strict=True):
                 extra[i] = rate
-    return tuple(rate + more for rate, more in zip(least, extra, strict=True))
+    return _evened([rate + more for rate, more in zip(least, extra, strict=True)], demands)
+
+
+def _evened(rates: Sequence[float], demands: Sequence[Demand]) -> tuple[float, ...]:
+    """Equal shares of the time instead, where that costs no more than EVENING of the throughput."""
+    equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
+    worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))
+    return tuple(equal if even_worth >= (1 - EVENING) * worth else rates)
 
 
 def _corners(

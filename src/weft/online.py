@@ -32,12 +32,16 @@ from weft.policies.weft_plus import WeftPlus
 from weft.profiles import Profile, estimate, read_profile
 from weft.program import Clock, Program, lower
 from weft.reports.requests import RequestReport, stream_report
+from weft.trace import Trace
+from weft.version import __version__
 from weft.workloads.online import Stream, Workload
 
 Ints = npt.NDArray[np.int64]
 
 UNBOUNDED_ROUNDS = 1 << 40
 BLOCK = 4096
+MOST_RECORDED = 1 << 20
+"""Issues and answers kept where a run is recorded; it goes on uncounted beyond."""
 
 ONLINE: dict[type[Policy], int] = {
     Fifo: k.FIFO,
@@ -57,10 +61,15 @@ class Tally:
     clocks: Ints
     counts: Ints
     histogram: Ints
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[Answer, ...]
     """Every request's fate, where asked for."""
-    order: tuple[tuple[int, int, int], ...] = ()
-    """Stream, query and layer of every issue, where asked for."""
+    issues: Ints
+    """Stream, query, layer, program and four times of every issue, where asked for."""
+
+    @property
+    def order(self) -> tuple[tuple[int, int, int], ...]:
+        """Stream, query and layer of every issue."""
+        return tuple((s, q, layer) for s, q, layer in self.issues[:, :3].tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +137,35 @@ def simulate_requests(
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
 
 
+def request_trace(case: Case, run: RequestRun) -> Trace:
+    """The spans of a recorded run; a query is a batch of its stream."""
+    stream, query, layer, program, *_ = run.tally.issues.T
+    sizes = np.array([size for p in case.setting.programs for size in p.weight_bytes], np.int64)
+    first = np.cumsum([0, *map(len, case.setting.programs)], dtype=np.int64)
+    fetch_start, fetch_end, compute_start, compute_end = (run.tally.issues[:, 4:] * run.tick_s).T.copy()
+    return Trace(
+        streams=tuple(spec.model for spec in case.workload.stream),
+        layers=tuple(case.setting.programs[term.programs].names for term in case.terms),
+        stream=stream,
+        query=query,
+        layer=layer,
+        fetch_start_s=fetch_start,
+        fetch_end_s=fetch_end,
+        compute_start_s=compute_start,
+        compute_end_s=compute_end,
+        weight_bytes=sizes[first[program] + layer],
+        settings={
+            "weft": __version__,
+            "device": case.npu.name,
+            "weight_buffer_bytes": case.npu.weight_buffer_bytes,
+            "bandwidth_bytes_per_s": case.npu.bandwidth_bytes_per_s,
+            "policy": run.report.policy,
+            "late": run.report.late,
+            "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
+        },
+    )
+
+
 def estimates(case: Case, policy: Policy) -> list[Sequence[int]]:
     """Remaining time from every layer of every program, as the policy estimates it."""
     if not getattr(policy, "precise", False):
@@ -192,13 +230,10 @@ def _plain(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
         end=case.clock.ticks(case.workload.duration_s),
     )
     steps = Engine(source, policy, executor).run()
-    order = tuple((head.stream, head.query, head.layer) for head, _ in executor.log)
-    return _tallied(case, source, executor, steps, order)
+    return _tallied(case, source, executor, steps)
 
 
-def _tallied(
-    case: Case, source: Requests, executor: SimulatedNpu, steps: int, order: tuple[tuple[int, int, int], ...]
-) -> Tally:
+def _tallied(case: Case, source: Requests, executor: SimulatedNpu, steps: int) -> Tally:
     """Count a plain run as the compiled loop does."""
     warm = case.clock.ticks(case.workload.warmup_s)
     counts = np.zeros((len(case.terms), 10), np.int64)
@@ -225,13 +260,15 @@ def _tallied(
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
     clocks[k.COMPUTED] = sum(head.compute for head, _ in executor.log)
     clocks[k.STEPS] = steps
-    return Tally(clocks, counts, histogram, tuple(source.answers), order)
+    issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
+    return Tally(clocks, counts, histogram, tuple(source.answers), np.array(issues, np.int64).reshape(-1, 8))
 
 
 def _compiled(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:
     models, terms, rules = _static(case, policy, late)
     state = _fresh_state(case)
-    log = k.Log(np.empty((1 << 20 if record else 0, 8), np.int64), np.empty((1 << 20 if record else 0, 3), np.int64))
+    room = MOST_RECORDED if record else 0
+    log = k.Log(np.empty((room, 8), np.int64), np.empty((room, 3), np.int64))
     streams = len(case.terms)
     sources = [_blocks(case, index, seed) for index in range(streams)]
     arrivals = np.empty((streams, 2 * BLOCK), np.int64)
@@ -243,8 +280,7 @@ def _compiled(case: Case, policy: Policy, late: str, seed: int | None, record: b
         if k.serve(models, terms, rules, state, log, arrivals, known, more):
             break
     answers = tuple(Answer(*row) for row in log.answers[: state.clocks[k.ANSWERED]].tolist())
-    order = tuple((s, q, layer) for s, q, layer, *_ in log.issues[: state.clocks[k.LOGGED]].tolist())
-    return Tally(state.clocks, state.counts, state.histogram, answers, order)
+    return Tally(state.clocks, state.counts, state.histogram, answers, log.issues[: state.clocks[k.LOGGED]])
 
 
 def _refill(arrivals: Ints, known: Ints, more: npt.NDArray[np.bool_], index: int, source: Iterator[Ints]) -> None:

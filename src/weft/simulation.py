@@ -141,4 +141,5 @@ def _settings(
         "batch": [profile.batch for profile in profiles],
         "queries": workload.rounds,
         "mix": list(workload.mix) if workload.mix else None,
+        "max_lag": workload.max_lag,
     }

@@ -64,7 +64,7 @@ class Sustained:
     violation_rate: float
     """Of the stream that suffers most, there."""
     noise_limited: bool
-    """Whether single seeds disagree with the answer by more than the bracket."""
+    """Whether single seeds would move the answer by more than the search's own tolerance."""
     lowest_rate: float
     """No seed failed below this."""
     highest_rate: float
@@ -180,7 +180,7 @@ def _answer(
         unsustained_rate=rate * high,
         stp=stp * low,
         violation_rate=_mean(tried[low]),
-        noise_limited=lowest <= low or highest >= high,
+        noise_limited=highest > lowest * (1 + question.tolerance) ** 2,
         lowest_rate=rate * lowest,
         highest_rate=rate * highest,
         runs=sum(len(seen) for seen in tried.values()),

@@ -18,6 +18,8 @@ from weft.errors import InputError
 from weft.jsonfile import read_json, write_json
 
 FORMAT = 1
+LAST_S = 1e9
+"""No trace ends later."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -58,7 +60,7 @@ class Trace:
     compute_end_s: Floats
     weight_bytes: Ints
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Device, policy, batch, versions: whatever is needed to make this trace again."""
+    """What produced it: device, policy and its options, models, batch, mix, version."""
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -116,6 +118,13 @@ class Trace:
         )
 
 
+def _checked(span: Span) -> Span:
+    times = (span.fetch_start_s, span.fetch_end_s, span.compute_start_s, span.compute_end_s)
+    if not (0 <= times[0] <= times[1] <= times[2] <= times[3] <= LAST_S):
+        raise ValueError(f"the times of layer {span.layer!r} of query {span.query} do not follow each other")
+    return span
+
+
 def trace_as_dict(trace: Trace) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -135,7 +144,7 @@ def read_trace(path: str | Path) -> Trace:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise InputError(f"{path}: not a weft trace of format {FORMAT}")
     try:
-        spans = [Span(**entry) for entry in raw["spans"]]
+        spans = [_checked(Span(**entry)) for entry in raw["spans"]]
         return Trace.from_spans(spans, raw["streams"], raw.get("settings"))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: a span does not have the fields of the format: {error}") from error

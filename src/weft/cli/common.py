@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from weft.errors import InputError, ModelError, WorkloadError
@@ -66,7 +67,10 @@ def read_profiles(
         model = load_model(name, shapes=given.get(name), parameters=parameters)
         warn_of_unknown_ops(model.name, model.unknown_ops)
         profiles.append(estimate(model, npu, batch=batch, cost=cost))
-    profiles += [read_profile(path) for path in files or ()]
+    for path in files or ():
+        profiles.append(read_profile(path))
+        if profiles[-1].device != npu.name:
+            typer.echo(f"weft: {path} was made for {profiles[-1].device}, and runs on {npu.name} here", err=True)
     if not profiles:
         raise InputError("nothing to run: give --models, --profile, or both")
     return profiles
@@ -131,10 +135,17 @@ def _option(text: str, value: str) -> Option:
 
 def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
     """A table whose first *left* columns are text and the others numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
     return table
+
+
+def add_row(table: Table, *cells: str, style: str = "") -> None:
+    """A row of plain text: names come from files and may hold what rich takes for markup."""
+    table.add_row(*map(escape, cells), style=style)
 
 
 def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
@@ -147,7 +158,8 @@ def progress_bar(what: str, total: int) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    silent = not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as progress:
         task = progress.add_task(what, total=total)
 
         def advance(description: str | None = None, done: int | None = None, of: int | None = None) -> None:

@@ -20,6 +20,7 @@ from weft.cli.common import (
     Shapes,
     Spill,
     Tables,
+    add_row,
     console,
     make_workload,
     number,
@@ -30,6 +31,7 @@ from weft.cli.common import (
 
 if TYPE_CHECKING:
     from weft.policies import Option
+    from weft.profiles import Profile
     from weft.reports.report import Report
 
 
@@ -54,7 +56,7 @@ def command(
     """Run several policies on the same models and show them side by side."""
     from weft.devices import load_npu
     from weft.jsonfile import write_json
-    from weft.policies import POLICIES
+    from weft.policies import POLICIES, check_policy
     from weft.reports.html import write_html
     from weft.simulation import simulate
     from weft.sweep import sweep_aimt
@@ -63,19 +65,22 @@ def command(
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     workload = make_workload(queries, mix, max_lag)
     names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
+    for name in names:
+        check_policy(name)
     options: dict[str, dict[str, Option]] = {}
     runs = []
     with progress_bar("simulating", len(names) + sweep) as advance:
-        if sweep:
+        if sweep and "aimt" in names:
             advance("sweeping aimt")
             options["aimt"] = dict(sweep_aimt([profiles], npu).options)
         for name in names:
             runs.append(simulate(profiles, npu, name, workload, options=options.get(name), spill=spill))
             advance()
     reports = [run.report for run in runs]
-    print_comparison(reports, f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {batch}")
-    if sweep:
-        console.print(f"[dim]aimt with {options['aimt']}[/dim]", highlight=False)
+    print_comparison(reports, f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {_batches(profiles)}")
+    if "aimt" in options:
+        tuned = ", ".join(f"{key} {value:g}" for key, value in options["aimt"].items())
+        console.print(f"[dim]aimt with {tuned}[/dim]", highlight=False)
     if json_file:
         write_json(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
     if html:
@@ -84,13 +89,18 @@ def command(
         console.print(f"timeline of {best_run.report.policy}: {html}", highlight=False)
 
 
+def _batches(profiles: list[Profile]) -> str:
+    return " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
+
+
 def print_comparison(reports: list[Report], title: str) -> None:
     columns = ("policy", "STP", "of bound", "ANTT", "worst", "PE", "DRAM", "queries")
     table = plain_table(title, columns)
     best = max(report.stp for report in reports)
     for report in reports:
         style = "bold" if report.stp == best else ""
-        table.add_row(
+        add_row(
+            table,
             report.policy,
             number(report.stp),
             f"{report.fraction_of_bound:.1%}",

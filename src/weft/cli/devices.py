@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
-from weft.cli.common import console, number, plain_table
+from weft.cli.common import add_row, console, number, plain_table
 
 app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 
@@ -19,7 +20,8 @@ def list_devices() -> None:
     table = plain_table("devices", ("device", "from", "TOP/s", "GB/s", "weights MiB", "ops/byte"), left=2)
     for name in presets():
         npu = load_npu(name)
-        table.add_row(
+        add_row(
+            table,
             name,
             npu.source,
             number(npu.macs_per_s, 1, scale=2e-12),
@@ -36,4 +38,5 @@ def show(device: Annotated[str, typer.Argument(help="A preset or a TOML file.")]
     from weft.devices import load_npu
 
     for key, value in load_npu(device).model_dump(exclude_none=True).items():
-        console.print(f"{key} = {value!r}".replace("'", '"'), highlight=False, markup=False)
+        text = json.dumps(value, ensure_ascii=False)  # what JSON writes of our values is TOML too
+        console.print(f"{key} = {text}", highlight=False, markup=False, soft_wrap=True)

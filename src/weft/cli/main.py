@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from weft.cli import compare, devices, models, profile, reproduce, simulate, timeline
+from weft.cli import compare, devices, models, profile, reproduce, simulate, sustain, timeline
 from weft.errors import WeftError
 from weft.version import __version__
 
@@ -40,6 +40,7 @@ app.add_typer(devices.app, name="devices")
 app.command("profile")(profile.command)
 app.command("simulate")(simulate.command)
 app.command("compare")(compare.command)
+app.command("sustain")(sustain.command)
 app.command("timeline")(timeline.command)
 app.command("reproduce")(reproduce.command)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from weft.cli.common import (
     JsonFile,
     SeqLen,
     Shapes,
     Tables,
+    add_row,
     console,
     number,
     parse_shapes,
@@ -36,8 +38,13 @@ def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
     for name, entry in ZOO.items():
         model = load_model(name, parameters={"seq_len": seq_len, "tables": tables})
         weighted = sum(layer.weights > 0 for layer in model.layers)
-        table.add_row(
-            name, entry.description, number(model.macs, scale=1e-9), number(model.weights, 2, scale=1e-6), str(weighted)
+        add_row(
+            table,
+            name,
+            entry.description,
+            number(model.macs, scale=1e-9),
+            number(model.weights, 2, scale=1e-6),
+            str(weighted),
         )
     console.print(table)
     found = packaged_models()
@@ -64,11 +71,11 @@ def show(
     found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})
     warn_of_unknown_ops(found.name, found.unknown_ops)
     console.print(
-        f"[bold]{found.name}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "
+        f"[bold]{escape(found.name)}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "
         f"({found.weight_bytes / 1e6:.1f} MB)  {found.parameters / 1e6:.3f} M parameters  {len(found.layers)} layers"
     )
     for name, dims in found.inputs:
-        console.print(f"  input {name}: {'x'.join(map(str, dims)) or 'scalar'}", highlight=False)
+        console.print(f"  input {escape(name)}: {'x'.join(map(str, dims)) or 'scalar'}", highlight=False)
     if layers:
         _print_layers(found)
     if json_file:
@@ -79,8 +86,8 @@ def _print_layers(model: Model) -> None:
     table = plain_table("", ("layer", "kind", "operators", "M", "K", "N", "groups", "MMACs", "weights"), left=3)
     for layer in model.layers:
         gemm = (layer.gemm.m, layer.gemm.k, layer.gemm.n, layer.gemm.groups) if layer.gemm else ("", "", "", "")
-        table.add_row(
-            layer.name, layer.kind, layer.op, *map(str, gemm), number(layer.macs, scale=1e-6), str(layer.weights)
+        add_row(
+            table, layer.name, layer.kind, layer.op, *map(str, gemm), number(layer.macs, scale=1e-6), str(layer.weights)
         )
     console.print(table)
 
@@ -121,6 +128,7 @@ def export(
     name: Annotated[str, typer.Argument(help="A zoo name.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The .onnx file to write.")],
     seq_len: SeqLen = 16,
+    tables: Tables = "stream",
     seed: Annotated[int, typer.Option("--seed", help="Draws the random weights.")] = 0,
 ) -> None:
     """Write a zoo model as a real ONNX file with seeded random weights."""
@@ -129,7 +137,8 @@ def export(
 
     if name not in zoo.ZOO:
         raise ModelError(unknown_name("zoo model", name, zoo.ZOO))
-    parameters = {"seq_len": seq_len} if "seq_len" in zoo.ZOO[name].parameters else {}
+    offered: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
+    parameters = {key: value for key, value in offered.items() if key in zoo.ZOO[name].parameters}
     with progress_bar(f"drawing {name}", 1) as advance:
         zoo.export(name, output, seed=seed, progress=lambda done, of: advance(done=done, of=of), **parameters)
     console.print(f"wrote {output}", highlight=False)

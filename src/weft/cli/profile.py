@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.common import Batch, Cost, DeviceName, SeqLen, Shapes, Tables, console, plain_table, read_profiles
+from weft.cli.common import (
+    Batch,
+    Cost,
+    DeviceName,
+    SeqLen,
+    Shapes,
+    Tables,
+    add_row,
+    console,
+    parse_shapes,
+    plain_table,
+    warn_of_unknown_ops,
+)
 
 
 def command(
@@ -21,15 +33,19 @@ def command(
 ) -> None:
     """Price a model's layers on a device; write the profile with -o."""
     from weft.devices import load_npu
-    from weft.profiles import write_profile
+    from weft.models.sources import load_model
+    from weft.profiles import estimate, write_profile
 
     npu = load_npu(device)
-    (profile,) = read_profiles(npu, model, None, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
+    shapes = parse_shapes(shape, [model]).get(model)
+    found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})
+    warn_of_unknown_ops(found.name, found.unknown_ops)
+    profile = estimate(found, npu, batch=batch, cost=cost)
     fetch_s = profile.weight_bytes / npu.bandwidth_bytes_per_s
     table = plain_table(f"{profile.model} on {npu.name}, batch {batch}", ("layer", "compute us", "fetch us", "MB"))
     for layer in profile.layers:
         fetch_us = layer.weight_bytes / npu.bandwidth_bytes_per_s * 1e6
-        table.add_row(layer.name, f"{layer.compute_s * 1e6:.2f}", f"{fetch_us:.2f}", f"{layer.weight_bytes / 1e6:.3f}")
+        add_row(table, layer.name, f"{layer.compute_s * 1e6:.2f}", f"{fetch_us:.2f}", f"{layer.weight_bytes / 1e6:.3f}")
     console.print(table)
     side = "compute" if profile.compute_s > fetch_s else "memory"
     console.print(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import Cost, JsonFile, SeqLen, console, plain_table, progress_bar
+from weft.cli.common import Cost, JsonFile, SeqLen, add_row, console, plain_table, progress_bar
 
 if TYPE_CHECKING:
     from weft.papers.base import Reproduction
@@ -46,13 +46,13 @@ def _print(result: Reproduction, tables: bool) -> None:
     for title, header, rows in result.tables if tables else ():
         table = plain_table(title, header)
         for cells in rows:
-            table.add_row(*map(str, cells))
+            add_row(table, *map(str, cells))
         console.print(table, end="\n\n")
     table = plain_table(f"{result.paper}: published and ours", ("figure", "quantity", "paper", "ours", "why"), left=2)
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
     for row in result.rows:
         paper = "not printed" if row.paper is None else f"{row.paper:g}{row.unit}"
-        table.add_row(row.figure, row.quantity, paper, f"{row.ours:.4g}{row.unit}", row.why)
+        add_row(table, row.figure, row.quantity, paper, f"{row.ours:.4g}{row.unit}", row.why)
     console.print(table)
     if not tables:
         console.print(f"{len(result.tables)} detailed tables with --tables", style="dim")

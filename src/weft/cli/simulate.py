@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from weft.cli.common import (
     Batch,
     Cost,
-    DeviceName,
     JsonFile,
     MaxLag,
     Mix,
@@ -20,6 +20,7 @@ from weft.cli.common import (
     Shapes,
     Spill,
     Tables,
+    add_row,
     console,
     make_workload,
     number,
@@ -31,12 +32,21 @@ from weft.cli.common import (
 if TYPE_CHECKING:
     from weft.reports.report import Report
 
+DEFAULT_DEVICE = "tpuv3-like"
+
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the policy, NAME=VALUE.")]
 
 
 def command(
-    device: DeviceName = "tpuv3-like",
+    device: Annotated[
+        str | None, typer.Option("--device", "-d", help="A preset or a TOML file; tpuv3-like, or the workload's own.")
+    ] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="fifo, fair, layerweaver, weft, ...")] = "weft",
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", "-w", help="Arriving requests from a TOML file, instead of --models."),
+    ] = None,
+    late: Annotated[str, typer.Option("--late", help="--workload: keep, demote or drop late requests.")] = "demote",
     models: Models = "",
     profile: ProfileFiles = None,
     batch: Batch = 1,
@@ -55,16 +65,23 @@ def command(
     perfetto: Annotated[str | None, typer.Option("--perfetto", help="Write a trace for ui.perfetto.dev.")] = None,
     figure: Annotated[str | None, typer.Option("--figure", help="Draw the timeline as .png or .svg.")] = None,
 ) -> None:
-    """Weave saturated streams of models on a simulated NPU and report what came of it."""
+    """Weave models on a simulated NPU: saturated streams, or the arriving requests of a workload file."""
+    from weft.cli.requests import simulate_workload
     from weft.cli.timeline import write_exports
     from weft.devices import load_npu
     from weft.jsonfile import write_json
     from weft.simulation import simulate
 
-    npu = load_npu(device)
+    if workload:
+        exports = {"trace_file": trace, "html": html, "perfetto": perfetto, "figure": figure}
+        simulate_workload(
+            workload, policy, device=device, late=late, cost=cost, option=option, json_file=json_file, exports=exports
+        )
+        return
+    npu = load_npu(device or DEFAULT_DEVICE)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
-    workload = make_workload(queries, mix, max_lag)
-    run = simulate(profiles, npu, policy, workload, options=parse_options(option), spill=spill)
+    saturated = make_workload(queries, mix, max_lag)
+    run = simulate(profiles, npu, policy, saturated, options=parse_options(option), spill=spill)
     print_report(run.report)
     if json_file:
         write_json(json_file, run.report.as_dict())
@@ -76,7 +93,8 @@ def print_report(report: Report) -> None:
         f"{report.policy} on {report.device}", ("model", "queries", "alone ms", "latency ms", "slowdown", "worst ms")
     )
     for stream in report.streams:
-        table.add_row(
+        add_row(
+            table,
             stream.model,
             str(stream.queries),
             number(stream.standalone_s, scale=1e3),
@@ -98,4 +116,4 @@ def print_report(report: Report) -> None:
         console.print(f"[yellow]{report.remark}[/yellow]", highlight=False)
     for stream in report.streams:
         if stream.queries == 0:
-            console.print(f"[yellow]{stream.model} starved: no query completed[/yellow]", highlight=False)
+            console.print(f"[yellow]{escape(stream.model)} starved: no query completed[/yellow]", highlight=False)

@@ -18,7 +18,7 @@ from weft.jsonfile import first_problem, printable
 
 MIB = 2**20
 
-Positive = Annotated[float, Field(gt=0, ge=1e-6, le=1e9, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 
 

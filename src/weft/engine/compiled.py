@@ -61,15 +61,15 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
     setting = policy.setting
     fetch, compute, first = layer_arrays(setting)
     heavy = np.array([program.compute_bound for program in setting.programs])
-    if isinstance(policy, Weft):
+    if type(policy) is Weft:  # a subclass may decide otherwise, and is asked
         streams = Streams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
         rules = Rules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if policy.band:
         return None
-    if isinstance(policy, Layerweaver) and not policy.disabled:
+    if type(policy) is Layerweaver and not policy.disabled:
         return lambda chosen: weave_greedy(fetch, compute, first, heavy, setting.buffer, work, chosen)
-    if isinstance(policy, AiMt):
+    if type(policy) is AiMt:
         return lambda chosen: weave_aimt(fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen)
     return None

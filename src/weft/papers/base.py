@@ -78,6 +78,7 @@ class Reproduction:
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; pictures by file name."""
         return {
+            "format": 1,
             "paper": self.paper,
             "settings": dict(self.settings),
             "rows": [asdict(row) for row in self.rows],

@@ -37,8 +37,7 @@ Option = bool | int | float
 
 def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
     """The policy of that name, with its options checked against its fields."""
-    if name not in POLICIES:
-        raise InputError(unknown_name("policy", name, POLICIES))
+    check_policy(name)
     known = options_of(name)
     for key, value in (options or {}).items():
         if key not in known:
@@ -46,6 +45,12 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
         if type(value) is not type(known[key]) and not (isinstance(known[key], float) and type(value) is int):
             raise InputError(f"{name}: option {key} = {value!r} must be of the kind of its default, {known[key]!r}")
     return POLICIES[name](setting, **(options or {}))
+
+
+def check_policy(name: str) -> None:
+    """Refuse a name nobody registered."""
+    if name not in POLICIES:
+        raise InputError(unknown_name("policy", name, POLICIES))
 
 
 def options_of(name: str) -> dict[str, Option]:
@@ -62,6 +67,7 @@ __all__ = [
     "Setting",
     "Start",
     "View",
+    "check_policy",
     "make_policy",
     "options_of",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.fairness import Band
 
 
 def _continued(view: View) -> Candidate | None:
@@ -17,7 +18,16 @@ def _continued(view: View) -> Candidate | None:
 
 
 @dataclass(frozen=True)
-class Fifo(Policy):
+class InOrder(Policy):
+    """Whole queries: a mix is kept to the round, because no query is cut for it."""
+
+    @property
+    def band(self) -> Band | None:
+        return Band(self.setting.mix, max(1.0, self.setting.max_lag)) if self.setting.mix else None
+
+
+@dataclass(frozen=True)
+class Fifo(InOrder):
     """One model at a time with eager prefetch: by arrival; where all queries wait from the start, model by model."""
 
     def decide(self, view: View) -> Start:
@@ -28,7 +38,7 @@ class Fifo(Policy):
 
 
 @dataclass(frozen=True)
-class Fair(Policy):
+class Fair(InOrder):
     """One model at a time, every model the same share of the time (Layerweaver, section IV-B)."""
 
     def decide(self, view: View) -> Start:
@@ -42,7 +52,7 @@ class Fair(Policy):
 
 
 @dataclass(frozen=True)
-class RoundRobin(Policy):
+class RoundRobin(InOrder):
     """A query of every model in turn, with eager prefetch: the next model's weights arrive under this one's compute."""
 
     def decide(self, view: View) -> Start:
@@ -50,7 +60,7 @@ class RoundRobin(Policy):
 
 
 @dataclass(frozen=True)
-class DoubleBuffer(Policy):
+class DoubleBuffer(InOrder):
     """``fifo``, but a layer's fetch waits until the layer before it computes: AI-MT's baseline."""
 
     def decide(self, view: View) -> Start:

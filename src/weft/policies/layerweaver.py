@@ -1,6 +1,6 @@
 """Layerweaver (HPCA'21, section III-D): issue the layer that leaves the two resources idle the least.
 
-The published formulas with the corrections of docs/policies.md: compute idle counts the stall of a
+The published formulas with the corrections of docs/design.md: compute idle counts the stall of a
 full buffer, and memory idle is charged only where the choice causes it.
 """
 

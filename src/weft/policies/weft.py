@@ -26,7 +26,7 @@ PRICE_UNIT = 2**20
 
 @dataclass(frozen=True)
 class Weft(Policy):
-    """Rollouts over priced idle time."""
+    """Rollouts over priced idle time. Keeps the rest of its last plan, so every run needs an object of its own."""
 
     horizon: int = 32
     """Layers per stream that each candidate is played out for."""

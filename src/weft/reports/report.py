@@ -115,7 +115,7 @@ def _stream(trace: Trace, index: int, demand: Demand, dual: Prices, clock: Clock
     return StreamReport(
         model=trace.streams[index],
         queries=completed,
-        progress=completed + _share(program, layers_left, dual),
+        progress=completed + _share(program, layers_left, demand, dual),
         standalone_s=alone_s,
         mean_latency_s=mean,
         max_latency_s=float(latencies.max()) if completed else None,
@@ -123,10 +123,10 @@ def _stream(trace: Trace, index: int, demand: Demand, dual: Prices, clock: Clock
     )
 
 
-def _share(program: Program, layers: int, dual: Prices) -> float:
+def _share(program: Program, layers: int, demand: Demand, dual: Prices) -> float:
     """How much of a query its first *layers* layers are, at the bound's prices."""
-    whole = dual.compute * program.total_compute + dual.memory * program.total_fetch
-    done = dual.compute * sum(program.compute[:layers]) + dual.memory * sum(program.fetch[:layers])
+    whole = dual.of(demand)
+    done = dual.of(Demand(sum(program.compute[:layers]), sum(program.fetch[:layers]), 0.0))
     return done / whole if whole else 0.0
 
 

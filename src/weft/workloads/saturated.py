@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from weft.errors import WorkloadError
 
 DEFAULT_MAX_LAG = 0.25
+MOST_LAG = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,17 @@ class Saturated:
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= 10**9:
             raise WorkloadError(f"queries = {self.rounds} must be from 1 to 10^9")
-        if self.mix is not None and not all(math.isfinite(part) and part > 0 for part in self.mix):
+        if self.mix is not None and not all(0 < part < math.inf for part in self.mix):
             raise WorkloadError(f"mix = {':'.join(map(str, self.mix))} must be positive numbers, one per model")
-        if not (math.isfinite(self.max_lag) and self.max_lag > 0):
-            raise WorkloadError(f"max lag = {self.max_lag} must be a positive number of rounds")
+        if self.mix is not None and max(self.mix) > MOST_LAG * min(self.mix):
+            raise WorkloadError(f"mix = {':'.join(map(str, self.mix))}: no part may be over {MOST_LAG:g} times another")
+        if not 0 < self.max_lag <= MOST_LAG:
+            raise WorkloadError(f"max lag = {self.max_lag} must be a number of rounds above 0, at most {MOST_LAG:g}")
 
     def rounds_of_mix(self, streams: int) -> tuple[float, ...]:
-        """The mix with its rarest stream at one query per round; equal parts where no mix was asked for."""
+        """The mix with its rarest stream at one query per round."""
         if self.mix is None:
-            return (1.0,) * streams
+            raise WorkloadError("no mix was asked for")
         if len(self.mix) != streams:
             raise WorkloadError(f"mix has {len(self.mix)} parts for {streams} models")
         rarest = min(self.mix)

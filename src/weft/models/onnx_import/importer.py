@@ -1,8 +1,8 @@
 """ONNX files -> Model: every layer's arithmetic, weights and traffic, without reading the weights.
 
-The way through: read the file and settle the input shapes (here), walk the graph (``onnx_walk``) with
-the outputs of each node inferred (``onnx_infer``) and its work counted (``onnx_ops``), fold followers
-into the multiplications before them (``onnx_fusion``), then name layers and share out parameters.
+The way through: read the file and settle the input shapes (here), walk the graph (``walk``) with
+the outputs of each node inferred (``infer``) and its work counted (``ops``), fold followers
+into the multiplications before them (``fusion``), then name layers and share out parameters.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from weft.models.onnx_import.walk import walk
 
 _MOST_MACS = 2**62
 """Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
+
+
+TABLES = "weft.tables"
+"""Model metadata: 'stream' where every query is charged the reading of whole embedding tables."""
 
 
 def import_onnx(
@@ -65,6 +69,8 @@ def _imported(proto: onnx.ModelProto, folder: Path | None, title: str, shapes: M
     inputs = _inputs(proto.graph, shapes, inference)
     drafts = walk(proto.graph, ChainMap(dict(inputs)), inference).drafts
     layers = _named(_with_parameters(drafts))
+    if any(entry.key == TABLES and entry.value == "stream" for entry in proto.metadata_props):
+        layers = tuple(map(_streamed, layers))
     if not layers:
         raise ModelError("nothing in it takes time: every node is constant or only relabels its input")
     if sum(layer.macs for layer in layers) > _MOST_MACS:
@@ -75,6 +81,11 @@ def _imported(proto: onnx.ModelProto, folder: Path | None, title: str, shapes: M
         inputs=tuple((each, tensor.shape) for each, tensor in inputs.items()),
         unknown_ops=tuple(dict.fromkeys(layer.op for layer in layers if layer.kind == "unknown")),
     )
+
+
+def _streamed(layer: Layer) -> Layer:
+    """An embedding whose whole table is read for each query."""
+    return replace(layer, weights=layer.parameters, lookups=0) if layer.kind == "embedding" else layer
 
 
 def _read(path: Path) -> onnx.ModelProto:

@@ -7,14 +7,14 @@ published ones; the weights are random, so outputs mean nothing and timings mean
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from onnx import ModelProto
 
 from weft.errors import ModelError, unknown_name
-from weft.models.layer import Layer, Model
+from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.models.zoo import language, recommendation, vision
 from weft.models.zoo import weights as _weights
@@ -99,18 +99,7 @@ def load(name: str, *, shapes: Shapes | None = None, **parameters: Parameter) ->
 def _load(
     name: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], parameters: tuple[tuple[str, Parameter], ...]
 ) -> Model:
-    proto = build(name, seed=0, **dict(parameters))
-    model = import_onnx(proto, shapes=dict(shapes) or None, name=name)
-    if any(entry.key == recommendation.TABLES and entry.value == "stream" for entry in proto.metadata_props):
-        return replace(model, layers=tuple(map(_streamed, model.layers)))
-    return model
-
-
-def _streamed(layer: Layer) -> Layer:
-    """An embedding whose whole table is read for each query."""
-    if layer.kind != "embedding":
-        return layer
-    return replace(layer, weights=layer.parameters, lookups=0)
+    return import_onnx(build(name, seed=0, **dict(parameters)), shapes=dict(shapes) or None, name=name)
 
 
 def _entry(name: str) -> ZooEntry:

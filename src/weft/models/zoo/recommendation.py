@@ -5,10 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from weft.errors import ModelError
+from weft.models.onnx_import.importer import TABLES
 from weft.models.zoo.graph import Graph
-
-TABLES = "weft.tables"
-"""Model metadata: 'stream' where every query is charged the reading of the whole tables."""
 
 GMF_WIDTH, MLP_WIDTHS = 64, (256, 256, 128, 64)
 """The NeuMF of MLPerf Training v0.5; an embedding of the MLP is half its first width."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.papers import pictures
 from weft.papers.base import Part, Published, Row, Table, beside
-from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import (
     COMPUTE,
     MEMORY,

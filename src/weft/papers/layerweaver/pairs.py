@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
+from weft.papers import pictures
 from weft.papers.base import Part, Published, Row, Table, beside
-from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import (
     PAIRS,
     Models,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from weft.papers import pictures
 from weft.papers.base import Part, Published, Row, Table
-from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import (
     FAILSAFE_OFF,
     FOURS,

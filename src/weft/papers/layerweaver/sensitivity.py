@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.costs import COSTS
+from weft.papers import pictures
 from weft.papers.base import Figure, Part, Published, Row, Table
-from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import (
     COMPUTE,
     FAILSAFE_OFF,

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from weft.papers import pictures
 from weft.papers.base import Figure, Part, Row
-from weft.papers.layerweaver import pictures
 from weft.papers.layerweaver.lab import Models, Options, Scene, aimt_options, demand, named, played
 from weft.program import Clock
 from weft.trace import Floats, Trace

@@ -1,4 +1,4 @@
-"""How the pictures of this paper look: colours, axes, reference lines, files."""
+"""How the pictures of the papers look: colours, axes, reference lines, files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ POLICIES = {
     "aimt": "#e69f00",
     "layerweaver": "#0072b2",
     "weft": "#009e73",
+    "baseline": "#8f8f8f",
+    "layerweaver+": "#d55e00",
+    "layerweaver+ precise": "#cc79a7",
+    "weft+": "#009e73",
 }
 """Okabe and Ito's colours, safe for colour-blind readers; the same for a policy in every picture."""
 PE, DRAM = "#0072b2", "#e69f00"

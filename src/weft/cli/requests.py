@@ -1,0 +1,76 @@
+"""How a run of requests is shown: one policy's streams, and the loads several policies sustain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.cli.common import add_row, console, number, parse_options, plain_table
+
+if TYPE_CHECKING:
+    from weft.reports.requests import RequestReport
+
+
+def simulate_workload(
+    path: str,
+    policy: str,
+    *,
+    device: str | None,
+    late: str,
+    cost: str,
+    option: list[str] | None,
+    json_file: str | None,
+    exports: dict[str, str | None],
+) -> None:
+    """Run one workload file under one policy; print, and write what was asked for."""
+    from weft.cli.timeline import write_exports
+    from weft.devices import load_npu
+    from weft.jsonfile import write_json
+    from weft.online import prepare, request_trace, simulate_requests
+    from weft.workloads.online import read_workload
+
+    workload = read_workload(path)
+    case = prepare(workload, load_npu(device or workload.device), cost)
+    record = any(exports.values())
+    run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
+    print_requests(run.report)
+    if json_file:
+        write_json(json_file, run.report.as_dict())
+    if record:
+        write_exports(request_trace(case, run), None, **exports)
+
+
+def print_requests(report: RequestReport) -> None:
+    columns = (
+        "model",
+        "per s",
+        "arrived",
+        "violated",
+        "dropped",
+        "batch",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "due ms",
+    )
+    table = plain_table(f"{report.policy} on {report.device}, late requests: {report.late}", columns)
+    for stream in report.streams:
+        times = (stream.p50_s, stream.p90_s, stream.p99_s, stream.p999_s)
+        add_row(
+            table,
+            stream.model,
+            number(stream.offered_per_s, 0),
+            str(stream.arrived),
+            f"{stream.violation_rate:.2%}",
+            str(stream.dropped + stream.refused),
+            number(stream.mean_batch, 1),
+            *(number(time, 2, scale=1e3) for time in times),
+            number(stream.deadline_s, 1, scale=1e3),
+        )
+    console.print(table)
+    console.print(
+        f"\nSTP [bold]{report.stp:.3f}[/bold] of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time   "
+        f"PE array {report.pe_utilisation:.1%} busy   DRAM channel {report.dram_utilisation:.1%} busy   "
+        f"{report.decisions} decisions",
+        highlight=False,
+    )

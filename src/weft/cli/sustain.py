@@ -1,0 +1,134 @@
+"""``weft sustain``: the largest load at which deadlines hold, for several policies and ratios."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import JsonFile, add_row, console, plain_table, progress_bar
+from weft.errors import InputError, WorkloadError
+
+if TYPE_CHECKING:
+    from weft.sustain import Question, Sustained
+    from weft.workloads.online import Workload
+
+PAPER_RATIOS = "64:1,32:1,16:1,8:1,4:1,2:1,1:1,1:2,1:4,1:8,1:16,1:32,1:64"
+
+
+def command(
+    workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
+    policies: Annotated[
+        str, typer.Option("--policies", "-p", help="Names, a,b,c; 'all' for all that know requests.")
+    ] = "all",
+    ratios: Annotated[
+        str | None,
+        typer.Option("--ratios", help="Shares of the total rate to try, as 4:1,1:1; 'paper' for 64:1...1:64."),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", "-d", help="Instead of the workload's own.")] = None,
+    late: Annotated[str, typer.Option("--late", help="keep, demote or drop requests that are late.")] = "demote",
+    limit: Annotated[float, typer.Option("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs per load.")] = 2,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="How closely to search, relative.")] = 0.01,
+    processes: Annotated[int, typer.Option("--processes", "-j", help="Searches at a time; 0: one per core.")] = 0,
+    figure: Annotated[str | None, typer.Option("--figure", help="Draw the answer as .png or .svg.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
+    from weft.devices import load_npu
+    from weft.jsonfile import write_json
+    from weft.online import ONLINE
+    from weft.policies import POLICIES, check_policy
+    from weft.sustain import Question, sustain_all
+    from weft.workloads.online import read_workload
+
+    base = read_workload(workload)
+    npu = load_npu(device or base.device)
+    names = [n for n, kind in POLICIES.items() if kind in ONLINE] if policies == "all" else policies.split(",")
+    for name in names:
+        check_policy(name)
+    mixes = _mixes(ratios, base)
+    questions = [
+        Question(_with_ratio(base, mix), name, late=late, limit=limit, seeds=seeds, tolerance=tolerance)
+        for mix in mixes
+        for name in names
+    ]
+    at_a_time = processes or os.cpu_count() or 1
+    with progress_bar("searching", len(questions)) as advance:
+        answers = sustain_all(questions, npu, processes=at_a_time, progress=lambda done, of: advance(None, done, of))
+    _print(base, mixes, names, answers, npu.name, limit)
+    if json_file:
+        write_json(json_file, {"format": 1, "device": npu.name, "answers": _as_dicts(questions, answers)})
+    if figure:
+        from weft.reports.loads import draw_loads
+
+        draw_loads([_label(mix) for mix in mixes], names, [answer.stp for answer in answers], figure)
+        console.print(f"figure    {figure}", highlight=False)
+
+
+def _mixes(text: str | None, base: Workload) -> list[tuple[float, ...] | None]:
+    if text is None:
+        return [None]
+    if base.total_rate is None:
+        raise WorkloadError("--ratios divides the workload's total_rate, which it does not have")
+    try:
+        return [
+            tuple(float(part) for part in mix.split(":"))
+            for mix in (PAPER_RATIOS if text == "paper" else text).split(",")
+        ]
+    except ValueError:
+        raise InputError(f"--ratios {text!r} is not of the form 4:1,1:1") from None
+
+
+def _with_ratio(base: Workload, mix: tuple[float, ...] | None) -> Workload:
+    from weft.workloads.online import parse_workload
+
+    return base if mix is None else parse_workload(base.model_dump() | {"ratio": mix}, "--ratios")
+
+
+def _label(mix: tuple[float, ...] | None) -> str:
+    return ":".join(f"{part:g}" for part in mix) if mix else "as written"
+
+
+def _as_dicts(questions: list[Question], answers: list[Sustained]) -> list[dict[str, object]]:
+    return [
+        {**answer.as_dict(), "rates": [rate * answer.factor if rate else None for rate in question.workload.rates]}
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+
+
+def _print(
+    base: Workload,
+    mixes: list[tuple[float, ...] | None],
+    names: list[str],
+    answers: list[Sustained],
+    device: str,
+    limit: float,
+) -> None:
+    models = " : ".join(stream.model for stream in base.stream)
+    table = plain_table(
+        f"{models} on {device}: largest load with at most {limit:.1%} of deadlines missed",
+        ("ratio", "policy", "requests/s", "STP", "over first", "first miss at", ""),
+        left=2,
+    )
+    table.columns[-1].justify = "left"
+    for index, mix in enumerate(mixes):
+        row = answers[index * len(names) : (index + 1) * len(names)]
+        best = max(answer.stp for answer in row)
+        for place, answer in enumerate(row):
+            add_row(
+                table,
+                _label(mix) if place == 0 else "",
+                answer.policy,
+                f"{answer.rate:.0f}",
+                f"{answer.stp:.3f}",
+                f"{answer.stp / row[0].stp:.2f}",
+                f"{answer.unsustained_rate:.0f}",
+                "seeds disagree" if answer.noise_limited else "",
+                style="bold" if answer.stp == best else "",
+            )
+    console.print(table)
+    console.print("[dim]STP: standalone time's worth of requests per unit of time[/dim]")
+    if any(answer.noise_limited for answer in answers):
+        console.print("[dim]where seeds disagree, more --seeds or a longer duration_s sharpen the answer[/dim]")
