@@ -27,6 +27,7 @@ check: $(READY) ## Format, lint, types, tests.
 
 bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/scheduler_speed.py
+	$(BIN)/python benchmarks/online_speed.py
 
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache

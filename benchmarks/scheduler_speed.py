@@ -161,6 +161,10 @@ def main() -> None:
     for k, target in TARGETS.items():
         worst = min(row["layerweaver_layers_per_us"] for row in rows if row["k"] == k)
         print(f"k = {k}: slowest {worst:.1f} layers/us, target {target}: {'met' if worst >= target else 'MISSED'}")
+    slowest = max(row["weft_us_per_decision"] for row in rows if row["k"] == 2)
+    print(f"weft, two models: slowest {slowest:.2f} us per decision, target 5: {'met' if slowest <= 5 else 'MISSED'}")
+    least = min(row["ratio"] for row in rows)
+    print(f"least ratio over the pseudo-code {least:.1f}, target 10: {'met' if least >= 10 else 'MISSED'}")
     RESULTS.mkdir(exist_ok=True)
     draw(growth, RESULTS / "scheduler_speed.png")
     machine = {

@@ -64,7 +64,8 @@ def command(
     npu = load_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     workload = make_workload(queries, mix, max_lag)
-    names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
+    woven = [name for name, kind in POLICIES.items() if not kind.for_deadlines]
+    names = woven if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         check_policy(name)
     options: dict[str, dict[str, Option]] = {}

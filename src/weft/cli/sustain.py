@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,7 +33,10 @@ def command(
     seeds: Annotated[int, typer.Option("--seeds", help="Runs per load.")] = 2,
     tolerance: Annotated[float, typer.Option("--tolerance", help="How closely to search, relative.")] = 0.01,
     processes: Annotated[int, typer.Option("--processes", "-j", help="Searches at a time; 0: one per core.")] = 0,
-    figure: Annotated[str | None, typer.Option("--figure", help="Draw the answer as .png or .svg.")] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option("--figure", help="Where to draw the answer, .png or .svg; out/WORKLOAD-loads.png by default."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
@@ -40,6 +44,7 @@ def command(
     from weft.jsonfile import write_json
     from weft.online import ONLINE
     from weft.policies import POLICIES, check_policy
+    from weft.reports.loads import draw_loads
     from weft.sustain import Question, sustain_all
     from weft.workloads.online import read_workload
 
@@ -60,11 +65,11 @@ def command(
     _print(base, mixes, names, answers, npu.name, limit)
     if json_file:
         write_json(json_file, {"format": 1, "device": npu.name, "answers": _as_dicts(questions, answers)})
-    if figure:
-        from weft.reports.loads import draw_loads
-
-        draw_loads([_label(mix) for mix in mixes], names, [answer.stp for answer in answers], figure)
-        console.print(f"figure    {figure}", highlight=False)
+    picture = Path(figure) if figure else Path("out") / f"{Path(workload).stem}-loads.png"
+    if not figure:
+        picture.parent.mkdir(exist_ok=True)
+    draw_loads([_label(mix) for mix in mixes], names, [answer.stp for answer in answers], picture)
+    console.print(f"figure    {picture}", highlight=False)
 
 
 def _mixes(text: str | None, base: Workload) -> list[tuple[float, ...] | None]:

@@ -85,6 +85,9 @@ class Policy:
     foresight: ClassVar[int] = 0
     """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
 
+    for_deadlines: ClassVar[bool] = False
+    """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
+
     def decide(self, view: View) -> Start:
         """Pick one of ``view.candidates``."""
         raise TypeError(f"{type(self).__name__} does not say how to decide")

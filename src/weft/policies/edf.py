@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from weft.policies.base import Policy, Start, View
 
@@ -10,6 +11,8 @@ from weft.policies.base import Policy, Start, View
 @dataclass(frozen=True)
 class EarliestDeadline(Policy):
     """The query that is due first; the one that arrived first among equals."""
+
+    for_deadlines: ClassVar[bool] = True
 
     def decide(self, view: View) -> Start:
         return Start(min(view.candidates, key=lambda c: (c.deadline, c.arrival)))

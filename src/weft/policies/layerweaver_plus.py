@@ -8,6 +8,7 @@ pseudo-code (Fig. V.3, line 23) has that comparison reversed; the prose has it r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from weft.devices.decoupled import issue
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, View
@@ -22,6 +23,8 @@ class LayerweaverPlus(Policy):
     """Mode 1 by least slack alone where all that runs lies on one side of the balance point."""
     precise: bool = False
     """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
+
+    for_deadlines: ClassVar[bool] = True
 
     def decide(self, view: View) -> Start:
         woven = self.throughput_choice(view)

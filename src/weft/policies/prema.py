@@ -7,6 +7,7 @@ token's value at any moment, so it does not depend on how often anybody looks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from weft.policies.base import Candidate, Policy, Start, View
 
@@ -16,6 +17,8 @@ THRESHOLDS = (9, 3, 1)
 @dataclass(frozen=True)
 class Prema(Policy):
     """Preempts at every layer; thresholds are the priority levels 1, 3 and 9."""
+
+    for_deadlines: ClassVar[bool] = True
 
     def decide(self, view: View) -> Start:
         now = view.device.channel_free

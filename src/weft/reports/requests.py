@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class RequestStream:
     p99_s: float | None
     p999_s: float | None
     max_latency_s: float | None
+    cdf_s: tuple[float, ...]
+    """Latency that 1 %, 2 %, ... 100 % of the completed requests do not exceed; empty if none completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class RequestReport:
         return {"format": 1, **asdict(self), "streams": [asdict(stream) for stream in self.streams]}
 
 
+@cache
 def bin_edges() -> Ints:
     """Smallest latency of every bin, in ticks."""
     index = np.arange(k.BINS, dtype=np.int64)
@@ -83,8 +87,10 @@ def bin_edges() -> Ints:
 
 def percentile(histogram: Ints, percent: float, largest: int) -> int:
     """Latency in ticks that *percent* of the requests do not exceed, to the upper edge of its bin."""
-    reached = np.searchsorted(np.cumsum(histogram), np.ceil(histogram.sum() * percent / 100))
-    return min(int(bin_edges()[reached + 1]), largest)
+    filled = np.flatnonzero(histogram)
+    counted = np.cumsum(histogram[filled])
+    reached = np.searchsorted(counted, np.ceil(counted[-1] * percent / 100))
+    return min(int(bin_edges()[filled[reached] + 1]), largest)
 
 
 def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
@@ -117,4 +123,5 @@ def stream_report(
         p99_s=tail[2],
         p999_s=tail[3],
         max_latency_s=counts[k.LATENCY_MAX] * tick_s if completed else None,
+        cdf_s=tuple(percentile(histogram, p, counts[k.LATENCY_MAX]) * tick_s for p in range(1, 101 * bool(completed))),
     )

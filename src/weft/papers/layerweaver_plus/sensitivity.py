@@ -165,6 +165,7 @@ def stretch(
         )  # fmt: skip
     axis.axhline(1, color=pictures.INK, lw=1, linestyle=pictures.DASH)
     axis.set_xticks(range(len(scenes)), [scene.name for scene in scenes])
+    axis.set_xlim(-0.5, len(scenes) - 0.5)
     axis.set_ylabel("STP of weft+ over layerweaver+")
     pictures.legend(figure, axis)
     picture = pictures.save(figure, out, "sensitivity-stretch", "weft+: how long a woven rest is taken to last (%)")

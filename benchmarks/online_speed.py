@@ -1,0 +1,89 @@
+"""How fast requests are simulated: layer decisions per second of the compiled loop, against the plain engine.
+
+Two streams on one core. Variants are interleaved, the fastest of the repeats counts. Memory is the
+process's peak after a run of one and of ten times the length. Writes benchmarks/results/online_speed.json.
+
+    make bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+
+import numba
+import numpy as np
+
+import weft
+from weft.online import ONLINE, prepare, simulate_requests
+from weft.policies import POLICIES
+from weft.workloads.online import Workload, parse_workload
+
+RESULTS = Path(__file__).parent / "results"
+TARGET_PER_S, TARGET_RATIO = 3e6, 50
+
+
+def workload(duration_s: float) -> Workload:
+    """Camera frames and sentences, near what the device sustains."""
+    streams = [{"model": "resnet50", "deadline_ms": 15.0}, {"model": "bert-base", "deadline_ms": 130.0}]
+    raw = {"stream": streams, "total_rate": 9000.0, "ratio": [2, 1], "duration_s": duration_s, "warmup_s": 0.1}
+    return parse_workload(raw, "benchmark")
+
+
+def decisions_per_s(case, policy: str, *, compiled: bool) -> float:
+    began = time.perf_counter()
+    run = simulate_requests(case, policy, compiled=compiled)
+    return run.report.decisions / (time.perf_counter() - began)
+
+
+def measure(policy: str, repeats: int) -> dict[str, object]:
+    long, short = prepare(workload(10.0)), prepare(workload(0.2))
+    decisions_per_s(short, policy, compiled=True)  # compile
+    fast = slow = 0.0
+    for _ in range(repeats):
+        fast = max(fast, decisions_per_s(long, policy, compiled=True))
+        slow = max(slow, decisions_per_s(short, policy, compiled=False))
+    return {"policy": policy, "compiled_per_s": fast, "plain_per_s": slow, "ratio": fast / slow}
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    rows = [measure(name, repeats) for name, kind in POLICIES.items() if kind in ONLINE]
+    print(f"{'policy':>14} {'compiled M/s':>13} {'plain M/s':>10} {'ratio':>7}")
+    for row in rows:
+        print(
+            f"{row['policy']:>14} {row['compiled_per_s'] / 1e6:13.2f} {row['plain_per_s'] / 1e6:10.4f} {row['ratio']:7.0f}"
+        )
+    slowest, least = min(row["compiled_per_s"] for row in rows), min(row["ratio"] for row in rows)
+    print(
+        f"slowest {slowest / 1e6:.2f} M/s, target {TARGET_PER_S / 1e6:g}: {'met' if slowest >= TARGET_PER_S else 'MISSED'}"
+    )
+    print(f"least ratio {least:.0f}, target {TARGET_RATIO}: {'met' if least >= TARGET_RATIO else 'MISSED'}")
+    memory = []
+    for duration_s in (10.0, 100.0):
+        run = simulate_requests(prepare(workload(duration_s)), "weft+")
+        memory.append((sum(stream.arrived for stream in run.report.streams), peak_mib()))
+    print("memory: " + ", ".join(f"{requests} requests, peak {mib:.0f} MiB" for requests, mib in memory))
+    machine = {
+        "machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
+        "numba": numba.__version__, "numpy": np.__version__, "weft": weft.__version__, "repeats": repeats,
+        "statistic": "fastest of the repeats, variants interleaved, one process",
+    }  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps({"machine": machine, "rows": rows, "requests_and_peak_mib": memory}, indent=1)
+    (RESULTS / "online_speed.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
