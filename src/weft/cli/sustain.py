@@ -35,7 +35,7 @@ def command(
     processes: Annotated[int, typer.Option("--processes", "-j", help="Searches at a time; 0: one per core.")] = 0,
     figure: Annotated[
         str | None,
-        typer.Option("--figure", help="Where to draw the answer, .png or .svg; out/WORKLOAD-loads.png by default."),
+        typer.Option("--figure", help="Picture, .png or .svg; out/WORKLOAD-loads.png by default."),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:

@@ -201,6 +201,8 @@ def serve(
                     if late_rule == DROP or late_at[s, LENGTH] == places:
                         _refuse(s, arrival, -1 if late_rule == DROP else -2, warm, clocks, counts, log_answers)
                         _return(s, clock, think, returning, returning_at)
+                        if think[s] >= 0:
+                            event = min(event, clock + think[s])
                     else:
                         late[s, (late_at[s, HEAD] + late_at[s, LENGTH]) % places] = arrival
                         late_at[s, LENGTH] += 1
@@ -223,6 +225,8 @@ def serve(
                             for i in range(size):
                                 _refuse(s, members[s, j, i], -1, warm, clocks, counts, log_answers)
                                 _return(s, clock, think, returning, returning_at)
+                            if think[s] >= 0:
+                                event = min(event, clock + think[s])
                             continue
                 used += 1
                 heads[count, 0], heads[count, 1], heads[count, 2] = s, j, jobs[s, j, LAYER]
@@ -292,17 +296,14 @@ def serve(
                 ):
                     best = i
         elif policy == PREMA:
-            top, top_whole = 0, 1
+            threshold = 1
             for i in range(count):
                 if on_time > 0 and heads[i, 5] == NONE:
                     continue
                 whole = remaining[first[heads[i, 3]]]
                 waited = max(0, now - heads[i, 4] - (whole - remaining[heads[i, 2]]))
                 tokens = priority[heads[i, 0]] * (whole + waited)
-                if best < 0 or tokens * top_whole > top * whole:
-                    best, top, top_whole = i, tokens, whole
-            threshold = 9 if top >= 9 * top_whole else (3 if top >= 3 * top_whole else 1)
-            best = -1
+                threshold = max(threshold, 9 if tokens >= 9 * whole else (3 if tokens >= 3 * whole else 1))
             for i in range(count):
                 if on_time > 0 and heads[i, 5] == NONE:
                     continue

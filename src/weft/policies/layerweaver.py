@@ -34,9 +34,9 @@ class Idle(NamedTuple):
         return self.compute + self.memory + self.potential
 
     @property
-    def rank(self) -> tuple[int, bool, int, int]:
-        """Least idle first; then no inherent idle; then the largest decoupling distance; then the first stream."""
-        return self.total, self.inherent, -self.distance, self.candidate.stream
+    def rank(self) -> tuple[int, bool, int]:
+        """Least idle first; then no inherent idle; then the largest decoupling distance; then the first candidate."""
+        return self.total, self.inherent, -self.distance
 
 
 @dataclass(frozen=True)

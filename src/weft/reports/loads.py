@@ -34,6 +34,7 @@ def draw_loads(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[fl
     axes.set_ylabel("sustainable STP")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("largest load that keeps its deadlines", loc="left", fontweight="bold")
     try:
