@@ -327,3 +327,83 @@ def test_an_exported_table_model_is_streamed_like_its_description(
         run(capsys, "models", "show", str(path), "--json", str(out))
         weights.append(json.loads(out.read_text())["weights"])
     assert weights == [138_493 * 192 + 26_744 * 192 + 106_624, 106_624]
+
+
+# Workloads
+
+WORKLOAD = """
+device = "weaver-plus"
+total_rate = 4000.0
+ratio = [2, 1]
+duration_s = 0.3
+warmup_s = 0.05
+
+[[stream]]
+model = "resnet50"
+deadline_ms = 15.0
+
+[[stream]]
+model = "bert-base"
+deadline_ms = 130.0
+"""
+
+
+@pytest.fixture
+def workload_file(tmp_path: Path) -> Path:
+    path = tmp_path / "w.toml"
+    path.write_text(WORKLOAD)
+    return path
+
+
+def test_a_workload_is_simulated_and_every_export_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, workload_file: Path
+) -> None:
+    out, page, trace = tmp_path / "r.json", tmp_path / "x.html", tmp_path / "t.json"
+    flags = ("--json", str(out), "--html", str(page), "--trace", str(trace))
+    code, shown, _ = run(capsys, "simulate", "-w", str(workload_file), *flags)
+    report = json.loads(out.read_text())
+    assert code == 0
+    assert "weft+ on weaver-plus" in shown
+    assert sum(stream["arrived"] for stream in report["streams"]) > 500
+    assert report["streams"][0]["p99_s"] <= 0.015
+    assert len(report["streams"][0]["cdf_s"]) == 100
+    assert read_trace(trace).streams == ("resnet50", "bert-base")
+    assert page.stat().st_size > 10_000
+
+
+def test_sustain_gives_a_table_and_a_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, workload_file: Path
+) -> None:
+    out, picture = tmp_path / "s.json", tmp_path / "s.png"
+    flags = ("-p", "fifo,weft+", "--ratios", "4:1,1:1", "-j", "1", "--seeds", "1", "--tolerance", "0.1")
+    code, shown, _ = run(capsys, "sustain", str(workload_file), *flags, "--json", str(out), "--figure", str(picture))
+    answers = json.loads(out.read_text())["answers"]
+    assert code == 0
+    assert [answer["policy"] for answer in answers] == ["fifo", "weft+"] * 2
+    assert all(answer["violation_rate"] <= 0.01 and answer["rate"] < answer["unsustained_rate"] for answer in answers)
+    assert "4:1" in shown
+    assert picture.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("simulate", "-w", "W", "-p", "weft"), "weft+"),
+        (("simulate", "-w", "W", "--late", "dropp"), "drop"),
+        (("simulate", "-w", "none.toml"), "none.toml"),
+        (("sustain", "W", "--ratios", "a:b"), "--ratios"),
+        (("sustain", "W", "--ratios", "1:2:3"), "ratio"),
+        (("sustain", "W", "-p", "fifo,edff"), "edf"),
+        (("sustain", "W", "--limit", "2"), "limit"),
+    ],
+)
+def test_questions_about_workloads_that_make_no_sense_are_refused(
+    capsys: pytest.CaptureFixture[str], workload_file: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(capsys, *(str(workload_file) if part == "W" else part for part in arguments))
+
+
+def test_a_deadline_no_load_can_keep_is_said_to_be_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text(WORKLOAD.replace("deadline_ms = 15.0", "deadline_ms = 0.1"))
+    assert "no load is sustained" in refused(capsys, "sustain", str(path), "-p", "fifo", "--seeds", "1")

@@ -130,6 +130,8 @@ def simulate_requests(
     if late not in LATE:
         raise InputError(unknown_name("rule for late requests", late, LATE))
     chooser = make_policy(policy, case.setting, options)
+    if not chooser.serves_requests:
+        raise InputError(f"{policy} plans for streams that never run dry; for requests with deadlines there is weft+")
     if compiled and type(chooser) in ONLINE:
         tally = _compiled(case, chooser, late, seed, record)
     else:

@@ -18,6 +18,7 @@ from weft.devices import Npu, load_npu
 from weft.errors import WorkloadError
 from weft.online import Case, prepare, simulate_requests
 from weft.policies import Option
+from weft.reports.requests import RequestReport
 from weft.workloads.online import Workload
 
 SMALLEST, LARGEST = 2.0**-40, 2.0**40
@@ -83,13 +84,15 @@ def sustain(question: Question, npu: Npu | None = None) -> Sustained:
     def sustained(factor: float) -> bool:
         scaled = replace(case, workload=question.workload.scaled(factor))
         tried[factor] = [
-            simulate_requests(
-                scaled,
-                question.policy,
-                late=question.late,
-                options=dict(question.options),
-                seed=question.workload.seed + seed,
-            ).report.worst_violation_rate
+            _missed(
+                simulate_requests(
+                    scaled,
+                    question.policy,
+                    late=question.late,
+                    options=dict(question.options),
+                    seed=question.workload.seed + seed,
+                ).report
+            )
             for seed in range(question.seeds)
         ]
         return _mean(tried[factor]) <= question.limit
@@ -158,8 +161,8 @@ def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
         factor /= 2
         if factor < SMALLEST:
             raise WorkloadError(
-                "no load is sustained, however small: a deadline is shorter than its model takes alone, "
-                "or than batch_timeout_ms"
+                "no load is sustained, however small: a deadline is shorter than its model takes alone or than "
+                "batch_timeout_ms, or duration_s is too short for a rare stream to send anything"
             )
     return factor / 2, factor
 
@@ -185,6 +188,11 @@ def _answer(
         highest_rate=rate * highest,
         runs=sum(len(seen) for seen in tried.values()),
     )
+
+
+def _missed(report: RequestReport) -> float:
+    """Deadlines missed by the stream that suffers most; all of them where a stream sent nothing to judge by."""
+    return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
 
 
 def _mean(values: Sequence[float]) -> float:

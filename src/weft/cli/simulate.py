@@ -41,7 +41,9 @@ def command(
     device: Annotated[
         str | None, typer.Option("--device", "-d", help="A preset or a TOML file; tpuv3-like, or the workload's own.")
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="fifo, fair, layerweaver, weft, ...")] = "weft",
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="See docs/policies.md; weft, or weft+ for a workload.")
+    ] = None,
     workload: Annotated[
         str | None,
         typer.Option("--workload", "-w", help="Arriving requests from a TOML file, instead of --models."),
@@ -75,13 +77,20 @@ def command(
     if workload:
         exports = {"trace_file": trace, "html": html, "perfetto": perfetto, "figure": figure}
         simulate_workload(
-            workload, policy, device=device, late=late, cost=cost, option=option, json_file=json_file, exports=exports
+            workload,
+            policy or "weft+",
+            device=device,
+            late=late,
+            cost=cost,
+            option=option,
+            json_file=json_file,
+            exports=exports,
         )
         return
     npu = load_npu(device or DEFAULT_DEVICE)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
-    run = simulate(profiles, npu, policy, saturated, options=parse_options(option), spill=spill)
+    run = simulate(profiles, npu, policy or "weft", saturated, options=parse_options(option), spill=spill)
     print_report(run.report)
     if json_file:
         write_json(json_file, run.report.as_dict())

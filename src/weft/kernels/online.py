@@ -320,7 +320,7 @@ def serve(
                 else:
                     light = True
             one_sided = failsafe == 1 and heavy != light
-            in_order = one_sided and policy == LAYERWEAVER
+            in_order = one_sided
             wants_weights = wants_space = True
             least = tie_best = 0
             if not in_order:
@@ -337,11 +337,9 @@ def serve(
                     tie = -ahead
                     if policy != LAYERWEAVER:
                         rank, tie = rank >> 1, heads[i, 5]
-                        if one_sided:
-                            rank = 0
                     if best < 0 or rank < least or (rank == least and tie < tie_best):
                         best, least, tie_best = i, rank, tie
-                if not one_sided and (wants_weights or wants_space):
+                if wants_weights or wants_space:
                     found = False
                     for i in range(count):
                         if (on_time > 0 and heads[i, 5] == NONE) or compute_bound[heads[i, 3]] != wants_weights:
@@ -354,22 +352,6 @@ def serve(
                             rank, tie = rank >> 1, heads[i, 5]
                         if not found or rank < least or (rank == least and tie < tie_best):
                             found, best, least, tie_best = True, i, rank, tie
-            if policy != LAYERWEAVER:
-                done = max(array, ends[best]) + compute[heads[best, 2]]
-                if policy == LAYERWEAVER_PLUS:
-                    urgent = -1
-                    for i in range(count):
-                        if heads[i, 5] < NONE and (urgent < 0 or heads[i, 5] < heads[urgent, 5]):
-                            urgent = i
-                    if urgent >= 0 and heads[urgent, 5] - done < remaining[heads[urgent, 2]]:
-                        best = urgent
-                else:
-                    worst = 0
-                    for i in range(count):
-                        if heads[i, 5] < NONE:
-                            slack = heads[i, 5] - done - remaining[heads[i, 2]] * stretch // 100
-                            if slack < worst:
-                                best, worst = i, slack
         if in_order:
             best = begun = -1
             latest = -1
@@ -382,6 +364,24 @@ def serve(
                     best = i
             if begun >= 0:
                 best = begun
+
+        if policy >= LAYERWEAVER_PLUS:
+            done = max(array, ends[best]) + compute[heads[best, 2]]
+            if policy == LAYERWEAVER_PLUS:
+                urgent = -1
+                for i in range(count):
+                    if heads[i, 5] < NONE and (urgent < 0 or heads[i, 5] < heads[urgent, 5]):
+                        urgent = i
+                if urgent >= 0 and heads[urgent, 5] - done < remaining[heads[urgent, 2]]:
+                    best = urgent
+            else:
+                worst = 0
+                woven = 100 if in_order else stretch  # nothing is woven, so nothing is stretched
+                for i in range(count):
+                    if heads[i, 5] < NONE:
+                        slack = heads[i, 5] - done - remaining[heads[i, 2]] * woven // 100
+                        if slack < worst:
+                            best, worst = i, slack
 
         # begin a batch
         s, j = heads[best, 0], heads[best, 1]

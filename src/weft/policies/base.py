@@ -85,6 +85,9 @@ class Policy:
     foresight: ClassVar[int] = 0
     """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
 
+    serves_requests: ClassVar[bool] = True
+    """Whether it can serve requests that come and go, or only streams that never run dry."""
+
     for_deadlines: ClassVar[bool] = False
     """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from weft.devices.decoupled import issue
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, View
+from weft.policies.in_order import Fifo
 from weft.policies.layerweaver import Layerweaver
 
 
@@ -20,7 +21,7 @@ class LayerweaverPlus(Policy):
     """Two modes; deadlines of late requests do not count."""
 
     failsafe: bool = True
-    """Mode 1 by least slack alone where all that runs lies on one side of the balance point."""
+    """Mode 1 by arrival where all that runs lies on one side of the balance point: there is nothing to weave."""
     precise: bool = False
     """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
 
@@ -39,7 +40,7 @@ class LayerweaverPlus(Policy):
         """Mode 1."""
         weaver = Layerweaver(self.setting, self.failsafe)
         if self.failsafe and weaver.one_sided(view.heads):
-            return min(view.candidates, key=lambda c: c.deadline)
+            return Fifo(self.setting).decide(view).candidate
         return min(weaver.unstarved(view), key=lambda idle: (idle.total, idle.candidate.deadline)).candidate
 
     def end_after(self, candidate: Candidate, view: View) -> int:

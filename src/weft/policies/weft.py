@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 from weft.bound import Demand, best_mix, demand_of, mix_prices, prices
 from weft.devices.decoupled import NpuState, issue
@@ -27,6 +28,8 @@ PRICE_UNIT = 2**20
 @dataclass(frozen=True)
 class Weft(Policy):
     """Rollouts over priced idle time. Keeps the rest of its last plan, so every run needs an object of its own."""
+
+    serves_requests: ClassVar[bool] = False
 
     horizon: int = 32
     """Layers per stream that each candidate is played out for."""

@@ -169,4 +169,4 @@ def parse_workload(raw: dict[str, Any], where: str) -> Workload:
     try:
         return Workload.model_validate(raw)
     except ValidationError as error:
-        raise WorkloadError(f"{where}: {first_problem(error, Workload)}") from error
+        raise WorkloadError(f"{where}: {first_problem(error, Workload, Stream)}") from error
