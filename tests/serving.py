@@ -22,10 +22,8 @@ from weft.workloads.online import Stream, Workload
 COMPILED = [name for name, policy in POLICIES.items() if policy in ONLINE]
 """Names of the policies with a compiled loop for requests."""
 
-PLANNED = "weft"
-"""The policy that plans for streams which never run dry; it does not serve requests."""
-
-SERVING = [name for name in POLICIES if name != PLANNED]
+SERVING = [name for name, policy in POLICIES.items() if policy.serves_requests]
+"""Names of the policies that serve requests at all."""
 
 Layers = Sequence[tuple[int, int]]
 

@@ -89,7 +89,7 @@ def test_edf_serves_the_older_of_two_that_are_due_together():
 
 @pytest.mark.parametrize("policy", ["layerweaver", "layerweaver+", "weft+", "edf", "prema", "aimt"])
 def test_other_policies_have_batches_of_several_models_in_flight(policy):
-    heavy = flow((1, 10), (1, 10), (1, 10), batch=2, arrivals=(0, 0, 0, 0), priority=3)
+    heavy = flow((1, 10), (1, 10), (1, 10), batch=2, arrivals=(0, 0, 0, 0))
     light = flow((10, 1), (8, 1), batch=2, arrivals=(1, 1, 1, 1), deadline=100)
     letters = serve(policy, heavy, light, buffer=12, late="keep").letters
     assert sorted(letters) == sorted("AaaAaaBbBb")
@@ -167,12 +167,11 @@ def test_a_full_queue_refuses_and_counts(monkeypatch):
 
 def test_the_place_for_late_requests_is_bounded_too(monkeypatch):
     monkeypatch.setattr(requests, "QUEUE_PLACES", 3)
-    busy = flow((1, 10), arrivals=tuple(range(0, 300, 10)), deadline=1000)
-    served = serve("fifo", busy, flow((1, 10), arrivals=tuple(range(50, 70)), deadline=1), buffer=1)
-    fates = [end for _, end in ends(served, 1)]
-    assert len(fates) == 20
-    assert fates.count(REFUSED) == 17
-    assert served.source.deepest[1] <= 3
+    served = serve(
+        "fifo", flow((1, 100), arrivals=(0, 1)), flow((1, 10), arrivals=(1, 2, 3, 4, 5, 6), deadline=5), buffer=1
+    )
+    # at 1 the first is late and waits; at 102 five more come, of which the queue takes three and the late ones two
+    assert ends(served, 1) == [(5, REFUSED), (6, REFUSED), (4, REFUSED), (1, 213), (2, 224), (3, 235)]
 
 
 def test_an_unknown_rule_for_late_requests_is_refused_with_the_nearest():
@@ -274,16 +273,21 @@ def test_late_requests_have_no_deadline_to_switch_for():
 
 
 def test_equally_idle_candidates_go_by_deadline():
-    twins = [head(0, 10, 80, deadline=9_001), head(1, 10, 80, deadline=9_000)]
+    twins = [head(0, 10, 40, deadline=9_001), head(1, 10, 40, deadline=9_000)]
     assert chosen(plus(programs=(HEAVY, LIGHT)), *twins) == 1
     assert chosen(plus(programs=(HEAVY, LIGHT)), twins[0]._replace(deadline=8_999), twins[1]) == 0
 
 
-def test_models_on_one_side_of_the_balance_point_go_by_deadline_alone():
-    programs = (LIGHT, LIGHT)
-    heads = head(0, 10, 80, deadline=9_001), head(1, 5, 10, deadline=9_000)
-    assert chosen(plus(programs=programs), *heads) == 1
-    assert chosen(plus(programs=programs, failsafe=False), *heads) == 0
+@pytest.mark.parametrize("name", ["layerweaver+", "weft+"])
+def test_models_on_one_side_of_the_balance_point_go_one_after_another_until_one_is_short_of_time(name):
+    heads = head(0, 10, 40, arrival=8, deadline=9_000), head(1, 5, 10, arrival=7, deadline=9_001)
+    policy = plus(name, programs=(LIGHT, LIGHT))
+    assert chosen(policy, *heads) == 1
+    assert chosen(policy, heads[0]._replace(layer=1), heads[1]) == 0  # it has begun
+    assert chosen(plus(name, programs=(LIGHT, LIGHT), failsafe=False), *heads) == 0  # less idle
+    short = heads[0]._replace(remaining=20, deadline=50 + 10 + 19)
+    assert chosen(policy, short, heads[1]) == 0
+    assert chosen(policy, short._replace(deadline=50 + 10 + 20), heads[1]) == 1
 
 
 def test_layerweaver_plus_saves_a_tight_request_that_layerweaver_lets_wait():
@@ -316,10 +320,18 @@ def test_weft_plus_rescues_whoever_is_shortest_of_time_not_whoever_is_due_first(
 
 
 def test_weft_plus_lets_go_of_a_request_that_cannot_make_it_any_more():
-    for deadline, end in ((11, 15), (10, DROPPED)):
-        hopeless = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=deadline)  # 11 ticks of work
-        assert ends(serve("weft+", hopeless, late="drop")) == [(3, 3 + end if end > 0 else DROPPED)]
-    assert ends(serve("layerweaver+", hopeless, late="drop")) == [(3, 18)]  # its deadline alone decides
+    hopeless = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=10)  # 11 ticks of work
+    assert ends(serve("weft+", hopeless, late="drop")) == [(3, DROPPED)]
+    assert serve("weft+", hopeless, late="drop").letters == ""
+    assert ends(serve("layerweaver+", hopeless, late="keep")) == [(3, 18)]
+    tight = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=15)
+    assert ends(serve("weft+", tight, late="drop")) == [(3, 18)]
+
+
+def test_other_policies_let_go_of_a_request_only_when_its_deadline_has_passed():
+    # after two layers the array is taken until 17, after its deadline of 13
+    hopeless = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=10)
+    assert serve("layerweaver+", hopeless, late="drop").letters == "Aa"
 
 
 def test_weft_plus_lets_go_of_a_batch_on_its_way():

@@ -269,8 +269,8 @@ def _tallied(case: Case, source: Requests, executor: SimulatedNpu, steps: int) -
 def _compiled(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:
     models, terms, rules = _static(case, policy, late)
     state = _fresh_state(case)
-    room = MOST_RECORDED if record else 0
-    log = k.Log(np.empty((room, 8), np.int64), np.empty((room, 3), np.int64))
+    recorded = MOST_RECORDED if record else 0
+    log = k.Log(np.empty((recorded, 8), np.int64), np.empty((recorded, 3), np.int64))
     streams = len(case.terms)
     sources = [_blocks(case, index, seed) for index in range(streams)]
     arrivals = np.empty((streams, 2 * BLOCK), np.int64)
@@ -281,6 +281,9 @@ def _compiled(case: Case, policy: Policy, late: str, seed: int | None, record: b
             _refill(arrivals[index], known[index], more, index, source)
         if k.serve(models, terms, rules, state, log, arrivals, known, more):
             break
+        if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
+            room = np.empty_like(state.before)
+            state = state._replace(before=np.concatenate([state.before, room]), peak=np.concatenate([state.peak, room]))
     answers = tuple(Answer(*row) for row in log.answers[: state.clocks[k.ANSWERED]].tolist())
     return Tally(state.clocks, state.counts, state.histogram, answers, log.issues[: state.clocks[k.LOGGED]])
 

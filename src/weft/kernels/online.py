@@ -122,7 +122,7 @@ def bin_of(latency: int) -> int:
 def serve(
     models: Models, terms: Terms, rules: Rules, state: State, log: Log, arrivals: Ints, known: Ints, more: Bools
 ) -> bool:
-    """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
+    """Serve until a stream's known arrivals are used up and more are to come, or room for issues (False), or to the end.
 
     arrivals: (streams, places) ascending ticks; known: (streams, 2) next one and how many; more: whether
     further ones follow.
@@ -148,11 +148,15 @@ def serve(
     while True:
         # forget issues that can no longer matter
         if n + 1 >= len(before):
-            shift = pointer - 1 if pointer > 0 else 0
+            shift = max(0, pointer - 1)
+            while shift < n and peak[shift + 1] <= channel - fetched + buffer:  # computed too long ago to delay a fetch
+                shift += 1
             for i in range(n + 1 - shift):
                 before[i], peak[i] = before[i + shift], peak[i + shift]
             n -= shift
-            pointer -= shift
+            pointer = max(0, pointer - shift)
+            if n + 1 >= len(before):  # all of them are still in the buffer: the caller makes room
+                break
         now = channel
         clock = max(array, now)
         event = NONE
