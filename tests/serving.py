@@ -128,16 +128,21 @@ def serve(
     policy: str, *flows: Flow, late: str = "demote", buffer: int = 100, end: int = 1000, **options: Option
 ) -> Served:
     """Serve these streams on the plain engine."""
-    case = case_of(flows, buffer=buffer, end=end)
+    return serve_case(policy, case_of(flows, buffer=buffer, end=end), late=late, **options)
+
+
+def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Requests, **options: Option) -> Served:
+    """Serve a workload of listed arrivals on the plain engine."""
+    assert isinstance(case.workload, Listed)
     chooser = make_policy(policy, case.setting, options)
-    source = Requests(
+    source = kind(
         case.setting,
         case.terms,
-        [iter(one.arrivals) for one in flows],
+        [iter(times) for times in case.workload.times],
         estimates(case, chooser),
         late=late,
         foresight=chooser.foresight,
-        end=end,
+        end=case.clock.ticks(case.workload.duration_s),
     )
     executor = SimulatedNpu(case.setting)
     Engine(source, chooser, executor).run()

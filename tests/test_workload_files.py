@@ -144,7 +144,7 @@ def test_a_broken_file_is_refused_in_one_line_that_names_it(written, text, messa
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
-    with pytest.raises(WorkloadError, match="cannot read the workload: .*No such file"):
+    with pytest.raises(WorkloadError, match=r"cannot read the workload: .*No such file"):
         read_workload(tmp_path / "none.toml")
     (tmp_path / "w.toml").write_bytes(b'device = "\xff\xfe"')
     with pytest.raises(WorkloadError, match="cannot read the workload"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 140
 """Columns where standard output is no terminal."""
+
+
+class Advance(Protocol):
+    """Moves a progress bar: one further, or to *done* of *of*."""
+
+    def __call__(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None: ...
+
 
 console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
@@ -153,13 +160,15 @@ def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: st
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Any]:
-    """A bar that goes away when done; yields a function that advances it and may rename it."""
+def progress_bar(what: str, total: int) -> Iterator[Advance]:
+    """A bar that goes away when done; yields a function that advances it and may rename it. Silent off a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    if not sys.stderr.isatty():
+        yield lambda description=None, done=None, of=None: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    silent = not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
 
         def advance(description: str | None = None, done: int | None = None, of: int | None = None) -> None:

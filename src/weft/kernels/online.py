@@ -122,7 +122,9 @@ def bin_of(latency: int) -> int:
 def serve(
     models: Models, terms: Terms, rules: Rules, state: State, log: Log, arrivals: Ints, known: Ints, more: Bools
 ) -> bool:
-    """Serve until a stream's known arrivals are used up and more are to come, or room for issues (False), or to the end.
+    """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
+
+    Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
 
     arrivals: (streams, places) ascending ticks; known: (streams, 2) next one and how many; more: whether
     further ones follow.
