@@ -90,6 +90,7 @@ def test_a_reproduction_is_ready_for_json(tmp_path):
     )
     assert whole.figures == (tmp_path / "fig.png",)
     assert json.loads(json.dumps(whole.as_dict(), allow_nan=False)) == {
+        "format": 1,
         "paper": "some-paper",
         "settings": {"seq_len": 16},
         "rows": [

@@ -71,13 +71,6 @@ def test_dependencies_point_one_way(path):
     assert parts_imported(path) <= ALONE.get(part, set(below))
 
 
-def test_the_rules_of_the_storeys_are_those_we_promise():
-    before = {part: set(STOREYS[: STOREYS.index(part)]) for part in STOREYS}
-    assert not before["devices"] & {"policies", "engine", "reports"}
-    assert not before["policies"] & {"engine", "reports", "cli"}
-    assert STOREYS[-1] == "cli"
-
-
 @pytest.mark.parametrize("package", ONLY_IN)
 def test_a_heavy_package_is_imported_only_where_it_is_used(package):
     users = [name_of(path) for path in MODULES if package in {module.split(".")[0] for module in imported(path)}]
