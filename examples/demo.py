@@ -3,12 +3,14 @@
 Each step is a command anyone can type; it is printed before it runs.
 """
 
+import os
 import shlex
 from pathlib import Path
 
 from weft.cli.main import app
 
 OUT = Path("out/demo")
+WORKLOAD = os.path.relpath(Path(__file__).parent / "assistant.toml")
 
 COMMANDS = [
     "models show pp-ocr-det",
@@ -16,6 +18,7 @@ COMMANDS = [
     f"compare --device tpuv3-like --models pp-ocr-det,bert-base --html {OUT}/tpuv3-like.html",
     f"compare --device nnpi-like --batch 16 --models resnet50,bert-large --html {OUT}/nnpi-like.html",
     f"simulate --device nnpi-like --batch 16 --models magika,bert-base --policy weft --figure {OUT}/woven.png",
+    f"simulate --workload {WORKLOAD} --policy weft+",
 ]
 
 
