@@ -161,14 +161,15 @@ def flows(draw: st.DrawFn, buffer: int, *, ticks: int = 12, end: int = 200) -> F
     )  # fmt: skip
     work = sum(map(max, layers))
     closed = draw(st.integers(0, 3)) == 0
+    deadline = draw(st.integers(1, 3 * work) | st.sampled_from([1, work, 2 * work, 40 * work]))
     return Flow(
         batches,
         arrivals=() if closed else tuple(sorted(draw(st.lists(st.integers(0, end), max_size=24)))),
-        deadline=draw(st.integers(1, 3 * work) | st.sampled_from([1, work, 2 * work, 40 * work])),
+        deadline=max(work, deadline) if closed else deadline,  # one that cannot be met makes a closed stream spin
         timeout=draw(st.sampled_from([0, 0, 1, 5, 30])),
         priority=draw(st.sampled_from([1, 3, 9])),
         clients=draw(st.integers(1, 4)) if closed else 0,
-        think=draw(st.sampled_from([1, 3, 20])),
+        think=draw(st.sampled_from([0, 1, 3, 20])),
     )
 
 

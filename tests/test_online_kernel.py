@@ -59,7 +59,7 @@ def assert_equal(case: Case, policy: str, late: str, options: Mapping[str, Optio
 
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("policy", COMPILED)
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=20, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_compiled_equals_plain_on_small_workloads(policy, late, data):
     assert_equal(data.draw(cases()), policy, late, data.draw(OPTIONS.get(policy, st.just({}))))
@@ -225,7 +225,7 @@ def compare_a_few() -> int:
                 Flow(
                     (layers, [(size, busy + 2) for size, busy in layers]),
                     arrivals=tuple(sorted(random.randrange(120) for _ in range(9))) if index else (),
-                    deadline=random.choice([15, 40, 120]),
+                    deadline=random.choice([15, 40, 120] if index else [40, 120]),
                     timeout=random.choice([0, 4]),
                     priority=random.choice([1, 3, 9]),
                     clients=0 if index else 2,

@@ -11,7 +11,7 @@ from naive import program
 from serving import Flow, case_of, flow, serve
 from weft.devices.decoupled import NpuState
 from weft.engine import requests
-from weft.errors import InputError
+from weft.errors import InputError, WorkloadError
 from weft.online import estimates, request_trace, simulate_requests
 from weft.policies import Candidate, Policy, Setting, View, make_policy
 from weft.policies.base import NO_DEADLINE
@@ -203,6 +203,17 @@ def test_the_client_of_a_dropped_request_comes_back_too():
         assert fates.count(DROPPED) > 5
         assert run.tally.answers[-1].arrival > 350
         assert len(fates) == run.report.streams[0].arrived
+
+
+def test_clients_whose_every_request_would_be_dropped_at_once_are_refused():
+    hopeless = case_of([flow((4, 20), clients=1, deadline=19)], end=100)
+    for compiled in (True, False):
+        with pytest.raises(WorkloadError, match="m0: deadline_ms = 19 is shorter than the model takes alone"):
+            simulate_requests(hopeless, "weft+", late="drop", compiled=compiled)
+    assert simulate_requests(hopeless, "weft+", late="demote").report.violation_rate == 1
+    assert simulate_requests(hopeless, "fifo", late="drop").report.streams[0].arrived == 5
+    just = case_of([flow((4, 20), clients=1, deadline=20)], end=100)
+    assert simulate_requests(just, "weft+", late="drop").report.streams[0].arrived == 5
 
 
 def test_a_closed_stream_that_is_alone_is_answered_back_to_back():

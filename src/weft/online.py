@@ -132,11 +132,24 @@ def simulate_requests(
     chooser = make_policy(policy, case.setting, options)
     if not chooser.serves_requests:
         raise InputError(f"{policy} plans for streams that never run dry; for requests with deadlines there is weft+")
+    if late == "drop":
+        _check_closed(case, chooser)
     if compiled and type(chooser) in ONLINE:
         tally = _compiled(case, chooser, late, seed, record)
     else:
         tally = _plain(case, chooser, late, seed)
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
+
+
+def _check_closed(case: Case, policy: Policy) -> None:
+    """Refuse a closed stream whose requests would all be dropped as they arrive: its clients would never rest."""
+    rests = estimates(case, policy)
+    for stream, term in zip(case.workload.stream, case.terms, strict=True):
+        if term.think >= 0 and term.deadline < rests[term.programs][0] * policy.foresight // 100:
+            raise WorkloadError(
+                f"{stream.model}: deadline_ms = {stream.deadline_ms:g} is shorter than the model takes alone, so every "
+                "request of its clients would be dropped at once; allow more time, or keep or demote late requests"
+            )
 
 
 def request_trace(case: Case, run: RequestRun) -> Trace:

@@ -44,7 +44,7 @@ def batches(served: Served) -> dict[tuple[int, int], list]:
     return found
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_every_request_is_answered_once_or_counted_as_dropped_or_refused(policy, case, late):
     served = serve_case(policy, case, late=late)
     seen = Counter((answer.stream, answer.arrival) for answer in served.answers)
@@ -60,7 +60,7 @@ def test_every_request_is_answered_once_or_counted_as_dropped_or_refused(policy,
     assert late == "drop" or all(answer.end >= 0 for answer in served.answers)
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_the_report_counts_what_the_answers_say(policy, case, late):
     run = simulate_requests(case, policy, late=late)
     served = serve_case(policy, case, late=late)
@@ -80,7 +80,7 @@ def test_the_report_counts_what_the_answers_say(policy, case, late):
     assert run.report.decisions == len(served.log) == run.tally.clocks[k.STEPS]
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_the_layers_of_a_batch_run_once_and_in_order_and_its_requests_are_answered_with_the_last(policy, case, late):
     served = serve_case(policy, case, late=late)
     ended = Counter()
@@ -100,7 +100,7 @@ def test_the_layers_of_a_batch_run_once_and_in_order_and_its_requests_are_answer
     assert all(sorted(found) == list(range(len(found))) for found in queries.values())
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_nothing_is_issued_before_it_arrives_and_nothing_overlaps_on_the_channel_or_on_the_array(policy, case, late):
     served = serve_case(policy, case, late=late)
     times = [when for _, when in served.log]
@@ -113,7 +113,7 @@ def test_nothing_is_issued_before_it_arrives_and_nothing_overlaps_on_the_channel
         assert when.compute_end == when.compute_start + candidate.compute
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_the_buffer_is_never_exceeded_when_a_fetch_ends(policy, case, late):
     log = serve_case(policy, case, late=late).log
     for now in {when.fetch_end for _, when in log}:
@@ -121,7 +121,7 @@ def test_the_buffer_is_never_exceeded_when_a_fetch_ends(policy, case, late):
         assert sum(held) <= case.setting.buffer
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(policy, case, late):
     under_way: dict[int, set[int]] = defaultdict(set)
     for candidate, _ in serve_case(policy, case, late=late).log:
@@ -146,12 +146,12 @@ class Watched(Requests):
         return offer
 
 
-@every_policy(examples=20)
+@every_policy(examples=14)
 def test_a_late_request_is_on_offer_only_where_nothing_on_time_is(policy, case, late):
     serve_case(policy, case, late=late, kind=Watched)
 
 
-@every_policy(examples=8)
+@every_policy(examples=6)
 def test_the_same_run_twice_is_the_same(policy, case, late):
     once, again = (simulate_requests(case, policy, late=late, record=True) for _ in range(2))
     assert once.report == again.report
