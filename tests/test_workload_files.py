@@ -8,7 +8,7 @@ from naive import profile, small_npu
 from weft.errors import ProfileError, WorkloadError
 from weft.online import prepare
 from weft.profiles import write_profile
-from weft.workloads.online import read_workload
+from weft.workloads.online import parse_workload, read_workload
 
 GOOD = """\
 device = "weaver-plus"
@@ -176,3 +176,14 @@ def test_a_profile_that_is_not_there_is_refused(written):
     load = read_workload(written(STREAM + 'rate = 1\nmax_batch = 1\nprofiles = ["none.json"]\n'))
     with pytest.raises(ProfileError, match=r"none\.json: cannot read the file"):
         prepare(load, small_npu(100))
+
+
+@pytest.mark.parametrize(("key", "value"), [("deadline_ms", 1e15), ("batch_timeout_ms", 1e300), ("think_ms", 1e300)])
+def test_times_no_clock_can_hold_are_refused(key, value):
+    with pytest.raises(WorkloadError, match=key):
+        parse_workload({"stream": [{"model": "m", "rate": 1.0, "deadline_ms": 1.0} | {key: value}]}, "w")
+
+
+def test_a_closed_stream_takes_no_share_of_the_total_rate():
+    streams = [{"model": "a", "deadline_ms": 1.0}, {"model": "b", "deadline_ms": 1.0, "arrival": "closed"}]
+    assert parse_workload({"stream": streams, "total_rate": 100.0}, "w").rates == (100.0, None)

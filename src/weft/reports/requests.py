@@ -81,7 +81,7 @@ def bin_edges() -> Ints:
     """Smallest latency of every bin, in ticks."""
     index = np.arange(k.BINS, dtype=np.int64)
     shift = np.maximum((index >> k.MANTISSA_BITS) - 1, 0)
-    edges: Ints = (index - (shift << k.MANTISSA_BITS)) << np.minimum(shift, 53 - k.MANTISSA_BITS)
+    edges: Ints = (index - (shift << k.MANTISSA_BITS)) << np.minimum(shift, 52)
     return edges
 
 

@@ -87,10 +87,12 @@ def _from_gaps(gaps: Callable[[], Floats]) -> Iterator[Floats]:
 def read_times(path: Path, column: str | None = None) -> Floats:
     """Times of a CSV file in seconds: numbers, or dates and times, from the named column or the first."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}: cannot read the trace: {error}") from error
+    while rows and not any(rows[-1]):
+        rows.pop()  # a file may end in blank lines
     if not rows:
         raise WorkloadError(f"{path}: the trace is empty")
     index, body = _column(path, rows, column)
