@@ -180,8 +180,9 @@ def test_a_profile_that_is_not_there_is_refused(written):
 
 @pytest.mark.parametrize(("key", "value"), [("deadline_ms", 1e15), ("batch_timeout_ms", 1e300), ("think_ms", 1e300)])
 def test_times_no_clock_can_hold_are_refused(key, value):
+    stream = {"model": "mobilenet-v2", "arrival": "closed", "deadline_ms": 1.0, "max_batch": 1} | {key: value}
     with pytest.raises(WorkloadError, match=key):
-        parse_workload({"stream": [{"model": "m", "rate": 1.0, "deadline_ms": 1.0} | {key: value}]}, "w")
+        prepare(parse_workload({"stream": [stream]}, "w"))
 
 
 def test_a_closed_stream_takes_no_share_of_the_total_rate():

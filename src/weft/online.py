@@ -30,7 +30,7 @@ from weft.policies.layerweaver_plus import LayerweaverPlus
 from weft.policies.prema import Prema
 from weft.policies.weft_plus import WeftPlus
 from weft.profiles import Profile, estimate, read_profile
-from weft.program import Clock, Program, lower
+from weft.program import MAX_TICKS, Clock, Program, lower
 from weft.reports.requests import RequestReport, stream_report
 from weft.trace import Trace
 from weft.version import __version__
@@ -98,6 +98,7 @@ def prepare(workload: Workload, npu: Npu | None = None, cost: str = "pipelined")
     """Price every stream at every batch size on the device and lower all to its clock."""
     npu = npu or load_npu(workload.device)
     clock = Clock.of(npu)
+    _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
     terms, alone, peaks = [], [], []
     for stream in workload.stream:
@@ -216,13 +217,20 @@ def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
     closed = stream.arrival == "closed"
     return Terms(
         programs=programs,
-        deadline=clock.ticks(stream.deadline_ms / 1e3),
+        deadline=_ticks(clock, stream.deadline_ms / 1e3, "deadline_ms"),
         max_batch=stream.max_batch,
-        timeout=clock.ticks(stream.batch_timeout_ms / 1e3),
+        timeout=_ticks(clock, stream.batch_timeout_ms / 1e3, "batch_timeout_ms"),
         priority=stream.priority,
-        think=clock.ticks(stream.think_ms / 1e3) if closed else -1,
+        think=_ticks(clock, stream.think_ms / 1e3, "think_ms") if closed else -1,
         clients=stream.clients if closed else 0,
     )
+
+
+def _ticks(clock: Clock, seconds: float, key: str) -> int:
+    """A time of the workload on the device's clock; refused where the clock cannot hold it."""
+    if seconds / clock.tick_s > MAX_TICKS:
+        raise WorkloadError(f"{key}: {seconds:g} s are more than the device's clock can count")
+    return clock.ticks(seconds)
 
 
 def _blocks(case: Case, index: int, seed: int | None) -> Iterator[Ints]:
