@@ -6,8 +6,17 @@ WeftError
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── ProfileError      a profile file or its values
 │   └── WorkloadError     streams, mixes and counts that make no sense
-└── PolicyError           a policy broke the scheduling contract    (exit code 3)
-    └── InvalidStart
+├── PolicyError           a policy broke the scheduling contract    (exit code 3)
+│   └── InvalidStart
+└── RequestError          a served request has no result            (an HTTP status and a gRPC code)
+    ├── BadRequest        it cannot be understood, or does not fit the model
+    ├── Unauthorised      it carries no key, or a wrong one
+    ├── NotFound          no such model, version or path
+    ├── TooLarge          its body or its headers exceed a limit
+    ├── Overloaded        a queue or the memory is full, or the server is going down
+    ├── Expired           its deadline passed, or cannot be met any more
+    ├── Cancelled         its client went away
+    └── Failed            our own fault
 
 The split is by who can do something about it, because that is what the command line asks.
 """
@@ -54,6 +63,68 @@ class PolicyError(WeftError):
 
 class InvalidStart(PolicyError):
     """A policy started something that was not on offer."""
+
+
+class RequestError(WeftError):
+    """A served request has no result; every kind has its status, its gRPC code and the reason it is counted under."""
+
+    status = 500
+    code = "INTERNAL"
+    reason = "internal"
+
+
+class BadRequest(RequestError):
+    """It cannot be understood, or does not fit the model."""
+
+    status, code, reason = 400, "INVALID_ARGUMENT", "bad_request"
+
+
+class Unauthorised(RequestError):
+    """It carries no key, or a wrong one."""
+
+    status, code, reason = 401, "UNAUTHENTICATED", "unauthorised"
+
+
+class NotFound(RequestError):
+    """No such model, version or path."""
+
+    status, code, reason = 404, "NOT_FOUND", "not_found"
+
+
+class TooLarge(RequestError):
+    """Its body or its headers exceed a limit."""
+
+    status, code, reason = 413, "RESOURCE_EXHAUSTED", "too_large"
+
+
+class Overloaded(RequestError):
+    """A queue or the memory is full, or the server is going down; it may be sent again later."""
+
+    status, code, reason = 503, "UNAVAILABLE", "queue_full"
+
+    def __init__(self, message: str, *, reason: str = "queue_full", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.reason, self.retry_after_s = reason, retry_after_s
+
+
+class Expired(RequestError):
+    """Its deadline passed (``expired``), or cannot be met any more (``unmeetable``)."""
+
+    status, code, reason = 504, "DEADLINE_EXCEEDED", "expired"
+
+    def __init__(self, message: str, *, reason: str = "expired") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Cancelled(RequestError):
+    """Its client went away."""
+
+    status, code, reason = 499, "CANCELLED", "cancelled"
+
+
+class Failed(RequestError):
+    """Our own fault."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
