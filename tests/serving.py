@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from naive import program, small_npu
-from weft.engine import Engine, Requests, SimulatedNpu
-from weft.engine.requests import Answer, Terms
+from weft.engine import Answer, Arrivals, Engine, Requests, SimulatedNpu
+from weft.engine.requests import Terms
 from weft.online import ONLINE, UNBOUNDED_ROUNDS, Case, estimates
 from weft.policies import POLICIES, Candidate, Option, Setting, make_policy
 from weft.program import Clock, Program
@@ -104,11 +104,12 @@ class Served:
     """A plain run, looked at from inside."""
 
     source: Requests
+    feed: Arrivals
     executor: SimulatedNpu
 
     @property
     def answers(self) -> list[Answer]:
-        return self.source.answers
+        return self.feed.answers
 
     @property
     def log(self):
@@ -135,18 +136,20 @@ def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Req
     """Serve a workload of listed arrivals on the plain engine."""
     assert isinstance(case.workload, Listed)
     chooser = make_policy(policy, case.setting, options)
-    source = kind(
-        case.setting,
+    feed = Arrivals(
         case.terms,
         [iter(times) for times in case.workload.times],
-        estimates(case, chooser),
-        late=late,
-        foresight=chooser.foresight,
         end=case.clock.ticks(case.workload.duration_s),
+        strict=late == "drop",
     )
+    source = kind(
+        case.setting, feed, estimates(case, chooser), demote=late == "demote", foresight=chooser.foresight
+    )
+    for term in case.terms:
+        source.open(term)
     executor = SimulatedNpu(case.setting)
     Engine(source, chooser, executor).run()
-    return Served(source, executor)
+    return Served(source, feed, executor)
 
 
 @st.composite

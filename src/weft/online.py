@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from weft.bound import alone_ticks
 from weft.devices import Npu, check_activations, load_npu
+from weft.engine.arrivals import Answer, Arrivals
 from weft.engine.engine import Engine
-from weft.engine.requests import LATE, QUEUE_PLACES, Answer, Requests, Terms
+from weft.engine.requests import LATE, QUEUE_PLACES, Requests, Terms
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.errors import InputError, WorkloadError, unknown_name
 from weft.kernels import online as k
@@ -205,12 +206,16 @@ def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]
     name = stream.model
     if name.endswith(".onnx") and not Path(name).is_absolute():
         name = str(Path(folder) / name)
-    return [_estimated(name, stream.seq_len, npu, batch, cost) for batch in range(1, stream.max_batch + 1)]
+    shapes = tuple(stream.shapes.items())
+    return [_estimated(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)]
 
 
 @lru_cache(maxsize=1024)
-def _estimated(name: str, seq_len: int, npu: Npu, batch: int, cost: str) -> Profile:
-    return estimate(load_model(name, parameters={"seq_len": seq_len}), npu, batch=batch, cost=cost)
+def _estimated(
+    name: str, seq_len: int, shapes: tuple[tuple[str, tuple[int, ...]], ...], npu: Npu, batch: int, cost: str
+) -> Profile:
+    model = load_model(name, shapes=dict(shapes), parameters={"seq_len": seq_len})
+    return estimate(model, npu, batch=batch, cost=cost)
 
 
 def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
@@ -243,25 +248,27 @@ def _blocks(case: Case, index: int, seed: int | None) -> Iterator[Ints]:
 
 def _plain(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
     executor = SimulatedNpu(case.setting)
-    source = Requests(
-        case.setting,
+    feed = Arrivals(
         case.terms,
         [(int(t) for block in _blocks(case, i, seed) for t in block) for i in range(len(case.terms))],
-        estimates(case, policy),
-        late=late,
-        foresight=policy.foresight,
         end=case.clock.ticks(case.workload.duration_s),
+        strict=late == "drop",
     )
+    source = Requests(
+        case.setting, feed, estimates(case, policy), demote=late == "demote", foresight=policy.foresight
+    )
+    for term in case.terms:
+        source.open(term)
     steps = Engine(source, policy, executor).run()
-    return _tallied(case, source, executor, steps)
+    return _tallied(case, feed, source.deepest, executor, steps)
 
 
-def _tallied(case: Case, source: Requests, executor: SimulatedNpu, steps: int) -> Tally:
+def _tallied(case: Case, feed: Arrivals, deepest: list[int], executor: SimulatedNpu, steps: int) -> Tally:
     """Count a plain run as the compiled loop does."""
     warm = case.clock.ticks(case.workload.warmup_s)
     counts = np.zeros((len(case.terms), 10), np.int64)
     histogram = np.zeros((len(case.terms), k.BINS), np.int64)
-    for stream, arrival, end in source.answers:
+    for stream, arrival, end in feed.answers:
         if arrival < warm:
             continue
         row = counts[stream]
@@ -276,15 +283,14 @@ def _tallied(case: Case, source: Requests, executor: SimulatedNpu, steps: int) -
         row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)
         row[k.VIOLATED] += latency > case.terms[stream].deadline
         histogram[stream, k.bin_of(latency)] += 1
-    for stream, (batches, deepest) in enumerate(zip(source.batches(warm), source.deepest, strict=True)):
-        counts[stream, k.BATCHES], counts[stream, k.DEEPEST] = batches, deepest
+    counts[:, k.BATCHES], counts[:, k.DEEPEST] = feed.batches(warm), deepest
     clocks = np.zeros(9, np.int64)
-    clocks[k.ARRAY] = executor.wait().array_free
+    clocks[k.ARRAY] = executor.ready().array_free
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
     clocks[k.COMPUTED] = sum(head.compute for head, _ in executor.log)
     clocks[k.STEPS] = steps
     issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
-    return Tally(clocks, counts, histogram, tuple(source.answers), np.array(issues, np.int64).reshape(-1, 8))
+    return Tally(clocks, counts, histogram, tuple(feed.answers), np.array(issues, np.int64).reshape(-1, 8))
 
 
 def _compiled(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:

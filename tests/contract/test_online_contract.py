@@ -133,22 +133,25 @@ def test_of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(policy
             mine.remove(candidate.query)
 
 
-class Watched(Requests):
+def watched(late: str) -> type[Requests]:
     """Requests that look at what they offer."""
 
-    def offer(self, device: NpuState) -> Offer:
-        offer = super().offer(device)
-        on_time = [head for head in offer.heads if head.deadline < NO_DEADLINE]
-        assert list(offer.candidates) == (on_time or list(offer.heads))
-        clock = max(device.channel_free, device.array_free)
-        assert self._late == "keep" or all(head.deadline >= clock for head in on_time)
-        assert self._late == "demote" or len(on_time) == len(offer.heads)
-        return offer
+    class Watched(Requests):
+        def offer(self, device: NpuState) -> Offer:
+            offer = super().offer(device)
+            on_time = [head for head in offer.heads if head.deadline < NO_DEADLINE]
+            assert list(offer.candidates) == (on_time or list(offer.heads))
+            clock = max(device.channel_free, device.array_free)
+            assert late == "keep" or all(head.deadline >= clock for head in on_time)
+            assert late == "demote" or len(on_time) == len(offer.heads)
+            return offer
+
+    return Watched
 
 
 @every_policy(examples=14)
 def test_a_late_request_is_on_offer_only_where_nothing_on_time_is(policy, case, late):
-    serve_case(policy, case, late=late, kind=Watched)
+    serve_case(policy, case, late=late, kind=watched(late))
 
 
 @every_policy(examples=6)

@@ -1,16 +1,19 @@
 """The loop: see what could go, ask the policy, check its answer, hand it to the executor.
 
-Streams that never run dry and requests that arrive are two sources of work for the same loop; the
-loop, the policies and the checks are the same for every source and every executor.
+Streams that never run dry, simulated requests and requests of real clients are sources of work for the
+same loop; the loop, the policies and the checks are the same for every source and every executor. A
+simulation ``run``s it to the end of its time; a server takes a ``step`` whenever a request came or a lane
+became free.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import Issue, NpuState
 from weft.errors import InvalidStart
-from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.base import Candidate, Policy, Running, Start, View
 
 
 class Offer(NamedTuple):
@@ -21,6 +24,17 @@ class Offer(NamedTuple):
     progress: tuple[int, ...] = ()
 
 
+class Completion(NamedTuple):
+    """What became of a layer that was issued."""
+
+    candidate: Candidate
+    times: Issue
+    aborted: bool = False
+    """It was stopped half-way for something more urgent and has to be done again."""
+    error: Exception | None = None
+    """It could not be computed."""
+
+
 class Source(Protocol):
     """Where layers come from."""
 
@@ -29,31 +43,54 @@ class Source(Protocol):
         ...
 
     def offer(self, device: NpuState) -> Offer:
-        """What could be issued when the channel is free."""
+        """What could be issued at this instant of the device."""
         ...
 
     def next_event(self) -> int:
         """After an empty offer: when there may be something."""
         ...
 
-    def issued(self, candidate: Candidate, times: Issue, step: int) -> None:
+    def issued(self, candidate: Candidate, step: int) -> None:
         """One of the candidates went."""
+        ...
+
+    def completed(self, completion: Completion) -> None:
+        """An issued layer's end is known."""
         ...
 
 
 class Executor(Protocol):
     """Does what it is told, in simulated or in real time."""
 
-    def wait(self) -> NpuState:
-        """Let time pass until another layer can be issued; return the device's clocks then."""
+    def completions(self) -> Iterable[Completion]:
+        """Issued layers whose end became known since the last call.
+
+        An NPU works through what it was given in order, so its simulation knows every end at once.
+        """
+        ...
+
+    def ready(self) -> NpuState | None:
+        """The device's clocks if it can be given another layer now."""
+        ...
+
+    def now(self) -> int:
+        """The time."""
         ...
 
     def idle_until(self, tick: int) -> None:
-        """Let time pass with nothing to do."""
+        """Let time pass, with nothing to do, until then or until something changes."""
         ...
 
-    def submit(self, start: Start) -> Issue:
-        """Issue a layer; return when it is fetched and computed."""
+    def submit(self, start: Start) -> None:
+        """Issue a layer."""
+        ...
+
+    def abortable(self) -> tuple[Running, ...]:
+        """Where no layer can be given: those that could be stopped to make room."""
+        ...
+
+    def abort(self, candidate: Candidate) -> None:
+        """Stop one of those; its completion says so."""
         ...
 
 
@@ -62,21 +99,42 @@ class Engine:
 
     def __init__(self, source: Source, policy: Policy, executor: Executor) -> None:
         self._source, self._policy, self._executor = source, policy, executor
+        self._steps = 0
 
     def run(self) -> int:
         """Issue layers until the source is done; returns how many."""
-        step = 0
         while not self._source.done():
-            device = self._executor.wait()
-            offer = self._source.offer(device)
-            if not offer.candidates:
-                if not self._source.done():  # the last waiting requests may just have been dropped
-                    self._executor.idle_until(self._source.next_event())
-                continue
-            start = self._policy.decide(View(device, *offer))
-            if start.candidate not in offer.candidates:
-                raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
-            times = self._executor.submit(start)
-            self._source.issued(start.candidate, times, step)
-            step += 1
-        return step
+            if not self.step() and not self._source.done():  # the last waiting requests may just have been dropped
+                self._executor.idle_until(self._source.next_event())
+        return self._steps
+
+    def step(self) -> bool:
+        """Account for what has ended, and issue one layer if there is one and the executor can take it."""
+        for completion in self._executor.completions():
+            self._source.completed(completion)
+        device = self._executor.ready()
+        if device is None:
+            self._reconsider()
+            return False
+        offer = self._source.offer(device)
+        if not offer.candidates:
+            return False
+        start = self._policy.decide(View(device, *offer))
+        if start.candidate not in offer.candidates:
+            raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
+        self._executor.submit(start)
+        self._source.issued(start.candidate, self._steps)
+        self._steps += 1
+        return True
+
+    def _reconsider(self) -> None:
+        """Ask whether something long that runs shall be given up for what waits."""
+        running = self._executor.abortable()
+        if not running:
+            return
+        device = NpuState(self._executor.now(), self._executor.now())
+        offer = self._source.offer(device)
+        if offer.candidates:
+            victim = self._policy.aborts(View(device, *offer), running)
+            if victim is not None:
+                self._executor.abort(victim)

@@ -1,25 +1,26 @@
 """Requests that arrive, wait, are batched and have deadlines, as a source of work.
 
-Each stream has a queue. A batch is ready when it is full or its first request has waited long enough;
-it then becomes a job, whose layers are offered one by one. Of every stream at most one job is on
-time; requests and jobs that can no longer be on time are kept, demoted (served when nothing on time
-is waiting) or dropped, as the user chose. Queues are bounded; what does not fit is refused and counted.
+Each stream has a queue, in order of deadlines. A batch is ready when it is full or its first request has
+waited long enough; it then becomes a job, whose layers are offered one by one. Requests and jobs that can
+no longer be on time are kept, demoted (served when nothing on time is waiting) or dropped. Where requests
+come from and where answers go is the feed's affair: a simulated arrival process or real clients.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from weft.devices.decoupled import Issue, NpuState
-from weft.engine.engine import Offer
+from weft.devices.decoupled import NpuState
+from weft.engine.engine import Completion, Offer
 from weft.policies.base import NO_DEADLINE, Candidate, Setting
 from weft.program import Program
 
 JOBS = 4
-"""Batches of one stream in flight at a time: one on time, the others late."""
+"""Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
 QUEUE_PLACES = 1 << 16
 LATE = ("keep", "demote", "drop")
 
@@ -38,182 +39,260 @@ class Terms(NamedTuple):
     clients: int = 0
 
 
-class Answer(NamedTuple):
-    """What became of one request."""
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request in the source's hands."""
 
     stream: int
     arrival: int
-    end: int
-    """When its last layer was computed; -1 if it was dropped, -2 if the queue was full."""
+    due: int
+    priority: int = 1
+    strict: bool = False
+    """Dropped when it can no longer be on time."""
+    gone: bool = False
+    """Nobody waits for it any more."""
+
+
+class Feed(Protocol):
+    """Where requests come from and answers go."""
+
+    def take(self, now: int) -> Iterable[Ticket]:
+        """Requests that have arrived, in order of arrival within a stream."""
+        ...
+
+    def next_arrival(self) -> int:
+        """When the next request comes, as far as that is known."""
+        ...
+
+    def exhausted(self) -> bool:
+        """Whether no request will come any more."""
+        ...
+
+    def served(self, batch: Sequence[Ticket], completion: Completion) -> None:
+        """The last layer of a batch was computed."""
+        ...
+
+    def dropped(self, ticket: Ticket, now: int) -> None:
+        """It can no longer be on time."""
+        ...
+
+    def refused(self, ticket: Ticket, now: int) -> None:
+        """There is no place for it."""
+        ...
+
+    def failed(self, batch: Sequence[Ticket], error: Exception) -> None:
+        """A layer of a batch could not be computed."""
+        ...
 
 
 @dataclass(eq=False)
-class _Job:
+class Job:
+    """A batch in flight."""
+
     program: int
     query: int
-    members: list[int]
-    """Arrival times, in order."""
-    late: bool
+    members: list[Ticket]
+    """In order of deadlines."""
+    late: bool = False
     layer: int = 0
     first_on_time: int = 0
     last_issued: int = -1
+    running: bool = False
 
 
 @dataclass(eq=False)
 class _Desk:
     """One stream's requests."""
 
-    arrivals: Iterator[int]
-    next_arrival: int = NO_DEADLINE
-    queue: deque[int] = field(default_factory=deque)
-    late: deque[int] = field(default_factory=deque)
-    returning: deque[int] = field(default_factory=deque)
-    """Next arrivals of a closed stream."""
-    jobs: list[_Job | None] = field(default_factory=lambda: [None] * JOBS)
+    places: int
+    queue: deque[Ticket] = field(default_factory=deque)
+    late: deque[Ticket] = field(default_factory=deque)
+    jobs: list[Job | None] = field(default_factory=list)
     queries: int = 0
+    deepest: int = 0
 
-    def draw(self) -> None:
-        self.next_arrival = next(self.arrivals, NO_DEADLINE)
+    def __post_init__(self) -> None:
+        self.jobs = [None] * self.places
+
+    @property
+    def idle(self) -> bool:
+        return not (self.queue or self.late or any(self.jobs))
+
+    def put(self, ticket: Ticket) -> None:
+        if not self.queue or self.queue[-1].due <= ticket.due:
+            self.queue.append(ticket)
+        else:
+            insort(self.queue, ticket, key=_due)
+
+
+def _due(ticket: Ticket) -> int:
+    return ticket.due
 
 
 class Requests:
     """Offers the next layer of every job in flight, and the first layer of every batch that is ready.
 
-    arrivals: per open stream, ascending ticks. end: closed streams send nothing from then on.
+    remaining: estimated ticks from each layer of each program to its end.
+    demote: whether late requests that are not strict are served only when nothing on time is waiting.
     foresight: percent of its remaining time that counts when a request is judged late.
     """
 
     def __init__(
         self,
         setting: Setting,
-        terms: Sequence[Terms],
-        arrivals: Sequence[Iterator[int]],
+        feed: Feed,
         remaining: Sequence[Sequence[int]],
         *,
-        late: str,
-        foresight: int,
-        end: int,
+        demote: bool = False,
+        foresight: int = 0,
     ) -> None:
-        self._setting, self._terms, self._remaining = setting, terms, remaining
-        self._late, self._foresight, self._end = late, foresight, end
-        self._desks = [_Desk(source) for source in arrivals]
+        self._setting, self._feed, self._remaining = setting, feed, remaining
+        self._demote, self._foresight = demote, foresight
+        self._places = max(JOBS, 2 * setting.lanes)
+        self._desks: list[_Desk] = []
+        self._terms: list[Terms] = []
         self._now = 0
-        self.answers: list[Answer] = []
-        """What became of each request, in order."""
-        self.deepest = [0] * len(terms)
+
+    def open(self, terms: Terms) -> int:
+        """Another stream; returns its number."""
+        self._desks.append(_Desk(self._places))
+        self._terms.append(terms)
+        return len(self._desks) - 1
+
+    def reopen(self, stream: int, terms: Terms) -> None:
+        """Give the number of a stream that has nothing left to another one."""
+        assert self._desks[stream].idle
+        self._desks[stream], self._terms[stream] = _Desk(self._places), terms
+
+    def idle(self, stream: int) -> bool:
+        """Whether nothing of the stream waits or runs."""
+        return self._desks[stream].idle
+
+    def waiting(self, stream: int) -> Sequence[Ticket]:
+        """Requests in a stream's queue, in order of deadlines."""
+        return self._desks[stream].queue
+
+    def jobs(self, stream: int) -> list[Job]:
+        """Batches of a stream in flight."""
+        return [job for job in self._desks[stream].jobs if job]
+
+    @property
+    def deepest(self) -> list[int]:
         """Most requests that waited in each queue."""
-        self._completed: list[tuple[int, int]] = []  # stream, oldest arrival of each batch that was completed
-        for desk, term in zip(self._desks, terms, strict=True):
-            desk.returning.extend([0] * term.clients)
-            desk.draw()
+        return [desk.deepest for desk in self._desks]
 
     def done(self) -> bool:
-        return not any(
-            desk.queue or desk.late or desk.returning or any(desk.jobs) or desk.next_arrival < NO_DEADLINE
-            for desk in self._desks
-        )
+        return self._feed.exhausted() and all(desk.idle for desk in self._desks)
 
     def next_event(self) -> int:
-        events = [min(desk.next_arrival, desk.returning[0] if desk.returning else NO_DEADLINE) for desk in self._desks]
         waits = [
-            desk.queue[0] + term.timeout for desk, term in zip(self._desks, self._terms, strict=True) if desk.queue
+            desk.queue[0].arrival + term.timeout
+            for desk, term in zip(self._desks, self._terms, strict=True)
+            if desk.queue
         ]
-        return max(self._now, min(events + waits))
+        return max(self._now, min([self._feed.next_arrival(), *waits]))
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Its client went away: it leaves the queue, or its batch if it is the last one of it."""
+        ticket.gone = True
+        desk = self._desks[ticket.stream]
+        if ticket in desk.queue:
+            desk.queue.remove(ticket)
 
     def offer(self, device: NpuState) -> Offer:
         self._now = device.channel_free
+        for ticket in self._feed.take(self._now):
+            self._enqueue(ticket)
         heads: list[Candidate] = []
-        for stream in range(len(self._desks)):
-            self._admit(stream)
-            self.deepest[stream] = max(self.deepest[stream], len(self._desks[stream].queue))
-            if self._late != "keep":
-                self._part_with_late(stream, max(device.array_free, self._now))
+        clock = max(device.array_free, self._now)
+        for stream, desk in enumerate(self._desks):
+            if desk.idle:
+                continue
+            desk.deepest = max(desk.deepest, len(desk.queue))
+            self._sort_out_queue(stream, clock)
+            self._sort_out_jobs(stream, clock)
             heads += self._heads_of(stream)
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
         if not on_time:
             heads += [head for stream in range(len(self._desks)) for head in self._late_batch(stream)]
         return Offer(tuple(heads), tuple(on_time or heads))
 
-    def issued(self, candidate: Candidate, times: Issue, step: int) -> None:
-        desk = self._desks[candidate.stream]
-        slot = next((i for i, job in enumerate(desk.jobs) if job and job.query == candidate.query), None)
-        if slot is None:
-            slot = self._begin(desk, candidate)
-        job = desk.jobs[slot]
+    def issued(self, candidate: Candidate, step: int) -> None:
+        job = self._job_of(candidate) or self._begin(candidate)
+        job.last_issued, job.layer, job.running = step, job.layer + 1, True
+
+    def completed(self, completion: Completion) -> None:
+        candidate = completion.candidate
+        job = self._job_of(candidate)
         assert job is not None
-        job.last_issued, job.layer = step, job.layer + 1
-        if job.layer == len(self._setting.programs[job.program]):
-            desk.jobs[slot] = None
-            self._completed.append((candidate.stream, job.members[0]))
-            for arrival in job.members:
-                self._answer(candidate.stream, arrival, times.compute_end, times.compute_end)
+        job.running = False
+        if completion.error is not None:
+            self._end(candidate.stream, job)
+            self._feed.failed(job.members, completion.error)
+        elif completion.aborted:
+            job.layer -= 1
+        elif job.layer == len(self._setting.programs[job.program]):
+            self._end(candidate.stream, job)
+            self._feed.served(job.members, completion)
 
-    def batches(self, warm: int) -> list[int]:
-        """Completed batches of each stream whose first request arrived at *warm* or later."""
-        return [
-            sum(1 for owner, arrival in self._completed if owner == stream and arrival >= warm)
-            for stream in range(len(self._desks))
-        ]
-
-    def _admit(self, stream: int) -> None:
-        """Take in what has arrived: open arrivals first, then returning clients."""
-        desk = self._desks[stream]
-        while desk.next_arrival <= self._now:
-            self._enqueue(stream, desk.next_arrival)
-            desk.draw()
-        while desk.returning and desk.returning[0] <= self._now:
-            arrival = desk.returning.popleft()
-            if arrival < self._end:
-                self._enqueue(stream, arrival)
-
-    def _enqueue(self, stream: int, arrival: int) -> None:
-        if len(self._desks[stream].queue) < QUEUE_PLACES:
-            self._desks[stream].queue.append(arrival)
+    def _enqueue(self, ticket: Ticket) -> None:
+        desk = self._desks[ticket.stream]
+        if len(desk.queue) < QUEUE_PLACES:
+            desk.put(ticket)
         else:
-            self._answer(stream, arrival, -2, self._now)
+            self._feed.refused(ticket, self._now)
 
-    def _part_with_late(self, stream: int, clock: int) -> None:
-        """Take requests that cannot be on time out of the queue, and see which jobs have become late."""
-        desk, term = self._desks[stream], self._terms[stream]
-        rest = self._remaining[term.programs][0] * self._foresight // 100
-        while desk.queue and desk.queue[0] + term.deadline < clock + rest:
-            if self._late == "drop":
-                self._answer(stream, desk.queue.popleft(), -1, clock)
-            elif len(desk.late) < QUEUE_PLACES:
-                desk.late.append(desk.queue.popleft())
+    def _sort_out_queue(self, stream: int, clock: int) -> None:
+        """Take requests that cannot be on time out of the queue."""
+        desk, place = self._desks[stream], 0
+        latest = clock + self._remaining[self._terms[stream].programs][0] * self._foresight // 100
+        while place < len(desk.queue) and desk.queue[place].due < latest:
+            ticket = desk.queue[place]
+            if ticket.strict:
+                del desk.queue[place]
+                self._feed.dropped(ticket, clock)
+            elif not self._demote:
+                place += 1
             else:
-                self._answer(stream, desk.queue.popleft(), -2, clock)
-        for slot, job in enumerate(desk.jobs):
-            if not job or job.late:
-                continue
-            rest = self._remaining[job.program][job.layer] * self._foresight // 100
-            while job.first_on_time < len(job.members) and (
-                job.members[job.first_on_time] + term.deadline < clock + rest
-            ):
-                job.first_on_time += 1
-            if job.first_on_time == len(job.members):
-                job.late = True
-                if self._late == "drop":
-                    desk.jobs[slot] = None
-                    for arrival in job.members:
-                        self._answer(stream, arrival, -1, clock)
+                del desk.queue[place]
+                if len(desk.late) < QUEUE_PLACES:
+                    desk.late.append(ticket)
+                else:
+                    self._feed.refused(ticket, clock)
 
-    def _answer(self, stream: int, arrival: int, end: int, now: int) -> None:
-        """Record what became of a request; the client of a closed stream will be back."""
-        self.answers.append(Answer(stream, arrival, end))
-        if self._terms[stream].think >= 0:
-            self._desks[stream].returning.append(now + self._terms[stream].think)
+    def _sort_out_jobs(self, stream: int, clock: int) -> None:
+        """See which jobs have become late, and end those that nobody waits for."""
+        for job in self._desks[stream].jobs:
+            if not job or job.late or job.running or not (self._demote or any(t.strict or t.gone for t in job.members)):
+                continue
+            latest = clock + self._remaining[job.program][job.layer] * self._foresight // 100
+            while job.first_on_time < len(job.members) and _lost(job.members[job.first_on_time], latest):
+                job.first_on_time += 1
+            if job.first_on_time < len(job.members):
+                continue
+            if all(ticket.strict or ticket.gone for ticket in job.members):
+                self._end(stream, job)
+                for ticket in job.members:
+                    self._feed.dropped(ticket, clock)
+            elif self._demote:
+                job.late = True
+            else:
+                job.first_on_time = 0
 
     def _heads_of(self, stream: int) -> list[Candidate]:
         desk, term = self._desks[stream], self._terms[stream]
         jobs = [job for job in desk.jobs if job]
-        heads = [self._head(stream, job) for job in jobs]
+        heads = [self._head(stream, job) for job in jobs if not job.running]
         waiting = len(desk.queue)
-        ready = waiting >= term.max_batch or (waiting > 0 and self._now >= desk.queue[0] + term.timeout)
-        if ready and len(jobs) < JOBS and all(job.late for job in jobs):
+        ready = waiting >= term.max_batch or (waiting > 0 and self._now >= desk.queue[0].arrival + term.timeout)
+        if ready and len(jobs) < self._places and self._may_begin(desk, [job for job in jobs if not job.late]):
             members = [desk.queue[i] for i in range(min(waiting, term.max_batch))]
-            heads.append(self._head(stream, _Job(term.programs + len(members) - 1, desk.queries, members, late=False)))
+            heads.append(self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members)))
         return heads
+
+    def _may_begin(self, desk: _Desk, on_time: list[Job]) -> bool:
+        """As many batches of a stream as there are lanes, and one that is due before all of those."""
+        return len(on_time) < self._setting.lanes or desk.queue[0].due < min(job.members[0].due for job in on_time)
 
     def _late_batch(self, stream: int) -> list[Candidate]:
         """A batch of late requests that could begin."""
@@ -221,12 +300,10 @@ class Requests:
         if not desk.late or all(desk.jobs):
             return []
         members = [desk.late[i] for i in range(min(len(desk.late), term.max_batch))]
-        return [self._head(stream, _Job(term.programs + len(members) - 1, desk.queries, members, late=True))]
+        return [self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members, late=True))]
 
-    def _head(self, stream: int, job: _Job) -> Candidate:
+    def _head(self, stream: int, job: Job) -> Candidate:
         program: Program = self._setting.programs[job.program]
-        term = self._terms[stream]
-        due = NO_DEADLINE if job.late else job.members[job.first_on_time] + term.deadline
         return Candidate(
             stream=stream,
             query=job.query,
@@ -235,19 +312,33 @@ class Requests:
             compute=program.compute[job.layer],
             last_issued=job.last_issued,
             program=job.program,
-            arrival=job.members[0],
-            deadline=due,
+            arrival=job.members[0].arrival,
+            deadline=NO_DEADLINE if job.late else job.members[job.first_on_time].due,
             remaining=self._remaining[job.program][job.layer],
             whole=self._remaining[job.program][0],
-            priority=term.priority,
+            priority=max(ticket.priority for ticket in job.members),
+            size=len(job.members),
         )
 
-    def _begin(self, desk: _Desk, candidate: Candidate) -> int:
+    def _job_of(self, candidate: Candidate) -> Job | None:
+        jobs = self._desks[candidate.stream].jobs
+        return next((job for job in jobs if job and job.query == candidate.query), None)
+
+    def _begin(self, candidate: Candidate) -> Job:
         """Turn the waiting requests a candidate stands for into a job."""
-        size = candidate.program - self._terms[candidate.stream].programs + 1
+        desk = self._desks[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
         waiting = desk.late if late else desk.queue
-        slot = desk.jobs.index(None)
-        desk.jobs[slot] = _Job(candidate.program, desk.queries, [waiting.popleft() for _ in range(size)], late)
+        members = [waiting.popleft() for _ in range(candidate.size)]
+        job = Job(candidate.program, desk.queries, members, late)
+        desk.jobs[desk.jobs.index(None)] = job
         desk.queries += 1
-        return slot
+        return job
+
+    def _end(self, stream: int, job: Job) -> None:
+        jobs = self._desks[stream].jobs
+        jobs[jobs.index(job)] = None
+
+
+def _lost(ticket: Ticket, latest: int) -> bool:
+    return ticket.gone or ticket.due < latest

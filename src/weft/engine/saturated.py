@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.devices.decoupled import Issue, NpuState
-from weft.engine.engine import Offer
+from weft.devices.decoupled import NpuState
+from weft.engine.engine import Completion, Offer
 from weft.policies.base import Candidate, Setting
 from weft.policies.fairness import Band, may_go
 
@@ -57,7 +57,10 @@ class SaturatedStreams:
             whole=program.total_work,
         )
 
-    def issued(self, candidate: Candidate, times: Issue, step: int) -> None:
+    def completed(self, completion: Completion) -> None:
+        """The next layer of a stream may go before this one has ended."""
+
+    def issued(self, candidate: Candidate, step: int) -> None:
         stream, program = candidate.stream, self._setting.programs[candidate.stream]
         self._work_left -= program.work[candidate.layer]
         self._last_issued[stream] = step

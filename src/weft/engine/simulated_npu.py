@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from weft.devices.decoupled import Issue, NpuState, issue
-from weft.policies.base import Candidate, Setting, Start
+from weft.engine.engine import Completion
+from weft.policies.base import Candidate, Running, Setting, Start
 
 
 class SimulatedNpu:
-    """Answers at once with the times of what it was given."""
+    """Knows the times of what it was given at once."""
 
     def __init__(self, setting: Setting) -> None:
         self._buffer = setting.buffer
         self._state = NpuState()
+        self._ended: list[Completion] = []
         self.log: list[tuple[Candidate, Issue]] = []
         """What was issued, in order."""
 
-    def wait(self) -> NpuState:
+    def now(self) -> int:
+        return self._state.channel_free
+
+    def ready(self) -> NpuState:
         return self._state
+
+    def completions(self) -> list[Completion]:
+        ended, self._ended = self._ended, []
+        return ended
 
     def idle_until(self, tick: int) -> None:
         if tick > self._state.channel_free:
             kept = tuple(entry for entry in self._state.resident if entry.done > tick)
             self._state = self._state._replace(channel_free=tick, resident=kept)
 
-    def submit(self, start: Start) -> Issue:
+    def submit(self, start: Start) -> None:
         head = start.candidate
         self._state, times = issue(self._state, head.fetch, head.compute, self._buffer, start.not_before)
+        self._ended.append(Completion(head, times))
         self.log.append((head, times))
-        return times
+
+    def abortable(self) -> tuple[Running, ...]:
+        return ()
+
+    def abort(self, candidate: Candidate) -> None:
+        raise AssertionError("an NPU computes what it has begun")

@@ -6,6 +6,7 @@ and what it may know grows by fields of ``View``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -39,13 +40,24 @@ class Candidate(NamedTuple):
     whole: int = 0
     """The same for the query from its start."""
     priority: int = 1
+    size: int = 1
+    """Requests in the batch."""
+
+
+class Running(NamedTuple):
+    """A layer that is being computed and could be stopped, all its progress lost."""
+
+    candidate: Candidate
+    rest: int
+    """Estimated ticks to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What stays the same during a run."""
 
-    programs: tuple[Program, ...]
+    programs: Sequence[Program]
+    """A server appends to it as models are loaded."""
     buffer: int
     """Weight buffer in ticks."""
     rounds: int = 1
@@ -54,6 +66,8 @@ class Setting:
     """Queries per round the user asked for; None leaves it to the policy."""
     max_lag: float = DEFAULT_MAX_LAG
     """Rounds a stream may fall behind, where there is a mix to fall behind of."""
+    lanes: int = 1
+    """How many layers of different queries a host computes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,10 @@ class Policy:
     def decide(self, view: View) -> Start:
         """Pick one of ``view.candidates``."""
         raise TypeError(f"{type(self).__name__} does not say how to decide")
+
+    def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
+        """Asked when nothing can be issued: which running layer to give up for what waits, if any."""
+        return None
 
     @property
     def band(self) -> Band | None:

@@ -1,0 +1,90 @@
+"""Simulated clients: arrival processes and closed loops that feed ``Requests``, and a record of every answer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from weft.engine.engine import Completion
+from weft.engine.requests import Terms, Ticket
+from weft.policies.base import NO_DEADLINE
+
+DROPPED, REFUSED = -1, -2
+
+
+class Answer(NamedTuple):
+    """What became of one request."""
+
+    stream: int
+    arrival: int
+    end: int
+    """When its last layer was computed; -1 if it was dropped, -2 if the queue was full."""
+
+
+class Arrivals:
+    """Tickets at given times, open and closed.
+
+    times: per open stream, ascending ticks. end: closed streams send nothing from then on.
+    strict: whether late requests are dropped.
+    """
+
+    def __init__(
+        self, terms: Sequence[Terms], times: Sequence[Iterator[int]], *, end: int, strict: bool = False
+    ) -> None:
+        self._terms, self._times, self._end, self._strict = terms, times, end, strict
+        self._next = [next(source, NO_DEADLINE) for source in times]
+        self._returning = [deque([0] * term.clients) for term in terms]
+        self.answers: list[Answer] = []
+        """What became of each request, in order."""
+        self._batches: list[tuple[int, int]] = []  # stream and oldest arrival of each batch that was served
+
+    def take(self, now: int) -> Iterator[Ticket]:
+        """Open arrivals first, then returning clients."""
+        for stream, returning in enumerate(self._returning):
+            while self._next[stream] <= now:
+                arrival = self._next[stream]
+                self._next[stream] = next(self._times[stream], NO_DEADLINE)
+                yield self._ticket(stream, arrival)
+            while returning and returning[0] <= now:
+                arrival = returning.popleft()
+                if arrival < self._end:
+                    yield self._ticket(stream, arrival)
+
+    def next_arrival(self) -> int:
+        return min([*self._next, *(returning[0] for returning in self._returning if returning)])
+
+    def exhausted(self) -> bool:
+        return all(time == NO_DEADLINE for time in self._next) and not any(self._returning)
+
+    def served(self, batch: Sequence[Ticket], completion: Completion) -> None:
+        end = completion.times.compute_end
+        self._batches.append((batch[0].stream, batch[0].arrival))
+        for ticket in batch:
+            self._answer(ticket, end, end)
+
+    def dropped(self, ticket: Ticket, now: int) -> None:
+        self._answer(ticket, DROPPED, now)
+
+    def refused(self, ticket: Ticket, now: int) -> None:
+        self._answer(ticket, REFUSED, now)
+
+    def failed(self, batch: Sequence[Ticket], error: Exception) -> None:
+        raise AssertionError("simulated layers do not fail") from error
+
+    def batches(self, warm: int) -> list[int]:
+        """Batches served of each stream whose first request arrived at *warm* or later."""
+        return [
+            sum(1 for owner, arrival in self._batches if owner == stream and arrival >= warm)
+            for stream in range(len(self._terms))
+        ]
+
+    def _ticket(self, stream: int, arrival: int) -> Ticket:
+        term = self._terms[stream]
+        return Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
+
+    def _answer(self, ticket: Ticket, end: int, now: int) -> None:
+        """Record what became of a request; the client of a closed stream will be back."""
+        self.answers.append(Answer(ticket.stream, ticket.arrival, end))
+        if self._terms[ticket.stream].think >= 0:
+            self._returning[ticket.stream].append(now + self._terms[ticket.stream].think)
