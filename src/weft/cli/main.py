@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from weft.cli import compare, devices, models, profile, reproduce, simulate, sustain, timeline
+from weft.cli import compare, devices, models, profile, reproduce, serve, simulate, sustain, timeline
 from weft.errors import WeftError
 from weft.version import __version__
 
@@ -43,6 +43,7 @@ app.command("compare")(compare.command)
 app.command("sustain")(sustain.command)
 app.command("timeline")(timeline.command)
 app.command("reproduce")(reproduce.command)
+app.command("serve")(serve.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from weft.engine.engine import Completion
-from weft.engine.requests import Terms, Ticket
+from weft.engine.requests import Job, Terms, Ticket
 from weft.policies.base import NO_DEADLINE
 
 DROPPED, REFUSED = -1, -2
@@ -57,10 +57,10 @@ class Arrivals:
     def exhausted(self) -> bool:
         return all(time == NO_DEADLINE for time in self._next) and not any(self._returning)
 
-    def served(self, batch: Sequence[Ticket], completion: Completion) -> None:
+    def served(self, job: Job, completion: Completion) -> None:
         end = completion.times.compute_end
-        self._batches.append((batch[0].stream, batch[0].arrival))
-        for ticket in batch:
+        self._batches.append((job.members[0].stream, job.members[0].arrival))
+        for ticket in job.members:
             self._answer(ticket, end, end)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
@@ -69,7 +69,7 @@ class Arrivals:
     def refused(self, ticket: Ticket, now: int) -> None:
         self._answer(ticket, REFUSED, now)
 
-    def failed(self, batch: Sequence[Ticket], error: Exception) -> None:
+    def failed(self, job: Job, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
     def batches(self, warm: int) -> list[int]:

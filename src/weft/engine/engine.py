@@ -122,8 +122,8 @@ class Engine:
         start = self._policy.decide(View(device, *offer))
         if start.candidate not in offer.candidates:
             raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
-        self._executor.submit(start)
         self._source.issued(start.candidate, self._steps)
+        self._executor.submit(start)
         self._steps += 1
         return True
 

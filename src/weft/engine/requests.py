@@ -53,6 +53,23 @@ class Ticket:
     """Nobody waits for it any more."""
 
 
+@dataclass(eq=False)
+class Job:
+    """A batch in flight."""
+
+    program: int
+    query: int
+    members: list[Ticket]
+    """In order of deadlines."""
+    late: bool = False
+    layer: int = 0
+    first_on_time: int = 0
+    last_issued: int = -1
+    running: bool = False
+    work: object = None
+    """What an executor keeps for it."""
+
+
 class Feed(Protocol):
     """Where requests come from and answers go."""
 
@@ -68,7 +85,7 @@ class Feed(Protocol):
         """Whether no request will come any more."""
         ...
 
-    def served(self, batch: Sequence[Ticket], completion: Completion) -> None:
+    def served(self, job: Job, completion: Completion) -> None:
         """The last layer of a batch was computed."""
         ...
 
@@ -80,24 +97,9 @@ class Feed(Protocol):
         """There is no place for it."""
         ...
 
-    def failed(self, batch: Sequence[Ticket], error: Exception) -> None:
+    def failed(self, job: Job, error: Exception) -> None:
         """A layer of a batch could not be computed."""
         ...
-
-
-@dataclass(eq=False)
-class Job:
-    """A batch in flight."""
-
-    program: int
-    query: int
-    members: list[Ticket]
-    """In order of deadlines."""
-    late: bool = False
-    layer: int = 0
-    first_on_time: int = 0
-    last_issued: int = -1
-    running: bool = False
 
 
 @dataclass(eq=False)
@@ -176,6 +178,11 @@ class Requests:
         """Batches of a stream in flight."""
         return [job for job in self._desks[stream].jobs if job]
 
+    def job_of(self, candidate: Candidate) -> Job | None:
+        """The batch in flight that a candidate belongs to."""
+        jobs = self._desks[candidate.stream].jobs
+        return next((job for job in jobs if job and job.query == candidate.query), None)
+
     @property
     def deepest(self) -> list[int]:
         """Most requests that waited in each queue."""
@@ -218,22 +225,22 @@ class Requests:
         return Offer(tuple(heads), tuple(on_time or heads))
 
     def issued(self, candidate: Candidate, step: int) -> None:
-        job = self._job_of(candidate) or self._begin(candidate)
+        job = self.job_of(candidate) or self._begin(candidate)
         job.last_issued, job.layer, job.running = step, job.layer + 1, True
 
     def completed(self, completion: Completion) -> None:
         candidate = completion.candidate
-        job = self._job_of(candidate)
+        job = self.job_of(candidate)
         assert job is not None
         job.running = False
         if completion.error is not None:
             self._end(candidate.stream, job)
-            self._feed.failed(job.members, completion.error)
+            self._feed.failed(job, completion.error)
         elif completion.aborted:
             job.layer -= 1
         elif job.layer == len(self._setting.programs[job.program]):
             self._end(candidate.stream, job)
-            self._feed.served(job.members, completion)
+            self._feed.served(job, completion)
 
     def _enqueue(self, ticket: Ticket) -> None:
         desk = self._desks[ticket.stream]
@@ -319,10 +326,6 @@ class Requests:
             priority=max(ticket.priority for ticket in job.members),
             size=len(job.members),
         )
-
-    def _job_of(self, candidate: Candidate) -> Job | None:
-        jobs = self._desks[candidate.stream].jobs
-        return next((job for job in jobs if job and job.query == candidate.query), None)
 
     def _begin(self, candidate: Candidate) -> Job:
         """Turn the waiting requests a candidate stands for into a job."""

@@ -14,6 +14,8 @@ from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.layerweaver_plus import LayerweaverPlus
 from weft.policies.prema import Prema
+from weft.policies.priority import PriorityClasses
+from weft.policies.punctual import Punctual
 from weft.policies.weft import Weft
 from weft.policies.weft_plus import WeftPlus
 
@@ -29,6 +31,8 @@ POLICIES: dict[str, type[Policy]] = {
     "prema": Prema,
     "layerweaver+": LayerweaverPlus,
     "weft+": WeftPlus,
+    "priority": PriorityClasses,
+    "punctual": Punctual,
 }
 """To add a policy, write it and add one line here."""
 

@@ -1,0 +1,128 @@
+"""``weft serve``: models as a server that keeps deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.common import console, parse_options
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.serving.config import ServerConfig
+    from weft.serving.server import Server
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def command(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODELS]...", help="Model repositories (NAME/VERSION/model.onnx, NAME.onnx), files, known names."
+        ),
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", help="A TOML file with all settings.")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="Who goes next: punctual, edf, fifo...")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", help="NAME=VALUE of the policy; repeatable.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Segments computed at a time; default: cores less one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute one segment.")] = None,
+    pin: Annotated[bool | None, typer.Option("--pin/--no-pin", help="Keep every lane on a core of its own.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="0 lets the system choose.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="0 lets the system choose, -1 is no gRPC.")] = None,
+    memory_budget: Annotated[
+        str | None, typer.Option(help="For loaded models together, as 2g.")
+    ] = None,
+    default_slo_ms: Annotated[float | None, typer.Option(help="How soon requests without a deadline are due.")] = None,
+    max_body: Annotated[str | None, typer.Option(help="Largest request, as 64m.")] = None,
+    api_key_file: Annotated[str | None, typer.Option(help="Requests must carry its key; or set WEFT_API_KEY.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain (PEM); with --tls-key.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its private key.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Where cut models are kept between starts.")] = None,
+    drain_s: Annotated[
+        float | None, typer.Option(help="How long to finish when told to stop.")
+    ] = None,
+    access_log: Annotated[bool | None, typer.Option("--access-log/--no-access-log", help="A line per request.")] = None,
+    otlp: Annotated[str | None, typer.Option(help="Send OpenTelemetry spans here, as http://localhost:4318.")] = None,
+) -> None:
+    """Serve ONNX models over the Open Inference Protocol (REST and gRPC), and keep deadlines.
+
+    Models are cut into short segments, and between segments the policy decides again who goes next.
+    A dashboard is at [bold]/[/bold], Prometheus metrics at [bold]/metrics[/bold].
+    """
+    from weft.serving.server import serve
+
+    given: dict[str, Any] = {
+        "models": tuple(sources) if sources else None,
+        "policy": policy,
+        "policy_options": parse_options(option) or None,
+        "lanes": lanes,
+        "threads": threads,
+        "pin": pin,
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "memory_budget_bytes": _bytes("--memory-budget", memory_budget),
+        "default_slo_ms": default_slo_ms,
+        "max_body_bytes": _bytes("--max-body", max_body),
+        "tls_cert": Path(tls_cert) if tls_cert else None,
+        "tls_key": Path(tls_key) if tls_key else None,
+        "cache": Path(cache) if cache else None,
+        "drain_s": drain_s,
+        "access_log": access_log,
+        "otlp": otlp,
+    }
+    settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    for warning in settings.warnings:
+        typer.echo(f"weft: {warning}", err=True)
+    if not asyncio.run(serve(settings, lambda name: console.print(f"loading {name}", highlight=False), _announce)):
+        raise InputError(f"stopped, but some requests were not answered within {settings.drain_s:g} s")
+
+
+def _settings(file: str | None, given: dict[str, Any], api_key_file: str | None) -> ServerConfig:
+    """The file's settings with the command line's in their place."""
+    from weft.serving.config import ServerConfig, read_api_key, read_server_config
+
+    base = read_server_config(Path(file)) if file else ServerConfig(lanes=max(1, (os.cpu_count() or 2) - 1))
+    if given.get("grpc_port") == -1:
+        given["grpc_port"] = None
+    key = read_api_key(Path(api_key_file) if api_key_file else None, os.environ)
+    if key:
+        given["api_key"] = key
+    settings = replace(base, **given)
+    if not settings.models:
+        raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
+    return settings
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match:
+        raise InputError(f"{option} {text!r} is not a size like 512m or 2g")
+    return round(float(match[1]) * UNITS[match[2]])
+
+
+def _announce(server: Server) -> None:
+    config, service = server.config, server.service
+    scheme = "https" if config.tls_cert else "http"
+    console.print(f"\n[bold]ready[/bold]  {scheme}://{config.host}:{server.http_port}", highlight=False)
+    if server.grpc_port:
+        console.print(f"       grpc {config.host}:{server.grpc_port}", highlight=False)
+    lanes = f"{config.lanes} lane{'s' * (config.lanes > 1)}"
+    console.print(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n", highlight=False)
+    for slot in service.library.slots():
+        pieces = f"{len(slot.served.prepared.segments)} segments" if slot.served else slot.state
+        console.print(f"       {slot.entry.name} {slot.entry.version}: {pieces}  {slot.message}", highlight=False)

@@ -1,0 +1,151 @@
+"""The executor whose time passes: lanes, each a thread that computes one segment of one batch at a time.
+
+All scheduling state lives on the thread that drives the engine; a lane only runs what it was given and
+reports back. ONNX Runtime computes without Python's global lock, so lanes run beside each other and
+beside the engine. The twin in which time jumps is ``engine.simulated_host``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Protocol
+
+import onnxruntime as ort
+
+from weft.devices.decoupled import Issue, NpuState
+from weft.engine.engine import Completion
+from weft.policies.base import Candidate, Running, Start
+
+ABORT_FROM_TICKS = 10_000_000
+"""Segments of 10 ms and more may be stopped half-way; shorter ones are over before it pays."""
+
+
+class Work(Protocol):
+    """One batch as a lane sees it."""
+
+    def compute(self, segment: int, options: ort.RunOptions | None) -> None:
+        """Run a segment on the values the one before it left; called on the lane's thread."""
+        ...
+
+
+@dataclass(eq=False)
+class _Task:
+    candidate: Candidate
+    work: Work
+    submitted: int
+    options: ort.RunOptions | None
+    aborted: bool = False
+
+
+@dataclass(eq=False)
+class Lane:
+    """One thread and what it did last."""
+
+    index: int
+    tasks: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)
+    task: _Task | None = None
+    thread: threading.Thread | None = None
+    busy_ticks: int = 0
+
+
+class Lanes:
+    """Runs segments on threads; ``wake`` is called from them whenever one has ended."""
+
+    def __init__(
+        self, count: int, work_of: Callable[[Candidate], Work], wake: Callable[[], None], *, pin: bool = False
+    ) -> None:
+        self._work_of, self._wake = work_of, wake
+        self.lanes = [Lane(index) for index in range(count)]
+        self._idle = list(reversed(self.lanes))
+        self._ended: deque[tuple[Lane, Completion]] = deque()
+        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+        for lane in self.lanes:
+            core = cores[lane.index % len(cores)] if cores else None
+            lane.thread = threading.Thread(
+                target=self._serve, args=(lane, core), name=f"lane-{lane.index}", daemon=True
+            )
+            lane.thread.start()
+        self.watch: Callable[[int, Completion], None] | None = None
+        """Told of every segment that ended, with the number of its lane."""
+
+    def now(self) -> int:
+        return time.monotonic_ns()
+
+    def ready(self) -> NpuState | None:
+        if not self._idle:
+            return None
+        now = time.monotonic_ns()
+        return NpuState(now, now, now)
+
+    def completions(self) -> list[Completion]:
+        ended: list[Completion] = []
+        while self._ended:
+            lane, completion = self._ended.popleft()
+            lane.task = None
+            lane.busy_ticks += completion.times.compute_end - completion.times.compute_start
+            self._idle.append(lane)
+            if self.watch:
+                self.watch(lane.index, completion)
+            ended.append(completion)
+        return ended
+
+    def idle_until(self, tick: int) -> None:
+        """The thread that drives the engine waits elsewhere: for requests and for ``wake``."""
+
+    def submit(self, start: Start) -> None:
+        lane, candidate = self._idle.pop(), start.candidate
+        options = ort.RunOptions() if candidate.compute >= ABORT_FROM_TICKS else None
+        lane.task = _Task(candidate, self._work_of(candidate), time.monotonic_ns(), options)
+        lane.tasks.put(lane.task)
+
+    def abortable(self) -> tuple[Running, ...]:
+        now = time.monotonic_ns()
+        return tuple(
+            Running(task.candidate, max(0, task.submitted + task.candidate.compute - now))
+            for lane in self.lanes
+            if (task := lane.task) and task.options and not task.aborted
+        )
+
+    def abort(self, candidate: Candidate) -> None:
+        for lane in self.lanes:
+            if lane.task and lane.task.candidate == candidate and lane.task.options:
+                lane.task.aborted = True
+                lane.task.options.terminate = True
+
+    def rest_ticks(self) -> int:
+        """Until the first lane is expected to be free."""
+        if self._idle:
+            return 0
+        now = time.monotonic_ns()
+        return min(max(0, lane.task.submitted + lane.task.candidate.compute - now) for lane in self.lanes if lane.task)
+
+    def close(self) -> None:
+        """Let every lane finish what it runs, and end its thread."""
+        for lane in self.lanes:
+            lane.tasks.put(None)
+        for lane in self.lanes:
+            if lane.thread:
+                lane.thread.join()
+
+    def _serve(self, lane: Lane, core: int | None) -> None:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        while (task := lane.tasks.get()) is not None:
+            error: Exception | None = None
+            began = time.monotonic_ns()
+            try:
+                task.work.compute(task.candidate.layer, task.options)
+            except Exception as problem:  # whatever a model does, its own requests hear of it and the lane goes on
+                error = problem
+            ended = time.monotonic_ns()
+            stopped = task.aborted and error is not None
+            times = Issue(began, began, began, ended)
+            self._ended.append((lane, Completion(task.candidate, times, stopped, None if stopped else error)))
+            del task
+            self._wake()

@@ -1,0 +1,236 @@
+"""Which models are loaded: loading on demand within a memory budget, leases, and leaving.
+
+A model that a request needs is never closed under it: whoever is replaced, unloaded or evicted leaves when
+its last request is answered. All state is the event loop's; only the loading itself happens on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from weft.errors import NotFound, Overloaded, WeftError
+from weft.runtime.preparing import Recipe, prepare
+from weft.serving.config import ModelConfig
+from weft.serving.dispatch import Dispatcher, Served
+from weft.serving.repository import Entry, Repository
+from weft.serving.wire import ModelSpec
+
+log = logging.getLogger("weft.models")
+
+State = Literal["unloaded", "loading", "ready", "failed"]
+
+
+@dataclass(eq=False)
+class Slot:
+    """One version of a model, loaded or not."""
+
+    entry: Entry
+    state: State = "unloaded"
+    message: str = ""
+    served: Served | None = None
+    spec: ModelSpec | None = None
+    loading: asyncio.Task[None] | None = None
+    waiters: int = 0
+    """Requests that wait for it to be loaded."""
+    used_ns: int = 0
+    shut: bool = False
+    """Somebody unloaded it, so that requests do not bring it back."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.entry.config
+
+
+class Library:
+    """The models of a repository, and which of them are in memory."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        dispatcher: Dispatcher,
+        *,
+        threads: int = 1,
+        budget_bytes: int | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self.repository, self.budget_bytes = repository, budget_bytes
+        self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
+        self._slots: dict[tuple[str, str], Slot] = {}
+        self._leaving: set[Served] = set()
+        self._loader = ThreadPoolExecutor(1, "loader")
+        self._one_at_a_time = asyncio.Lock()
+        self.evictions = 0
+        dispatcher.emptied = self._emptied
+
+    @property
+    def used_bytes(self) -> int:
+        """What loaded models hold, those that are leaving included."""
+        loaded = [slot.served for slot in self._slots.values() if slot.served]
+        return sum(served.prepared.memory_bytes for served in [*loaded, *self._leaving])
+
+    def slots(self) -> Iterator[Slot]:
+        """Every version of every model there is, by name."""
+        for name in self.repository.names():
+            for version in self.repository.versions(name):
+                yield self.find(name, version)
+
+    def find(self, name: str, version: str = "") -> Slot:
+        """A model by name; NotFound if there is none."""
+        entry = self.repository.entry(name, version)
+        key = entry.name, entry.version
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = Slot(entry)
+        return slot
+
+    async def ensure(self, slot: Slot) -> None:
+        """Have a model loaded, or raise why it cannot be."""
+        if slot.shut:
+            raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
+        if slot.waiters >= slot.config.queue_size:
+            raise Overloaded(f"{slot.entry.name}: {slot.waiters} requests wait for it to load; send it again later")
+        slot.waiters += 1
+        try:
+            while slot.served is None:
+                await asyncio.shield(self._start_loading(slot))
+        finally:
+            slot.waiters -= 1
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it again: from then on requests meet what is on disk now."""
+        await asyncio.to_thread(self.repository.scan)
+        slot = self.find(name)
+        slot.shut = False
+        if slot.loading:  # it began before the scan
+            await asyncio.wait([slot.loading])
+        slot.entry = self.repository.entry(name)
+        await asyncio.shield(self._start_loading(slot))
+
+    def unload(self, name: str) -> None:
+        """No new requests for any version of a model; its memory returns when the last one is answered."""
+        self.repository.entry(name)
+        for version in self.repository.versions(name):
+            slot = self.find(name, version)
+            slot.shut = True
+            self._dismiss(slot, "unloaded by request")
+
+    def _start_loading(self, slot: Slot) -> asyncio.Task[None]:
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._load(slot))
+            slot.loading.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
+        return slot.loading
+
+    async def _load(self, slot: Slot) -> None:
+        """Prepare a model on the loader's thread and put it in the place of what was there."""
+        before = slot.state
+        slot.state = "loading" if slot.served is None else slot.state
+        entry = slot.entry
+        try:
+            async with self._one_at_a_time:
+                self._make_room(_guess_bytes(entry.path), slot)
+                loop = asyncio.get_running_loop()
+                served = await loop.run_in_executor(self._loader, self._prepared, entry)
+            self._install(slot, served)
+        except WeftError as error:
+            slot.message = str(error)
+            if slot.served is None:
+                slot.state = "unloaded" if isinstance(error, Overloaded) else "failed"
+            log.warning("%s %s cannot be loaded: %s", entry.name, entry.version, error)
+            if isinstance(error, Overloaded):
+                raise
+            raise Overloaded(f"{entry.name} cannot be loaded: {error}", reason="load_failed") from error
+        except BaseException:
+            slot.state = before
+            raise
+        finally:
+            slot.loading = None
+
+    def _prepared(self, entry: Entry) -> Served:
+        config = entry.config
+        recipe = Recipe(
+            grain_s=config.grain_ms / 1e3,
+            max_pieces=config.max_pieces,
+            threads=self._threads,
+            max_batch=config.max_batch,
+            shapes={name: tuple(shape) for name, shape in config.shapes.items()},
+        )
+        prepared = prepare(entry.path, recipe, self._cache)
+        return Served(entry.name, prepared, queue_size=config.queue_size, batch_timeout_ms=config.batch_timeout_ms)
+
+    def _install(self, slot: Slot, served: Served) -> None:
+        entry, prepared, old = slot.entry, served.prepared, slot.served
+        if slot.shut:  # unloaded while it was loading
+            self._leave(served)
+            raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
+        if old:
+            served.statistics = old.statistics
+        slot.served, slot.state, slot.message = served, "ready", "; ".join(prepared.remarks)
+        slot.spec = ModelSpec(entry.name, entry.version, prepared.inputs, prepared.outputs)
+        slot.used_ns = time.monotonic_ns()
+        if old:
+            self._leave(old)
+        try:
+            self._make_room(0, slot)
+        except Overloaded:
+            self._dismiss(slot, "does not fit into the memory budget")
+            raise
+        log.info("%s %s is loaded: %d segments", entry.name, entry.version, len(prepared.segments))
+
+    def _make_room(self, needed: int, wanted: Slot) -> None:
+        """Let the models that were used least recently leave until there is room."""
+        if self.budget_bytes is None:
+            return
+        idle = [s for s in self._slots.values() if s.served and not s.served.leases and s is not wanted]
+        idle.sort(key=lambda slot: slot.used_ns)
+        while self.used_bytes + needed > self.budget_bytes:
+            if not idle:
+                raise Overloaded(
+                    f"{wanted.entry.name} needs about {max(needed, 1) >> 20} MiB, and models in use hold "
+                    f"{self.used_bytes >> 20} of the {self.budget_bytes >> 20} MiB of the memory budget",
+                    reason="memory",
+                )
+            self.evictions += 1
+            self._dismiss(idle.pop(0), "")
+
+    def _dismiss(self, slot: Slot, message: str) -> None:
+        """Out of reach for new requests; closed when the last lease ends."""
+        served, slot.served, slot.spec = slot.served, None, None
+        slot.message = message
+        if slot.state != "loading":
+            slot.state = "unloaded"
+        if served:
+            self._leave(served)
+
+    def _leave(self, served: Served) -> None:
+        self._leaving.add(served)
+        if not served.leases:
+            self._emptied(served)
+
+    def _emptied(self, served: Served) -> None:
+        if served in self._leaving:
+            self._leaving.remove(served)
+            self._dispatcher.forget(served)
+            served.prepared.close()
+
+    async def close(self) -> None:
+        """Give up what is loading and close what is loaded."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+        for slot in self._slots.values():
+            if slot.loading:
+                slot.loading.cancel()
+            self._dismiss(slot, "")
+
+
+def _guess_bytes(path: Path) -> int:
+    """What a model will need, from the size of its files."""
+    try:
+        return sum(file.stat().st_size for file in {path, *path.parent.glob(f"{path.stem}*.data")})
+    except OSError:
+        return 0

@@ -1,0 +1,72 @@
+"""The last seconds of the lanes, for the dashboard and as a Perfetto trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+SPANS = 50_000
+
+
+class Span(NamedTuple):
+    """A segment on a lane; times in nanoseconds on the monotonic clock."""
+
+    lane: int
+    model: str
+    segment: str
+    """Which of how many."""
+    start_ns: int
+    end_ns: int
+    predicted_ns: int
+    rows: int
+    query: int
+    """Which batch of its shapes."""
+    outcome: str
+
+
+class Recorder:
+    """A bounded memory of spans."""
+
+    def __init__(self) -> None:
+        self._spans: deque[Span] = deque(maxlen=SPANS)
+
+    def add(self, span: Span) -> None:
+        self._spans.append(span)
+
+    def since(self, start_ns: int) -> list[Span]:
+        """Spans that ended later, oldest first."""
+        found = []
+        for span in reversed(self._spans):
+            if span.end_ns <= start_ns:
+                break
+            found.append(span)
+        return found[::-1]
+
+    def as_perfetto(self) -> dict[str, Any]:
+        """All that is remembered, in Chrome's trace event format: a track per lane."""
+        spans = list(self._spans)
+        lanes = sorted({span.lane for span in spans})
+        names: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": f"lane {lane}"}}
+            for lane in lanes
+        ]
+        return {"displayTimeUnit": "ms", "traceEvents": names + [_event(span) for span in spans]}
+
+
+def _event(span: Span) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": span.lane,
+        "name": span.model,
+        "cat": span.outcome,
+        "ts": span.start_ns / 1e3,
+        "dur": (span.end_ns - span.start_ns) / 1e3,
+        "args": {
+            "segment": span.segment,
+            "rows": span.rows,
+            "query": span.query,
+            "predicted_us": span.predicted_ns / 1e3,
+            "outcome": span.outcome,
+        },
+    }

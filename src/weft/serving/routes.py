@@ -1,0 +1,280 @@
+"""The protocol's paths over HTTP: which request goes to which call of the service, and how its answer looks."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
+from weft.serving import dashboard, metrics, openapi, state
+from weft.serving.http import Exchange, Response, error_response
+from weft.serving.service import Result, Service, internal
+from weft.serving.wire import ModelSpec, decode, encode
+
+log = logging.getLogger("weft.http")
+
+OPEN = frozenset({"v2/health/live", "v2/health/ready", ""})
+"""Paths that need no key: probes and the dashboard's frame, which asks for the key itself."""
+
+Answer = Callable[[Exchange, list[str]], "Response | Awaitable[Response]"]
+
+
+class Routes:
+    """Answers exchanges from a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._key = service.config.api_key.encode() if service.config.api_key else None
+        self._most_bytes = service.config.max_body_bytes
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later; whatever goes wrong has a status and a sentence."""
+        try:
+            parts = exchange.path.strip("/").split("/")
+            self._check_key(exchange, "/".join(parts))
+            if parts[0] == "v2" and parts[-1] == "infer" and len(parts) in (4, 6) and parts[1] == "models":
+                self._infer(exchange, parts)
+                return
+            answer = self._answer(exchange, parts)
+            if isinstance(answer, Response):
+                exchange.respond(answer)
+            else:
+                task = asyncio.ensure_future(self._later(exchange, answer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except RequestError as error:
+            exchange.respond(refusal(error))
+
+    async def _later(self, exchange: Exchange, answer: Awaitable[Response]) -> None:
+        try:
+            exchange.respond(await answer)
+        except RequestError as error:
+            exchange.respond(refusal(error))
+        except Exception as error:
+            log.exception("%s %s", exchange.method, exchange.path)
+            exchange.respond(refusal(internal(error)))
+
+    def _check_key(self, exchange: Exchange, path: str) -> None:
+        if self._key is None or path in OPEN:
+            return
+        given = exchange.headers.get("x-api-key", "")
+        scheme, _, token = exchange.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        if not hmac.compare_digest(given.encode(), self._key):
+            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
+
+    # Inference
+
+    def _infer(self, exchange: Exchange, parts: list[str]) -> None:
+        _only(exchange, "POST")
+        version = _version(parts)
+        length, body = _header_length(exchange), self._body(exchange)
+
+        def read(model: ModelSpec) -> Any:
+            return decode(body, length, model)
+
+        def done(outcome: Result | RequestError) -> None:
+            exchange.respond(refusal(outcome) if isinstance(outcome, RequestError) else _computed(outcome))
+
+        call = self._service.infer(parts[2], version, read, done)
+        if exchange.open:
+            exchange.gone = call.cancel
+
+    def _body(self, exchange: Exchange) -> bytes:
+        encoding = exchange.headers.get("content-encoding", "identity").lower()
+        if encoding == "identity":
+            return exchange.body
+        if encoding not in ("gzip", "deflate"):
+            raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
+        return unpacked(exchange.body, encoding, self._most_bytes)
+
+    # All else
+
+    def _answer(self, exchange: Exchange, parts: list[str]) -> Response | Awaitable[Response]:
+        match parts:
+            case ["v2"]:
+                return _get(exchange, self._service.metadata)
+            case ["v2", "health", ("live" | "ready") as kind]:
+                _only(exchange, "GET", "HEAD")
+                return Response(200 if kind == "live" or self._service.is_ready() else 503)
+            case ["v2", "models", "stats"]:
+                return _get(exchange, self._service.statistics)
+            case ["v2", "models", name, *rest] if name:
+                return self._model(exchange, name, rest)
+            case ["v2", "repository", *rest]:
+                return self._repository(exchange, rest)
+            case ["v2", "systemsharedmemory" | "cudasharedmemory" | "trace" | "logging", *_]:
+                return error_response(501, f"{parts[1]} is not supported")
+            case _:
+                return self._own(exchange, parts)
+
+    def _model(self, exchange: Exchange, name: str, rest: list[str]) -> Response | Awaitable[Response]:
+        version = ""
+        if rest[:1] == ["versions"] and len(rest) > 1:
+            version, rest = rest[1], rest[2:]
+        match rest:
+            case []:
+                _only(exchange, "GET")
+                return _json(self._service.model_metadata(name, version))
+            case ["ready"]:
+                _only(exchange, "GET", "HEAD")
+                return Response(200 if self._service.model_ready(name, version) else 503)
+            case ["config"]:
+                _only(exchange, "GET")
+                return _json(self._service.model_config(name, version))
+            case ["stats"]:
+                return _get(exchange, lambda: self._service.statistics(name, version))
+        raise NotFound(f"no such path: {exchange.path[:200]!r}")
+
+    def _repository(self, exchange: Exchange, rest: list[str]) -> Response | Awaitable[Response]:
+        match rest:
+            case ["index"]:
+                _only(exchange, "POST")
+                return _json(self._service.index(bool(_object(exchange.body).get("ready", False))))
+            case ["models", name, "load"]:
+                _only(exchange, "POST")
+                if _object(exchange.body).get("parameters"):
+                    raise BadRequest("load takes no parameters here: models come from the repository as they are")
+                return _empty(self._service.load(name))
+            case ["models", name, "unload"]:
+                _only(exchange, "POST")
+                _object(exchange.body)
+                return _empty(self._service.unload(name))
+        raise NotFound(f"no such path: {exchange.path[:200]!r}")
+
+    def _own(self, exchange: Exchange, parts: list[str]) -> Response:
+        match parts:
+            case [""]:
+                _only(exchange, "GET", "HEAD")
+                return Response(200, dashboard.page(), "text/html; charset=utf-8", _PAGE_HEADERS)
+            case ["metrics"]:
+                _only(exchange, "GET", "HEAD")
+                return Response(200, metrics.text(self._service).encode(), metrics.CONTENT_TYPE)
+            case ["openapi.json"]:
+                return _get(exchange, lambda: openapi.document(self._service))
+            case ["weft", "state"]:
+                return _get(exchange, lambda: state.state(self._service))
+            case ["weft", "timeline"]:
+                return _get(exchange, lambda: state.timeline(self._service, _number(exchange.query, "since")))
+            case ["weft", "profile"]:
+                return _get(exchange, lambda: state.profile(self._service))
+            case ["weft", "trace"]:
+                _only(exchange, "GET")
+                body = orjson.dumps(self._service.dispatcher.recorder.as_perfetto())
+                name = ("Content-Disposition", 'attachment; filename="weft-trace.json"')
+                return Response(200, body, headers=(name,))
+        raise NotFound(f"no such path: {exchange.path[:200]!r}")
+
+
+_PAGE_HEADERS = (
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-cache"),
+)  # fmt: skip
+
+
+def refusal(error: RequestError) -> Response:
+    """An error as HTTP says it."""
+    headers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded):
+        headers = (("Retry-After", str(max(1, math.ceil(min(error.retry_after_s, 3600))))),)
+    if isinstance(error, Unauthorised):
+        headers = (("WWW-Authenticate", "Bearer"),)
+    return error_response(error.status, str(error), headers)
+
+
+def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    """A compressed body, as long as it stays within the limit."""
+    machine = zlib.decompressobj(31 if encoding == "gzip" else 15)
+    try:
+        plain = machine.decompress(body, most_bytes + 1)
+    except zlib.error as error:
+        raise BadRequest(f"the body is not {encoding}: {error}") from error
+    if len(plain) > most_bytes:
+        raise TooLarge(f"the unpacked body exceeds the limit of {most_bytes} bytes")
+    if not machine.eof:
+        raise BadRequest(f"the {encoding} body ends too early")
+    return plain
+
+
+def _computed(result: Result) -> Response:
+    parts, header = encode(result.request, result.model, result.outputs, result.parameters)
+    if header is None:
+        return Response(200, parts)
+    length = ("Inference-Header-Content-Length", str(header))
+    return Response(200, parts, "application/octet-stream", (length,))
+
+
+def _header_length(exchange: Exchange) -> int | None:
+    text = exchange.headers.get("inference-header-content-length")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise BadRequest(f"Inference-Header-Content-Length = {text[:40]!r} must be a whole number from 0")
+    return int(text)
+
+
+def _version(parts: list[str]) -> str:
+    if len(parts) == 4:
+        return ""
+    if parts[3] != "versions":
+        raise NotFound(f"no such path: {'/'.join(parts)[:200]!r}")
+    return parts[4]
+
+
+class _WrongVerb(RequestError):
+    status, code, reason = 405, "UNIMPLEMENTED", "bad_request"
+
+
+def _only(exchange: Exchange, *methods: str) -> None:
+    if exchange.method not in methods:
+        raise _WrongVerb(f"{exchange.path[:200]!r} takes {' or '.join(methods)}, not {exchange.method[:20]}")
+
+
+def _get(exchange: Exchange, answer: Callable[[], Any]) -> Response:
+    _only(exchange, "GET", "HEAD")
+    return Response(200, orjson.dumps(answer()))
+
+
+async def _json(answer: Awaitable[Any]) -> Response:
+    return Response(200, orjson.dumps(await answer))
+
+
+async def _empty(answer: Awaitable[None]) -> Response:
+    await answer
+    return Response(200)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """An optional JSON object."""
+    if not body:
+        return {}
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the request is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadRequest("the request must be a JSON object")
+    return found
+
+
+def _number(query: str, key: str) -> float:
+    text = parse_qs(query).get(key, ["0"])[0]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRequest(f"{key} = {text[:40]!r} must be a number of seconds")
+    return value

@@ -1,0 +1,354 @@
+"""What the server does, whichever protocol asks: infer, describe, load and unload.
+
+Answers are plain dicts in the shape of the protocol's JSON; ``routes`` and ``grpc_service`` turn them into
+HTTP and gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import BadRequest, Expired, Failed, NotFound, Overloaded, RequestError
+from weft.runtime.tensors import Array
+from weft.serving.config import ModelConfig, ServerConfig
+from weft.serving.dispatch import Ask, Dispatcher, LiveTicket
+from weft.serving.library import Library, Slot
+from weft.serving.statistics import Statistics
+from weft.serving.telemetry import Telemetry
+from weft.serving.wire import Infer, ModelSpec, Parameter
+from weft.version import __version__
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
+PRIORITIES = {1: 9, 2: 3}
+"""Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A computed request."""
+
+    request: Infer
+    model: ModelSpec
+    outputs: Mapping[str, Array]
+    parameters: dict[str, Parameter]
+    """What the answer says about how it was served."""
+
+
+Decode = Callable[[ModelSpec], Infer]
+Done = Callable[["Result | RequestError"], None]
+
+
+class Call:
+    """One request for a result, from the client's first byte to its answer."""
+
+    __slots__ = ("_done", "_service", "_slot", "arrival", "deadline", "request", "ticket", "waiting")
+
+    def __init__(self, service: Service, done: Done, deadline: int | None) -> None:
+        self._service, self._done = service, done
+        self._slot: Slot | None = None
+        self.arrival = time.monotonic_ns()
+        self.deadline = deadline
+        """The transport's own, on the monotonic clock."""
+        self.request: Infer | None = None
+        self.ticket: LiveTicket | None = None
+        self.waiting: asyncio.Task[None] | None = None
+
+    def begin(self, slot: Slot, decode: Decode) -> None:
+        """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
+        assert slot.served and slot.spec
+        self._slot = slot
+        slot.used_ns = self.arrival
+        try:
+            self.request = request = decode(slot.spec)
+            ask = self._service.ask(request.parameters, slot.config, self.arrival, self.deadline)
+            self.ticket = self._service.dispatcher.submit(slot.served, request.inputs, ask, self._replied)
+        except RequestError as error:
+            slot.served.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
+            self._done(error)
+
+    def _replied(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            self._done(outcome)
+            return
+        assert self.request and self._slot
+        spec = ModelSpec(
+            ticket.model.name, self._slot.entry.version, ticket.model.prepared.inputs, ticket.model.prepared.outputs
+        )
+        told: dict[str, Parameter] = {
+            "weft_queue_us": (ticket.began - ticket.arrival) // 1000,
+            "weft_compute_us": ticket.compute_ns // 1000,
+            "weft_batch": ticket.batch,
+        }
+        self._service.telemetry.served(ticket)
+        self._done(Result(self.request, spec, outcome, told))
+
+    def cancel(self) -> None:
+        """Its client went away."""
+        if self.waiting:
+            self.waiting.cancel()
+        if self.ticket:
+            self._service.dispatcher.withdraw(self.ticket)
+
+
+class Service:
+    """The server behind its protocols."""
+
+    def __init__(
+        self, config: ServerConfig, library: Library, dispatcher: Dispatcher, telemetry: Telemetry | None = None
+    ) -> None:
+        self.config, self.library, self.dispatcher = config, library, dispatcher
+        self.telemetry = telemetry or Telemetry()
+        self.started_ns = time.monotonic_ns()
+        self.ready = False
+        self.draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused = Statistics()
+        """Requests that met no model."""
+
+    # Inference
+
+    def infer(self, name: str, version: str, decode: Decode, done: Done, deadline: int | None = None) -> Call:
+        """Have a request computed; ``done`` is called once, perhaps before this returns."""
+        call = Call(self, done, deadline)
+        try:
+            if self.draining:
+                raise Overloaded("the server is going down", reason="draining", retry_after_s=5)
+            slot = self.library.find(name, version)
+        except RequestError as error:
+            self.refused.failed(call.arrival, 0, error.reason, had_deadline=False)
+            done(error)
+            return call
+        if slot.served:
+            call.begin(slot, decode)
+        else:
+            call.waiting = asyncio.create_task(self._begin_when_loaded(call, slot, decode, done))
+            self._tasks.add(call.waiting)
+            call.waiting.add_done_callback(self._tasks.discard)
+        return call
+
+    async def _begin_when_loaded(self, call: Call, slot: Slot, decode: Decode, done: Done) -> None:
+        patience_s = (call.deadline - call.arrival) / 1e9 if call.deadline else None
+        try:
+            async with asyncio.timeout(patience_s):
+                await self.library.ensure(slot)
+        except TimeoutError:
+            done(self._count(Expired(f"{slot.entry.name}: its deadline passed while the model was loading")))
+        except RequestError as error:
+            done(self._count(error))
+        else:
+            call.waiting = None
+            call.begin(slot, decode)
+
+    def _count(self, error: RequestError) -> RequestError:
+        self.refused.failed(time.monotonic_ns(), 0, error.reason, had_deadline=False)
+        return error
+
+    def ask(self, parameters: Mapping[str, Parameter], model: ModelConfig, now: int, deadline: int | None) -> Ask:
+        """A request's deadline and priority: its own, else its model's, else the server's."""
+        priority = _whole(parameters, "priority") or model.priority
+        weight = PRIORITIES.get(priority, 1)
+        timeout_us = _whole(parameters, "timeout")
+        slo_ms = _milliseconds(parameters, "weft_slo_ms")
+        if _true(parameters, "weft_best_effort"):
+            return Ask(now + round(self.config.best_effort_ms * 1e6), weight, best_effort=True)
+        strict = [now + timeout_us * 1000] if timeout_us else []
+        if deadline is not None:
+            strict.append(deadline)
+        if not strict and slo_ms is None and model.timeout_ms is not None:
+            strict.append(now + round(model.timeout_ms * 1e6))
+        if strict:
+            return Ask(min(strict), weight, strict=True)
+        soft_ms = slo_ms if slo_ms is not None else model.slo_ms
+        if soft_ms is None:
+            return Ask(now + round(self.config.default_slo_ms * 1e6), weight, best_effort=True)
+        return Ask(now + round(soft_ms * 1e6), weight)
+
+    # Descriptions
+
+    def metadata(self) -> dict[str, Any]:
+        return {"name": "weft", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def is_ready(self) -> bool:
+        return self.ready and not self.draining
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a request would be taken; NotFound if there is no such model."""
+        slot = self.library.find(name, version)
+        return slot.served is not None or (slot.state == "unloaded" and not slot.shut)
+
+    async def loaded(self, name: str, version: str = "") -> Slot:
+        """A model that is in memory, brought there if need be."""
+        slot = self.library.find(name, version)
+        if slot.served is None:
+            await self.library.ensure(slot)
+        return slot
+
+    async def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        slot = await self.loaded(name, version)
+        assert slot.spec
+        return {
+            "name": name,
+            "versions": self.library.repository.versions(name) if not version else [slot.entry.version],
+            "platform": "onnxruntime_onnx",
+            "inputs": [_tensor(spec) for spec in slot.spec.inputs],
+            "outputs": [_tensor(spec) for spec in slot.spec.outputs],
+        }
+
+    async def model_config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Triton's ModelConfig, with our own settings as parameters."""
+        slot = await self.loaded(name, version)
+        assert slot.spec and slot.served
+        batch = slot.served.prepared.max_batch if slot.served.prepared.batchable else 0
+        settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
+        return {
+            "name": name,
+            "platform": "onnxruntime_onnx",
+            "backend": "onnxruntime",
+            "max_batch_size": batch,
+            "input": [_configured(spec, batched=batch > 0) for spec in slot.spec.inputs],
+            "output": [_configured(spec, batched=batch > 0) for spec in slot.spec.outputs],
+            "parameters": {f"weft_{key}": {"string_value": str(value)} for key, value in settings.items()},
+        }
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        slots = [self.library.find(name, version)] if name else [s for s in self.library.slots() if s.served]
+        return {"model_stats": [_statistics(slot) for slot in slots]}
+
+    async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
+        """Every model there is and its state, after another look at the disk."""
+        await asyncio.to_thread(self.library.repository.scan)
+        names = {"ready": "READY", "loading": "LOADING"}
+        rows = [
+            {
+                "name": slot.entry.name,
+                "version": slot.entry.version,
+                "state": names.get(slot.state, "UNAVAILABLE"),
+                "reason": slot.message if slot.state != "ready" else "",
+            }
+            for slot in self.library.slots()
+        ]
+        known = {row["name"] for row in rows}
+        problems = self.library.repository.problems
+        rows += [
+            {"name": name, "version": "", "state": "UNAVAILABLE", "reason": why}
+            for name, why in problems.items()
+            if name not in known
+        ]
+        return [row for row in rows if row["state"] == "READY"] if ready_only else rows
+
+    async def load(self, name: str) -> None:
+        try:
+            await self.library.load(name)
+        except Overloaded as error:
+            raise BadRequest(str(error)) if error.reason == "load_failed" else error from error
+
+    async def unload(self, name: str) -> None:
+        try:
+            self.library.unload(name)
+        except NotFound as error:
+            raise BadRequest(f"cannot unload {name!r}: {error}") from error
+
+    # Life
+
+    async def preload(self, say: Callable[[str], None] | None = None) -> None:
+        """Load what shall be there from the start; what cannot be loaded is logged and left out."""
+        for slot in list(self.library.slots()):
+            newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
+            if not (slot.config.preload and newest):
+                continue
+            if say:
+                say(slot.entry.name)
+            try:
+                await self.library.ensure(slot)
+            except Overloaded as error:
+                if error.reason == "memory":
+                    break  # the rest comes on demand
+        self.ready = True
+
+    async def drained(self) -> None:
+        """Wait until every accepted request is answered."""
+        while self.dispatcher.pending or self._tasks:
+            await asyncio.sleep(0.005)
+
+
+def _tensor(spec: Any) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+
+
+def _configured(spec: Any, *, batched: bool) -> dict[str, Any]:
+    kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+    return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batched else spec.shape)}
+
+
+def _duration(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}
+
+
+def _statistics(slot: Slot) -> dict[str, Any]:
+    seen = slot.served.statistics if slot.served else Statistics()
+    failures = seen.failures.total()
+    return {
+        "name": slot.entry.name,
+        "version": slot.entry.version,
+        "last_inference": seen.last_ns // 1_000_000,
+        "inference_count": seen.inferences,
+        "execution_count": seen.executions,
+        "inference_stats": {
+            "success": _duration(seen.success, seen.total_ns),
+            "fail": _duration(failures, seen.failed_ns),
+            "queue": _duration(seen.success, seen.queue_ns),
+            "compute_input": _duration(seen.success, seen.input_ns),
+            "compute_infer": _duration(seen.success, seen.infer_ns),
+            "compute_output": _duration(seen.success, seen.output_ns),
+            "cache_hit": _duration(0, 0),
+            "cache_miss": _duration(0, 0),
+        },
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": _duration(count, 0),
+                "compute_infer": _duration(count, ns),
+                "compute_output": _duration(count, 0),
+            }
+            for rows, (count, ns) in sorted(seen.batches.items())
+        ],
+    }
+
+
+def _whole(parameters: Mapping[str, Parameter], key: str) -> int:
+    value = parameters.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
+        raise BadRequest(f"parameter {key} = {value!r} must be a whole number from 0")
+    return value
+
+
+def _milliseconds(parameters: Mapping[str, Parameter], key: str) -> float | None:
+    value = parameters.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
+        raise BadRequest(f"parameter {key} = {value!r} must be a number of milliseconds above 0")
+    return float(value)
+
+
+def _true(parameters: Mapping[str, Parameter], key: str) -> bool:
+    value = parameters.get(key, False)
+    if not isinstance(value, bool):
+        raise BadRequest(f"parameter {key} = {value!r} must be true or false")
+    return value
+
+
+def internal(error: Exception) -> Failed:
+    """What a client is told of a fault of ours."""
+    return Failed(f"internal error: {type(error).__name__}")

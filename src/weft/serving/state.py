@@ -1,0 +1,144 @@
+"""What the dashboard and the load generator ask for: state now, the lanes' last seconds, measured segments."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from weft.serving.library import Slot
+from weft.serving.recorder import Span
+from weft.serving.service import Service
+from weft.serving.statistics import WINDOW_NS, Statistics, Window
+from weft.version import __version__
+
+LONGEST_NS = 60_000_000_000
+"""A timeline goes back no further."""
+
+
+def state(service: Service) -> dict[str, Any]:
+    """Everything the dashboard shows but the timeline."""
+    now = time.monotonic_ns()
+    slots = list(service.library.slots())
+    seen = [slot.served.statistics for slot in slots if slot.served]
+    windows = {id(each): each.window(now) for each in seen}
+    dispatcher = service.dispatcher
+    return {
+        "server": "weft",
+        "version": __version__,
+        "policy": service.config.policy,
+        "ready": service.is_ready(),
+        "draining": service.draining,
+        "uptime_s": (now - service.started_ns) / 1e9,
+        "now_s": now / 1e9,
+        "lanes": _lanes(service, now),
+        "in_flight": dispatcher.pending,
+        "window_s": WINDOW_NS / 1e9,
+        "totals": _totals([*seen, service.refused], list(windows.values())),
+        "memory": {"used_bytes": service.library.used_bytes, "budget_bytes": service.library.budget_bytes},
+        "models": [_model(service, slot, windows) for slot in slots],
+    }
+
+
+def timeline(service: Service, since_s: float) -> dict[str, Any]:
+    """Segments that ended after *since_s*."""
+    now = time.monotonic_ns()
+    spans = service.dispatcher.recorder.since(max(round(since_s * 1e9), now - LONGEST_NS))
+    return {
+        "now_s": now / 1e9,
+        "models": sorted({slot.entry.name for slot in service.library.slots()}),
+        "spans": [_span(span) for span in spans],
+    }
+
+
+def profile(service: Service) -> dict[str, Any]:
+    """What a simulation of this server needs: its policy, its lanes and the measured segments of its models."""
+    return {
+        "format": 1,
+        "policy": service.config.policy,
+        "policy_options": dict(service.config.policy_options),
+        "lanes": service.config.lanes,
+        "threads": service.config.threads,
+        "models": {
+            slot.entry.name: {
+                "segments": list(slot.served.prepared.segments),
+                "times_s": {
+                    str(batch): list(slot.served.prepared.times_at(batch))
+                    for batch in range(1, slot.served.prepared.max_batch + 1)
+                },
+                "seen_s": service.dispatcher.expected_s(slot.served),
+                "max_batch": slot.served.prepared.max_batch,
+                "batch_timeout_ms": slot.config.batch_timeout_ms,
+            }
+            for slot in service.library.slots()
+            if slot.served and slot.served.prepared.warm
+        },
+    }
+
+
+def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
+    busy: Counter[int] = Counter()
+    for span in service.dispatcher.recorder.since(now - WINDOW_NS):
+        busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
+    age = max(1, min(WINDOW_NS, now - service.started_ns))
+    return [
+        {"busy": lane.task is not None, "utilisation": min(1.0, busy[lane.index] / age)}
+        for lane in service.dispatcher.lanes.lanes
+    ]
+
+
+def _totals(seen: list[Statistics], windows: list[Window]) -> dict[str, Any]:
+    failures: Counter[str] = Counter()
+    for each in seen:
+        failures += each.failures
+    success = sum(each.success for each in seen)
+    return {
+        "requests": success + failures.total(),
+        "rate": sum(window.rate for window in windows),
+        "success": success,
+        "failures": dict(failures),
+        "deadline_met": sum(each.met for each in seen),
+        "deadline_missed": sum(each.missed for each in seen),
+        "window_met": sum(window.met for window in windows),
+        "window_missed": sum(window.missed for window in windows),
+        "preemptions": sum(each.preemptions for each in seen),
+        "aborts": sum(each.aborts for each in seen),
+    }
+
+
+def _model(service: Service, slot: Slot, windows: dict[int, Window]) -> dict[str, Any]:
+    seen = slot.served.statistics if slot.served else Statistics()
+    window = windows.get(id(seen)) or seen.window(0)
+    return {
+        "name": slot.entry.name,
+        "version": slot.entry.version,
+        "state": slot.state,
+        "message": slot.message,
+        "rate": window.rate,
+        "requests": seen.success + seen.failures.total(),
+        "p50_ms": window.p50_ms,
+        "p90_ms": window.p90_ms,
+        "p99_ms": window.p99_ms,
+        "window_met": window.met,
+        "window_missed": window.missed,
+        "queued": service.dispatcher.queued(slot.served) if slot.served else slot.waiters,
+        "queue_size": slot.config.queue_size,
+        "mean_batch": seen.mean_batch,
+        "segments": len(slot.served.prepared.segments) if slot.served else 0,
+        "memory_bytes": slot.served.prepared.memory_bytes if slot.served else 0,
+        "failures": dict(seen.failures),
+    }
+
+
+def _span(span: Span) -> dict[str, Any]:
+    return {
+        "lane": span.lane,
+        "model": span.model,
+        "segment": span.segment,
+        "start_s": span.start_ns / 1e9,
+        "end_s": span.end_ns / 1e9,
+        "predicted_s": span.predicted_ns / 1e9,
+        "batch": span.rows,
+        "id": span.query,
+        "outcome": span.outcome,
+    }

@@ -1,0 +1,113 @@
+"""What was counted of one model, and the last seconds of it for whoever looks now."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+WINDOW_NS = 10_000_000_000
+RECENT = 8192
+"""Answers remembered for the window, at most."""
+
+
+class Recent(NamedTuple):
+    """One answer of the last seconds."""
+
+    end_ns: int
+    latency_ns: int
+    met: bool | None
+    """Whether it kept its deadline; None where it had none."""
+
+
+class Window(NamedTuple):
+    """The last seconds in numbers; percentiles are None where nothing was served."""
+
+    rate: float
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    met: int
+    missed: int
+
+
+@dataclass(eq=False)
+class Statistics:
+    """Counters of one model; times in nanoseconds, summed."""
+
+    success: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    inferences: int = 0
+    """Rows computed."""
+    executions: int = 0
+    """Batches computed."""
+    total_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    failed_ns: int = 0
+    batches: dict[int, list[int]] = field(default_factory=dict)
+    """Rows of a batch -> how many, and their compute time."""
+    met: int = 0
+    missed: int = 0
+    preemptions: int = 0
+    aborts: int = 0
+    segments: int = 0
+    segment_ns: int = 0
+    segment_error_ns: int = 0
+    """Sum of the differences between predicted and real segment times."""
+    last_ns: int = 0
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @property
+    def prediction_error(self) -> float:
+        """Mean difference of predicted and real segment time, as a share of the real time."""
+        return self.segment_error_ns / self.segment_ns if self.segment_ns else 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        return self.inferences / self.executions if self.executions else 0.0
+
+    def answered(self, now: int, latency_ns: int, met: bool | None) -> None:
+        """A request has its result."""
+        self.success += 1
+        self.total_ns += latency_ns
+        self.last_ns = now
+        self._judge(met)
+        self.recent.append(Recent(now, latency_ns, met))
+
+    def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> None:
+        """A request has none; whoever went away is not counted against the deadlines."""
+        self.failures[reason] += 1
+        self.failed_ns += latency_ns
+        met = False if had_deadline and reason not in ("cancelled", "bad_request") else None
+        self._judge(met)
+        if met is not None:
+            self.recent.append(Recent(now, -1, met))
+
+    def executed(self, rows: int, infer_ns: int) -> None:
+        """A batch was computed."""
+        self.executions += 1
+        self.inferences += rows
+        count = self.batches.setdefault(rows, [0, 0])
+        count[0] += 1
+        count[1] += infer_ns
+
+    def window(self, now: int) -> Window:
+        """The last ten seconds, or as far back as is remembered."""
+        rows = [recent for recent in self.recent if recent.end_ns >= now - WINDOW_NS]
+        full = len(self.recent) == RECENT and len(rows) == RECENT
+        span_s = max(1e-3, (now - rows[0].end_ns) / 1e9) if full else WINDOW_NS / 1e9
+        latencies = [recent.latency_ns for recent in rows if recent.latency_ns >= 0]
+        p50, p90, p99 = (np.percentile(latencies, (50, 90, 99)) / 1e6).tolist() if latencies else (None, None, None)
+        met = sum(1 for recent in rows if recent.met)
+        return Window(len(latencies) / span_s, p50, p90, p99, met, sum(1 for r in rows if r.met is False))
+
+    def _judge(self, met: bool | None) -> None:
+        if met is not None:
+            self.met += met
+            self.missed += not met
