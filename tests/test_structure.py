@@ -15,7 +15,8 @@ MODULES = sorted(SOURCES.rglob("*.py"))
 
 STOREYS = (
     "version", "errors", "jsonfile", "kernels", "models", "workloads", "devices", "costs", "profiles", "program",
-    "bound", "trace", "policies", "engine", "reports", "simulation", "sweep", "online", "sustain", "papers", "cli",
+    "bound", "trace", "policies", "engine", "reports", "simulation", "sweep", "online", "sustain", "prediction",
+    "runtime", "load", "serving", "papers", "cli",
 )  # fmt: skip
 """A part may import those to its left; ``weft`` itself shows the public names of all but the last."""
 
@@ -25,10 +26,13 @@ ALONE = {"kernels": set(), "models": {"errors"}, "devices": {"errors", "jsonfile
 ONLY_IN = {
     "matplotlib": ("reports/timeline.py", "reports/loads.py", "papers/"),
     "numba": ("kernels/",),
-    "onnx": ("models/",),
+    "onnx": ("models/", "runtime/"),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "onnxruntime": (),
+    "onnxruntime": ("runtime/",),
+    "grpc": ("serving/",),
+    "httptools": ("serving/http.py",),
+    "opentelemetry": ("serving/telemetry.py",),
     "torch": (),
 }
 """Where a package may be imported."""

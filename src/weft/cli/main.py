@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from weft.cli import compare, devices, models, profile, reproduce, serve, simulate, sustain, timeline
+from weft.cli import bench, compare, devices, models, profile, reproduce, serve, simulate, sustain, timeline
 from weft.errors import WeftError
 from weft.version import __version__
 
@@ -44,6 +44,7 @@ app.command("sustain")(sustain.command)
 app.command("timeline")(timeline.command)
 app.command("reproduce")(reproduce.command)
 app.command("serve")(serve.command)
+app.command("bench")(bench.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

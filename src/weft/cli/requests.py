@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weft.cli.common import add_row, console, number, parse_options, plain_table
 
 if TYPE_CHECKING:
+    from weft.prediction import Figures
     from weft.reports.requests import RequestReport
 
 
@@ -74,3 +75,30 @@ def print_requests(report: RequestReport) -> None:
         f"{report.decisions} decisions",
         highlight=False,
     )
+
+
+def predict_bench(path: str, policy: str | None, json_file: str | None) -> None:
+    """Simulate a real server's run and print both."""
+    from weft.jsonfile import write_json
+    from weft.prediction import predict
+
+    prediction = predict(path, policy)
+    lanes = f"{prediction.lanes} lane{'s' * (prediction.lanes > 1)}"
+    columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
+    table = plain_table(f"{prediction.policy} on {lanes}, measured and simulated", columns, left=2)
+    for stream in prediction.streams:
+        add_row(table, stream.model, "measured", str(stream.requests), *_figures(stream.measured))
+        add_row(table, "", "simulated", "", *_figures(stream.predicted))
+    console.print(table)
+    console.print(
+        f"[dim]simulated latencies include {prediction.transport_s * 1e3:.2f} ms for the way there and back[/dim]",
+        highlight=False,
+    )
+    if json_file:
+        write_json(json_file, prediction.as_dict())
+
+
+def _figures(figures: Figures) -> tuple[str, ...]:
+    times = (figures.mean_s, figures.p50_s, figures.p99_s)
+    missed = "-" if figures.missed_share is None else f"{figures.missed_share:.2%}"
+    return str(figures.answered), *(number(time, 2, scale=1e3) for time in times), missed

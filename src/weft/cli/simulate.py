@@ -48,6 +48,10 @@ def command(
         str | None,
         typer.Option("--workload", "-w", help="Arriving requests from a TOML file, instead of --models."),
     ] = None,
+    bench: Annotated[
+        str | None,
+        typer.Option("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare."),
+    ] = None,
     late: Annotated[str, typer.Option("--late", help="--workload: keep, demote or drop late requests.")] = "demote",
     models: Models = "",
     profile: ProfileFiles = None,
@@ -68,12 +72,15 @@ def command(
     figure: Annotated[str | None, typer.Option("--figure", help="Draw the timeline as .png or .svg.")] = None,
 ) -> None:
     """Weave models on a simulated NPU: saturated streams, or the arriving requests of a workload file."""
-    from weft.cli.requests import simulate_workload
+    from weft.cli.requests import predict_bench, simulate_workload
     from weft.cli.timeline import write_exports
     from weft.devices import load_npu
     from weft.jsonfile import write_json
     from weft.simulation import simulate
 
+    if bench:
+        predict_bench(bench, policy, json_file)
+        return
     if workload:
         exports = {"trace_file": trace, "html": html, "perfetto": perfetto, "figure": figure}
         simulate_workload(

@@ -110,6 +110,8 @@ class _Desk:
     queue: deque[Ticket] = field(default_factory=deque)
     late: deque[Ticket] = field(default_factory=deque)
     jobs: list[Job | None] = field(default_factory=list)
+    under_way: int = 0
+    """How many of the places for jobs are taken."""
     queries: int = 0
     deepest: int = 0
 
@@ -118,7 +120,7 @@ class _Desk:
 
     @property
     def idle(self) -> bool:
-        return not (self.queue or self.late or any(self.jobs))
+        return not (self.queue or self.late or self.under_way)
 
     def put(self, ticket: Ticket) -> None:
         if not self.queue or self.queue[-1].due <= ticket.due:
@@ -304,7 +306,7 @@ class Requests:
     def _late_batch(self, stream: int) -> list[Candidate]:
         """A batch of late requests that could begin."""
         desk, term = self._desks[stream], self._terms[stream]
-        if not desk.late or all(desk.jobs):
+        if not desk.late or desk.under_way == self._places:
             return []
         members = [desk.late[i] for i in range(min(len(desk.late), term.max_batch))]
         return [self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members, late=True))]
@@ -335,12 +337,14 @@ class Requests:
         members = [waiting.popleft() for _ in range(candidate.size)]
         job = Job(candidate.program, desk.queries, members, late)
         desk.jobs[desk.jobs.index(None)] = job
+        desk.under_way += 1
         desk.queries += 1
         return job
 
     def _end(self, stream: int, job: Job) -> None:
-        jobs = self._desks[stream].jobs
-        jobs[jobs.index(job)] = None
+        desk = self._desks[stream]
+        desk.jobs[desk.jobs.index(job)] = None
+        desk.under_way -= 1
 
 
 def _lost(ticket: Ticket, latest: int) -> bool:

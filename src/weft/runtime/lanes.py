@@ -25,6 +25,9 @@ from weft.policies.base import Candidate, Running, Start
 ABORT_FROM_TICKS = 10_000_000
 """Segments of 10 ms and more may be stopped half-way; shorter ones are over before it pays."""
 
+INLINE_TICKS = 200_000
+"""Segments of less than 0.2 ms run on the engine's own thread: handing them to another costs as much."""
+
 
 class Work(Protocol):
     """One batch as a lane sees it."""
@@ -102,7 +105,10 @@ class Lanes:
         lane, candidate = self._idle.pop(), start.candidate
         options = ort.RunOptions() if candidate.compute >= ABORT_FROM_TICKS else None
         lane.task = _Task(candidate, self._work_of(candidate), time.monotonic_ns(), options)
-        lane.tasks.put(lane.task)
+        if candidate.compute < INLINE_TICKS:
+            self._ended.append((lane, _computed(lane.task)))
+        else:
+            lane.tasks.put(lane.task)
 
     def abortable(self) -> tuple[Running, ...]:
         now = time.monotonic_ns()
@@ -137,15 +143,18 @@ class Lanes:
         if core is not None:
             os.sched_setaffinity(0, {core})
         while (task := lane.tasks.get()) is not None:
-            error: Exception | None = None
-            began = time.monotonic_ns()
-            try:
-                task.work.compute(task.candidate.layer, task.options)
-            except Exception as problem:  # whatever a model does, its own requests hear of it and the lane goes on
-                error = problem
-            ended = time.monotonic_ns()
-            stopped = task.aborted and error is not None
-            times = Issue(began, began, began, ended)
-            self._ended.append((lane, Completion(task.candidate, times, stopped, None if stopped else error)))
+            self._ended.append((lane, _computed(task)))
             del task
             self._wake()
+
+
+def _computed(task: _Task) -> Completion:
+    error: Exception | None = None
+    began = time.monotonic_ns()
+    try:
+        task.work.compute(task.candidate.layer, task.options)
+    except Exception as problem:  # whatever a model does, its own requests hear of it and the lane goes on
+        error = problem
+    times = Issue(began, began, began, time.monotonic_ns())
+    stopped = task.aborted and error is not None
+    return Completion(task.candidate, times, stopped, None if stopped else error)

@@ -33,6 +33,8 @@ STREAMS = 1024
 """Shapes of requests that are told apart at a time."""
 UNKNOWN_NS = 1_000_000
 """What a segment nobody measured is taken to last until it was seen."""
+UNNOTICED_NS = 20_000
+"""Differences between expected and real segment times below this, or below a twentieth, teach nothing."""
 LEARNING = 0.15
 """Weight of the last observation in a segment's expected time."""
 NO_BUFFER = 1 << 52
@@ -417,7 +419,7 @@ class Dispatcher:
         if not stream.measured:
             for size in range(1, stream.batches + 1):
                 self._expect(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
-        elif abs(took - candidate.compute) * 20 > candidate.compute:
+        elif abs(took - candidate.compute) > max(candidate.compute // 20, UNNOTICED_NS):
             seen = min(took, 3 * candidate.compute)
             expected = round(candidate.compute + LEARNING * (seen - candidate.compute))
             self._expect(candidate.program, candidate.layer, expected)

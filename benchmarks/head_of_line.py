@@ -1,0 +1,143 @@
+"""Head-of-line blocking, for real: an urgent small model beside a heavy one that keeps its lane mostly busy.
+
+Real models out of packages, a real server in a process of its own, an open-loop load generator, the same
+arrivals under every policy. `fifo` computes whole requests in order of arrival, as servers in use do.
+Run: python benchmarks/head_of_line.py [--seconds 60] [--repeats 3]. Ratios are of medians over repeats, variants interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+from rich.console import Console
+from rich.table import Table
+
+from weft.jsonfile import write_json
+from weft.load import run_load
+from weft.serving.process import ServerProcess
+from weft.workloads.online import parse_workload
+
+URGENT, HEAVY = "pp-ocr-cls", "pp-ocr-det"
+SHAPES = {URGENT: {"x": (1, 3, 48, 192)}, HEAVY: {"x": (1, 3, 640, 640)}}
+URGENT_PER_S, URGENT_MS, HEAVY_LOAD = 10.0, 25.0, 0.7
+RESULTS = Path(__file__).parent / "results" / "head_of_line.json"
+
+
+def measure(policy: str, seconds: float, seed: int, cache: str) -> dict[str, Any]:
+    """One run under one policy."""
+    with ServerProcess(URGENT, HEAVY, "--policy", policy, "--lanes", "1", "--cache", cache) as server:
+        heavy_s = _alone_s(server.url)
+        workload = parse_workload(
+            {
+                "duration_s": seconds,
+                "warmup_s": min(2.0, seconds / 5),
+                "seed": seed,
+                "stream": [
+                    {"model": URGENT, "rate": URGENT_PER_S, "deadline_ms": URGENT_MS, "shapes": SHAPES[URGENT]},
+                    {
+                        "model": HEAVY,
+                        "rate": HEAVY_LOAD / heavy_s,
+                        "deadline_ms": 60_000.0,
+                        "shapes": SHAPES[HEAVY],
+                    },
+                ],
+            },
+            "benchmark",
+        )
+        result = run_load(workload, server.url, deadlines="soft")
+    urgent, heavy = (each.figures for each in result.streams)
+    return {
+        "policy": policy,
+        "seed": seed,
+        "heavy_alone_ms": heavy_s * 1e3,
+        "urgent_p50_ms": _ms(urgent.p50_s),
+        "urgent_p99_ms": _ms(urgent.p99_s),
+        "urgent_met": urgent.met_share,
+        "heavy_per_s": heavy.answered_per_s,
+        "heavy_mean_ms": _ms(heavy.mean_s),
+        "remarks": list(result.remarks),
+    }
+
+
+def _alone_s(url: str) -> float:
+    """One heavy request at a time, for a moment: what it takes alone on this machine today."""
+    alone = parse_workload(
+        {
+            "duration_s": 3.0,
+            "warmup_s": 0.5,
+            "stream": [
+                {"model": HEAVY, "arrival": "closed", "clients": 1, "deadline_ms": 60_000.0, "shapes": SHAPES[HEAVY]}
+            ],
+        },
+        "benchmark",
+    )
+    found = run_load(alone, url, deadlines="none").streams[0].figures.p50_s
+    assert found is not None, "the heavy model was never answered"
+    return found
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def show(rows: list[dict[str, Any]], policies: list[str]) -> dict[str, Any]:
+    """Medians over the repeats, beside the first policy's."""
+    keys = ("urgent_p50_ms", "urgent_p99_ms", "urgent_met", "heavy_per_s", "heavy_mean_ms")
+    medians = {
+        policy: {key: statistics.median(row[key] for row in rows if row["policy"] == policy) for key in keys}
+        for policy in policies
+    }
+    table = Table(
+        title=f"{URGENT}: {URGENT_PER_S:g}/s, due in {URGENT_MS:g} ms; {HEAVY}: {HEAVY_LOAD:.0%} of one lane",
+        title_justify="left", box=None, pad_edge=False,
+    )  # fmt: skip
+    for column in ("policy", "urgent p50 ms", "urgent p99 ms", "on time", "heavy/s", "heavy mean ms"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for policy, m in medians.items():
+        table.add_row(
+            policy, f"{m['urgent_p50_ms']:.1f}", f"{m['urgent_p99_ms']:.1f}", f"{m['urgent_met']:.1%}",
+            f"{m['heavy_per_s']:.2f}", f"{m['heavy_mean_ms']:.0f}",
+        )  # fmt: skip
+    console = Console(width=110)
+    console.print(table)
+    first = medians[policies[0]]
+    ratios = {
+        policy: {
+            "p99_times_lower": first["urgent_p99_ms"] / m["urgent_p99_ms"],
+            "heavy_throughput": m["heavy_per_s"] / first["heavy_per_s"],
+        }
+        for policy, m in medians.items()
+    }
+    for policy in policies[1:]:
+        console.print(
+            f"{policy}: p99 of the urgent model {ratios[policy]['p99_times_lower']:.1f} times lower than under "
+            f"{policies[0]}, throughput of the heavy one {ratios[policy]['heavy_throughput']:.1%} of it",
+            highlight=False,
+        )
+    return {"medians": medians, "ratios": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--policies", default="fifo,edf,layerweaver+,punctual")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/head_of_line.json")
+    arguments = parser.parse_args()
+    policies = arguments.policies.split(",")
+    with tempfile.TemporaryDirectory() as cache:
+        rows = [
+            measure(policy, arguments.seconds, seed, cache) for seed in range(arguments.repeats) for policy in policies
+        ]
+    summary = show(rows, policies)
+    if arguments.save:
+        write_json(RESULTS, {"machine": machine(), "seconds": arguments.seconds, **summary, "runs": rows})
+
+
+if __name__ == "__main__":
+    main()

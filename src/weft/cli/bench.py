@@ -1,0 +1,172 @@
+"""``weft bench``: send a workload to a real server and say how many deadlines it met."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import (
+    JsonFile,
+    Shapes,
+    add_row,
+    console,
+    number,
+    parse_shapes,
+    plain_table,
+    progress_bar,
+)
+from weft.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from weft.load import LoadResult, Progress, StreamFigures
+    from weft.workloads.online import Workload
+
+LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
+"""Short names of a stream's keys on the command line."""
+
+
+def command(
+    workload: Annotated[str | None, typer.Argument(help="A workload file (TOML).")] = None,
+    url: Annotated[str, typer.Option("--url", "-u", help="The server's address.")] = "http://127.0.0.1:8000",
+    streams: Annotated[
+        list[str] | None,
+        typer.Option("--stream", "-s", help="MODEL:rate=10,deadline=250 (ms) instead of a file; repeatable."),
+    ] = None,
+    deadlines: Annotated[
+        str,
+        typer.Option(
+            "--deadlines", help="strict: the server gives up at the deadline; soft: it knows it; none: it does not."
+        ),
+    ] = "strict",
+    duration: Annotated[float | None, typer.Option("--duration", help="Seconds, instead of duration_s.")] = None,
+    warmup: Annotated[float | None, typer.Option("--warmup", help="Seconds not counted, for warmup_s.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Instead of the workload's own.")] = None,
+    shapes: Shapes = None,
+    connections: Annotated[int, typer.Option("--connections", "-c", help="As many at most.")] = 512,
+    grace: Annotated[float, typer.Option("--grace", help="Seconds to wait for the last answers.")] = 30.0,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")
+    ] = None,
+    json_file: JsonFile = None,
+    save_latencies: Annotated[
+        bool, typer.Option("--save-latencies", help="Write every request's time and fate into the JSON, too.")
+    ] = False,
+) -> None:
+    """Send requests to a server of the Open Inference Protocol at the times a workload draws."""
+    from weft.jsonfile import write_json
+    from weft.load import run_load
+
+    asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shapes)
+    with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
+
+        def progress(gone_s: float, answers: int, outstanding: int) -> None:
+            done = min(round(gone_s), max(1, round(asked.duration_s)))
+            advance(f"{answers} answers, {outstanding} to come; seconds", done)
+
+        result = run_load(
+            asked,
+            url,
+            deadlines=deadlines,
+            connections=connections,
+            api_key=api_key,
+            grace_s=grace,
+            progress=_only(progress),
+        )
+    _print(result)
+    if json_file:
+        write_json(json_file, result.as_dict(latencies=save_latencies))
+
+
+def _only(progress: Progress) -> Progress | None:
+    """Nothing where nobody watches: the generator has better things to do."""
+    import sys
+
+    return progress if sys.stderr.isatty() else None
+
+
+def _workload(
+    path: str | None, streams: list[str] | None, given: dict[str, float | int | None], shapes: list[str] | None
+) -> Workload:
+    from weft.workloads.online import parse_workload, read_workload
+
+    if (path is None) == (not streams):
+        raise WorkloadError("say what to send: a workload file, or --stream MODEL:rate=10,deadline=250")
+    if path is not None:
+        raw, where = read_workload(path).model_dump(), path
+    else:
+        raw, where = {"stream": [_stream(text) for text in streams or ()]}, "--stream"
+    raw |= {key: value for key, value in given.items() if value is not None}
+    if shapes:
+        models = [str(each["model"]) for each in raw["stream"]]
+        for model, found in parse_shapes(shapes, models).items():
+            for each in raw["stream"]:
+                if each["model"] == model:
+                    each["shapes"] = {**each.get("shapes", {}), **found}
+    return parse_workload(raw, where)
+
+
+def _stream(text: str) -> dict[str, object]:
+    """The keys of a stream, from MODEL:key=value,key=value."""
+    model, _, rest = text.partition(":")
+    found: dict[str, object] = {"model": model}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise WorkloadError(f"--stream {text!r} is not of the form MODEL:rate=10,deadline=250")
+        found[LONGER.get(key.strip(), key.strip())] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _print(result: LoadResult) -> None:
+    name = result.server.get("name")
+    title = f"{result.url} ({name}), deadlines {result.deadlines}" if name else result.url
+    fates = plain_table(
+        title, ("stream", "scheduled", "200", "other", "offered/s", "answered/s", "deadline ms", "deadlines met")
+    )
+    times = plain_table(
+        "latency from the scheduled time, ms",
+        ("stream", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "send lag p99", "max"),
+    )
+    for each in result.streams:
+        found = each.figures
+        add_row(
+            fates,
+            each.stream.model,
+            str(found.scheduled),
+            str(found.answered),
+            _others(found),
+            f"{found.offered_per_s:.1f}",
+            f"{found.answered_per_s:.1f}",
+            f"{each.stream.deadline_ms:g}",
+            number(found.met_share, 2, scale=100, suffix=" %"),
+        )
+        spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.p999_s, found.max_s)
+        cells = [number(value, 2, scale=1e3) for value in (*spans, found.lag_p99_s, found.lag_max_s)]
+        add_row(times, each.stream.model, *cells)
+    console.print(fates)
+    console.print(times)
+    console.print(
+        f"round trip {result.transport_s * 1e3:.2f} ms, {result.connections} connections, "
+        f"generator {result.cpu_s / max(1, result.requests) * 1e6:.0f} us of processor time per request",
+        style="dim",
+        highlight=False,
+    )
+    for remark in result.remarks:
+        console.print(f"remark    {remark}", highlight=False, markup=False)
+
+
+def _others(found: StreamFigures) -> str:
+    """What is no 200, by its kind."""
+    kinds = [f"{status}: {count}" for status, count in found.statuses.items() if status != 200]
+    kinds += [f"{kind}: {count}" for kind, count in (("broken", found.broken), ("lost", found.lost)) if count]
+    return ", ".join(kinds) or "-"

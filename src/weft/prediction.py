@@ -1,0 +1,236 @@
+"""What the simulator says a real server should have done: the same arrivals, policy and segments, time jumping.
+
+The server measures its segments, the load generator writes them beside the arrivals it sent; here the same
+engine, source and policy run on ``SimulatedHost``. Where prediction and measurement part, either the segment
+times vary more than their mean says, or something besides the segments takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from weft.engine import Arrivals, Engine, Requests, SimulatedHost
+from weft.engine.requests import Terms
+from weft.errors import InputError
+from weft.jsonfile import first_problem, read_json
+from weft.policies import Option, Setting, make_policy
+from weft.policies.base import NO_DEADLINE
+from weft.program import Program
+
+Floats = npt.NDArray[np.float64]
+
+TICKS_PER_S = 1_000_000_000
+NO_BUFFER = 1 << 52
+
+Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    """One model as the server measured it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    segments: Annotated[list[str], Field(min_length=1)]
+    times_s: dict[int, list[Time]]
+    seen_s: dict[int, list[Time]] = {}
+    max_batch: Annotated[int, Field(ge=1, le=65536)] = 1
+    batch_timeout_ms: Time = 0.0
+
+
+class _Profile(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    policy: str
+    policy_options: dict[str, Option] = {}
+    lanes: Annotated[int, Field(ge=1, le=1024)]
+    models: dict[str, _Model]
+
+
+class _Stream(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    deadline_s: Time
+    scheduled_s: list[Time]
+    lag_s: list[Time]
+    latency_s: list[Time | None]
+    status: list[int]
+
+
+class _Bench(BaseModel):
+    """The parts of a load generator's result that are needed here (docs/formats.md)."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: Literal[1]
+    deadlines: Literal["strict", "soft", "none"]
+    transport_s: Time
+    workload: dict[str, Any]
+    streams: list[_Stream]
+    profile: _Profile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Latencies of answered requests and the share of deadlines missed."""
+
+    answered: int
+    mean_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    missed_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPrediction:
+    """One stream, measured and predicted."""
+
+    model: str
+    requests: int
+    measured: Figures
+    predicted: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A bench run beside its simulation."""
+
+    policy: str
+    lanes: int
+    transport_s: float
+    """Added to every predicted latency: what the way to the server and back takes."""
+    streams: tuple[StreamPrediction, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"format": 1, **asdict(self)}
+
+
+def predict(path: str | Path, policy: str | None = None) -> Prediction:
+    """Simulate the server of a ``weft bench --json FILE --save-latencies`` run, under its own policy or another."""
+    bench = _read(path)
+    profile = bench.profile
+    if profile is None:
+        raise InputError(f"{path}: was not measured on a weft server, so its segments are not known")
+    for stream in bench.streams:
+        if stream.model not in profile.models:
+            raise InputError(f"{path}: the server had no measured segments of {stream.model}")
+    name = policy or profile.policy
+    options = profile.policy_options if name == profile.policy else {}
+    ends = _simulated(bench, profile, name, options)
+    streams = []
+    for stream, end_s in zip(bench.streams, ends, strict=True):
+        counted = np.array(stream.scheduled_s) >= float(bench.workload.get("warmup_s", 0.0))
+        predicted_s = end_s - np.array(stream.scheduled_s) + bench.transport_s
+        streams.append(
+            StreamPrediction(
+                stream.model,
+                int(counted.sum()),
+                _figures(_measured(stream)[counted], stream.deadline_s),
+                _figures(predicted_s[counted], stream.deadline_s),
+            )
+        )
+    return Prediction(name, profile.lanes, bench.transport_s, tuple(streams))
+
+
+def _read(path: str | Path) -> _Bench:
+    raw = read_json(path, InputError)
+    if isinstance(raw, dict) and any(
+        "latency_s" not in each for each in raw.get("streams", []) if isinstance(each, dict)
+    ):
+        raise InputError(f"{path}: has no single requests; run weft bench with --save-latencies")
+    try:
+        return _Bench.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"{path}: not a result of weft bench: {first_problem(error, _Bench, _Stream)}") from error
+
+
+def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
+    """When each request would have been done, in seconds of the run; NaN where it would not."""
+    programs: list[Program] = []
+    terms: list[Terms] = []
+    for index, stream in enumerate(bench.streams):
+        model = profile.models[stream.model]
+        terms.append(_terms(bench, index, model, len(programs)))
+        programs += [_program(stream.model, model, batch) for batch in range(1, model.max_batch + 1)]
+    setting = Setting(tuple(programs), NO_BUFFER, rounds=1 << 40, lanes=profile.lanes)
+    chooser = make_policy(policy, setting, options)
+    sent = [sorted(_ticks(np.add(each.scheduled_s, each.lag_s))) for each in bench.streams]
+    feed = Arrivals(terms, [iter(each) for each in sent], end=0, strict=bench.deadlines == "strict")
+    source = Requests(setting, feed, [p.remaining for p in programs], foresight=chooser.foresight)
+    for term in terms:
+        source.open(term)
+    Engine(source, chooser, SimulatedHost(setting)).run()
+    return _ends(bench, feed)
+
+
+def _ends(bench: _Bench, feed: Arrivals) -> list[Floats]:
+    found: list[dict[int, list[int]]] = [{} for _ in bench.streams]
+    for answer in feed.answers:
+        found[answer.stream].setdefault(answer.arrival, []).append(answer.end)
+    ends = []
+    for stream, by_arrival in zip(bench.streams, found, strict=True):
+        ticks = [by_arrival[tick].pop() for tick in _ticks(np.add(stream.scheduled_s, stream.lag_s))]
+        ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
+    return ends
+
+
+def _ticks(seconds: Iterable[float]) -> list[int]:
+    return [round(each * TICKS_PER_S) for each in seconds]
+
+
+def _terms(bench: _Bench, index: int, model: _Model, first_program: int) -> Terms:
+    listed = bench.workload.get("stream")
+    priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
+    return Terms(
+        programs=first_program,
+        deadline=round(bench.streams[index].deadline_s * TICKS_PER_S) if bench.deadlines != "none" else NO_DEADLINE,
+        max_batch=model.max_batch,
+        timeout=round(model.batch_timeout_ms * 1e6),
+        priority=priority,
+    )
+
+
+def _program(name: str, model: _Model, batch: int) -> Program:
+    times = model.seen_s.get(batch) or model.times_s.get(batch) or []
+    if len(times) != len(model.segments):
+        raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
+    nothing = (0,) * len(times)
+    ticks = tuple(max(1, round(each * TICKS_PER_S)) for each in times)
+    return Program(name, tuple(model.segments), nothing, ticks, nothing)
+
+
+def _measured(stream: _Stream) -> Floats:
+    return np.array(
+        [
+            np.nan if each is None or status != 200 else each
+            for each, status in zip(stream.latency_s, stream.status, strict=True)
+        ]
+    )
+
+
+def _figures(latency_s: Floats, deadline_s: float) -> Figures:
+    answered = latency_s[~np.isnan(latency_s)]
+    missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s) if len(latency_s) else None
+    if not len(answered):
+        return Figures(0, None, None, None, missed)
+    p50, p99 = np.percentile(answered, (50, 99)).tolist()
+    return Figures(len(answered), float(answered.mean()), p50, p99, missed)
+
+
+def relative_errors(prediction: Prediction) -> Sequence[tuple[float, float]]:
+    """Of each stream: how far the predicted mean and p99 lie from the measured ones, as shares of those."""
+    return [
+        (_apart(each.predicted.mean_s, each.measured.mean_s), _apart(each.predicted.p99_s, each.measured.p99_s))
+        for each in prediction.streams
+    ]
+
+
+def _apart(predicted: float | None, measured: float | None) -> float:
+    return predicted / measured - 1 if predicted is not None and measured else float("nan")

@@ -1,0 +1,60 @@
+"""A server in a process of its own, for scripts, notebooks and benchmarks: started, used, stopped by its id."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from weft.errors import InputError
+
+STOP_S = 60.0
+"""How long it may take to answer what it has accepted."""
+
+
+class ServerProcess:
+    """``weft serve`` beside this process, on loopback; ready when the block begins, gone when it ends."""
+
+    def __init__(self, *arguments: str) -> None:
+        """*arguments* as on the command line; the ports are chosen by the system unless they say otherwise."""
+        ports = [
+            f"{option}=0" for option in ("--http-port", "--grpc-port") if not any(a.startswith(option) for a in arguments)
+        ]
+        self._arguments: Sequence[str] = [str(Path(sys.executable).parent / "weft"), "serve", *arguments, *ports]
+        self.url = ""
+        self.output: list[str] = []
+        """What it printed so far."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> ServerProcess:
+        self._process = subprocess.Popen(self._arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self.output.append(line.rstrip())
+            word, _, url = line.strip().partition("  ")
+            if word == "ready" and url.startswith("http"):
+                self.url = url.strip()
+                return self
+        self._process.wait()
+        raise InputError(f"the server did not start: {' '.join(self.output[-3:]) or 'it said nothing'}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """Ask it to finish, wait, and return its exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            rest, _ = self._process.communicate(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            rest, _ = self._process.communicate()
+        self.output += (rest or "").splitlines()
+        return self._process.returncode
