@@ -1,0 +1,301 @@
+"""What a user sets: per model (``weft.toml`` beside it) and for the server as a whole (``weft serve --config``).
+
+The field names are the keys of the files; unknown keys are refused, and every complaint is one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
+
+from weft.errors import InputError
+from weft.jsonfile import first_problem, printable
+
+LARGEST_FILE_BYTES = 1 << 20
+"""Settings are short; more than this is some other file."""
+
+API_KEY_VARIABLE = "WEFT_API_KEY"
+
+Milliseconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, strict=True)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Bytes = Annotated[int, Field(ge=1, le=2**62, strict=True)]
+Port = Annotated[int, Field(ge=0, le=65535, strict=True)]
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, strict=True)]
+Option = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Name = Annotated[str, Field(min_length=1, strict=True), AfterValidator(printable)]
+
+
+class ModelConfig(BaseModel):
+    """The settings of one model; all may be left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    slo_ms: Milliseconds | None = None
+    """Deadline of requests that bring none; soft: late answers are still delivered."""
+    timeout_ms: Milliseconds | None = None
+    """Strict deadline of requests that bring none: late work is dropped."""
+    priority: Annotated[int, Field(ge=0, le=3)] = 0
+    """1 is the highest, 3 the lowest; 0 is the default."""
+    max_batch: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Most rows computed together; chosen from the model where left out."""
+    batch_timeout_ms: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
+    """How long the first request of a batch waits for others."""
+    queue_size: Count = 256
+    """Requests that may wait; more are refused."""
+    grain_ms: Milliseconds = 5.0
+    """How long a piece of the model should run before another may go between."""
+    max_pieces: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Most pieces the model is cut into."""
+    shapes: dict[Name, list[Count]] = {}
+    """Input -> shape to warm up at, for inputs with free dimensions."""
+    preload: bool = True
+    """Loaded at start; on demand otherwise."""
+
+    def overridden_by(self, other: ModelConfig) -> ModelConfig:
+        """These settings, with those that *other* names in their place."""
+        return self.model_copy(update={key: getattr(other, key) for key in other.model_fields_set})
+
+
+def read_model_config(path: Path, *, where: str | None = None) -> ModelConfig:
+    """The settings a model's TOML file holds; *where* opens the message, the path by default."""
+    shown = where or str(path)
+    try:
+        return ModelConfig.model_validate(read_toml(path, shown))
+    except ValidationError as error:
+        raise InputError(one_line(f"{shown}: {_complaint(error, ModelConfig)}")) from error
+
+
+def _host(text: str) -> str:
+    """An address or a host name, without a port and without brackets."""
+    is_name = re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) and not re.fullmatch(r"[0-9.]+", text)
+    if not is_name and (_address(text) is None or not re.fullmatch(r"[A-Za-z0-9._:%-]+", text)):
+        raise ValueError("must be an address or a host name, without a port or brackets")
+    return text
+
+
+def _endpoint(value: bool | str) -> bool | str:
+    if isinstance(value, str) and not re.fullmatch(r"https?://[!-~]+", value):
+        raise ValueError("must be an address such as http://localhost:4318")
+    return value
+
+
+def _key(text: str) -> str:
+    if not re.fullmatch(r"[!-~]{1,4096}", text):
+        raise ValueError("must be 1 to 4096 letters, digits and signs of ASCII, without spaces")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """All that ``weft serve`` takes. A value of the wrong kind or range raises InputError."""
+
+    models: tuple[Name, ...] = ()
+    """Repositories, .onnx files and names of models."""
+    host: Annotated[str, Field(strict=True), AfterValidator(_host)] = "127.0.0.1"
+    http_port: Port = 8000
+    """0 lets the system choose."""
+    grpc_port: Port | None = 8001
+    """None, or ``false`` in a file: no gRPC."""
+    lanes: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    """Pieces of models that run at the same time."""
+    threads: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    """Threads that work on one piece."""
+    pin: StrictBool = False
+    """Keep every lane on cores of its own."""
+    policy: Name = "punctual"
+    policy_options: Mapping[str, Option] = field(default_factory=dict)
+    memory_budget_bytes: Bytes | None = None
+    """For loaded models together; no limit where left out."""
+    default_slo_ms: Milliseconds = 1000.0
+    """Deadline where neither the request nor its model has one."""
+    best_effort_ms: Milliseconds = 60000.0
+    """Deadline of requests that ask for none in particular."""
+    max_body_bytes: Bytes = 256 << 20
+    max_connections: Count = 1024
+    total_queue: Count = 4096
+    """Requests that may wait for all models together."""
+    api_key: Annotated[str, Field(strict=True), AfterValidator(_key)] | None = field(default=None, repr=False)
+    """What requests must carry; in a file also as ``api_key_file``."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    cache: Path | None = None
+    """Where profiles and exported models are kept between starts."""
+    drain_s: Seconds = 30.0
+    """How long running requests may take to finish once the server is told to stop."""
+    access_log: StrictBool = False
+    otlp: Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValidator(_endpoint)] | None = None
+    """Where traces go: an endpoint, or True for the one the environment names."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed and still worth a line in the log."""
+        if is_loopback(self.host) or self.api_key is not None or self.tls_cert is not None:
+            return ()
+        return (
+            f"host {self.host} can be reached from other machines and neither an API key nor TLS is set; "
+            "anyone there may send requests",
+        )
+
+
+def read_server_config(path: Path, *, environment: Mapping[str, str] | None = None) -> ServerConfig:
+    """The settings a TOML file holds, its paths taken from the file's folder.
+
+    A key that the file does not give is taken from the variable WEFT_API_KEY of *environment*, by
+    default that of the process.
+    """
+    shown = str(path)
+    raw = read_toml(path, shown)
+    _check_keys(raw, shown)
+    for key in ("tls_cert", "tls_key", "cache", "api_key_file"):
+        if isinstance(raw.get(key), str):
+            raw[key] = _below(path, raw[key])
+    if isinstance(raw.get("models"), list):
+        raw["models"] = tuple(_source(path, each) for each in raw["models"])
+    if raw.get("grpc_port") is False:
+        raw["grpc_port"] = None
+    raw["api_key"] = _key_in(raw, shown, os.environ if environment is None else environment)
+    try:
+        return ServerConfig(**raw)
+    except InputError as error:
+        raise InputError(one_line(f"{shown}: {error}")) from error
+
+
+def read_api_key(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The key in *file*, or else in WEFT_API_KEY; None where there is neither."""
+    if file is not None:
+        key, where = _read_text(file, str(file)).strip(), one_line(str(file))
+    else:
+        key, where = environment.get(API_KEY_VARIABLE, ""), API_KEY_VARIABLE
+        if not key:
+            return None
+    try:
+        return _key(key)
+    except ValueError as error:
+        raise InputError(f"{where}: an API key {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to *host*."""
+    address = _address(host)
+    if address is None:
+        return host.lower() == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def read_toml(path: Path, where: str) -> dict[str, Any]:
+    """The parsed file; whatever is wrong with it is an InputError."""
+    try:
+        return tomllib.loads(_read_text(path, where))
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
+        raise InputError(one_line(f"{where}: not a TOML file: {error}")) from error
+
+
+def one_line(text: str) -> str:
+    """*text* with line breaks, control characters and what no encoding can hold written as escapes."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _read_text(path: Path, where: str) -> str:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
+            raise InputError(one_line(f"{where}: not a file"))
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_FILE_BYTES + 1)
+        if len(data) > LARGEST_FILE_BYTES:
+            raise InputError(one_line(f"{where}: larger than {LARGEST_FILE_BYTES} bytes, so not a file of settings"))
+        return data.decode("utf-8")
+    except OSError as error:
+        raise InputError(one_line(f"{where}: cannot read it: {error.strerror or error}")) from error
+    except ValueError as error:  # not UTF-8, or a path with a zero in it
+        raise InputError(one_line(f"{where}: cannot read it: {error}")) from error
+
+
+def _address(host: str) -> Any:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+@cache
+def _schema() -> type[BaseModel]:
+    """The fields of ServerConfig, as pydantic checks them."""
+    hints = get_type_hints(ServerConfig, include_extras=True)
+    wanted: dict[str, Any] = {each.name: (hints[each.name], ...) for each in fields(ServerConfig)}
+    return create_model("ServerConfig", __config__=ConfigDict(extra="forbid"), **wanted)
+
+
+def _check(config: ServerConfig) -> None:
+    """Refuse values that cannot be; numbers, paths and lists get the type their field has."""
+    given = {each.name: getattr(config, each.name) for each in fields(config)}
+    try:
+        checked = _schema().model_validate(given)
+    except ValidationError as error:
+        raise InputError(one_line(_complaint(error, _schema()))) from error
+    for name in given:
+        object.__setattr__(config, name, getattr(checked, name))
+    if config.http_port and config.http_port == config.grpc_port:
+        raise InputError(f"http_port and grpc_port are both {config.http_port}; choose another for one of them")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        given_one, missing = ("tls_key", "tls_cert") if config.tls_cert is None else ("tls_cert", "tls_key")
+        raise InputError(f"{given_one} is set and {missing} is not; TLS needs both")
+
+
+def _complaint(error: ValidationError, schema: type[BaseModel]) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    if problem["loc"][:1] == ("api_key",):  # a message must not show the key
+        return f"api_key: {problem['msg']}"
+    try:
+        return first_problem(error, schema)
+    except ValueError:  # a whole number too long to be written out
+        return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+
+
+def _check_keys(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse keys that are no settings, before any value is looked at."""
+    known = {"api_key_file", *(each.name for each in fields(ServerConfig))}
+    for key in sorted(raw.keys() - known):
+        near = get_close_matches(key, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(one_line(f"{where}: unknown key {key!r}{hint}"))
+
+
+def _key_in(raw: dict[str, Any], where: str, environment: Mapping[str, str]) -> Any:
+    """The key the file gives or names, or else the one of the environment."""
+    file, key = raw.pop("api_key_file", None), raw.get("api_key")
+    if file is not None and key is not None:
+        raise InputError(one_line(f"{where}: api_key and api_key_file are both set; keep one"))
+    if file is not None and not isinstance(file, Path):
+        raise InputError(one_line(f"{where}: api_key_file must be the path of a file"))
+    return key if key is not None else read_api_key(file, environment)
+
+
+def _below(path: Path, given: str) -> Path:
+    """*given*, as seen from the folder of the file *path*."""
+    return path.parent / given
+
+
+def _source(path: Path, given: Any) -> Any:
+    """A name that weft knows stays one; all else is a path."""
+    from weft.models.packaged import PACKAGED
+    from weft.models.zoo import ZOO
+
+    if not isinstance(given, str) or given in ZOO or given in PACKAGED or not given:
+        return given
+    known_by_path = "/" in given or given.endswith(".onnx") or os.path.exists(path.parent / given)
+    return str(_below(path, given)) if known_by_path else given

