@@ -141,9 +141,8 @@ def predict(path: str | Path, policy: str | None = None) -> Prediction:
 
 def _read(path: str | Path) -> _Bench:
     raw = read_json(path, InputError)
-    if isinstance(raw, dict) and any(
-        "latency_s" not in each for each in raw.get("streams", []) if isinstance(each, dict)
-    ):
+    listed = raw.get("streams") if isinstance(raw, dict) else None
+    if isinstance(listed, list) and any(isinstance(each, dict) and "latency_s" not in each for each in listed):
         raise InputError(f"{path}: has no single requests; run weft bench with --save-latencies")
     try:
         return _Bench.model_validate(raw)

@@ -64,6 +64,7 @@ class _Stream:
 
     index: int
     model: Served
+    shapes: Shapes
     rows: int
     first_program: int
     batches: int
@@ -234,6 +235,7 @@ class Dispatcher:
         own = self._programs[stream.first_program].remaining[0] if stream.measured else 0
         ahead = self._backlog_ns(ask.due) if self.pending else 0
         if now + ahead + own > ask.due:
+            self._doubt(stream)
             raise Expired(
                 f"{model.name}: its deadline cannot be met: {(ahead + own) / 1e6:.1f} ms of work stand before its end",
                 reason="unmeetable",
@@ -314,6 +316,8 @@ class Dispatcher:
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         assert isinstance(ticket, LiveTicket)
+        if not ticket.began:
+            self._doubt(self._numbered[ticket.stream])
         self._settle(ticket, Expired(f"{ticket.model.name}: its deadline cannot be met any more", reason="expired"))
 
     def refused(self, ticket: Ticket, now: int) -> None:
@@ -424,6 +428,16 @@ class Dispatcher:
             expected = round(candidate.compute + LEARNING * (seen - candidate.compute))
             self._expect(candidate.program, candidate.layer, expected)
 
+    def _doubt(self, stream: _Stream) -> None:
+        """A request was turned away on the word of our estimates, so nothing is learned from it: what was learned in
+        a busy moment is forgotten bit by bit, or it would keep requests out for good."""
+        for size in range(1, stream.batches + 1):
+            index = stream.first_program + size - 1
+            now, loaded = self._programs[index], self._estimated(stream.model, stream.shapes, stream.rows, size)
+            if stream.measured and now.total_compute > loaded.total_compute:
+                compute = tuple((3 * a + min(a, b)) // 4 for a, b in zip(now.compute, loaded.compute, strict=True))
+                self._programs[index] = replace(now, compute=compute)
+
     def _expect(self, index: int, layer: int, ticks: int) -> None:
         program = self._programs[index]
         compute = (*program.compute[:layer], max(1, ticks), *program.compute[layer + 1 :])
@@ -453,10 +467,10 @@ class Dispatcher:
         if spare:
             self._spare.remove(spare)
             self._programs[spare.first_program : spare.first_program + batches] = programs
-            stream = _Stream(spare.index, model, rows, spare.first_program, batches, prepared.warm)
+            stream = _Stream(spare.index, model, shapes, rows, spare.first_program, batches, prepared.warm)
             self._source.reopen(stream.index, self._terms(stream))
         else:
-            stream = _Stream(-1, model, rows, len(self._programs), batches, prepared.warm)
+            stream = _Stream(-1, model, shapes, rows, len(self._programs), batches, prepared.warm)
             self._programs += programs
             stream.index = self._source.open(self._terms(stream))
         self._numbered[stream.index] = stream
