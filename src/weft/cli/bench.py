@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,7 @@ from weft.cli.common import (
 from weft.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from weft.load import LoadResult, Progress, StreamFigures
+    from weft.load import LoadResult, StreamFigures
     from weft.workloads.online import Workload
 
 LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
@@ -71,18 +72,11 @@ def command(
             connections=connections,
             api_key=api_key,
             grace_s=grace,
-            progress=_only(progress),
+            progress=progress if sys.stderr.isatty() else None,
         )
     _print(result)
     if json_file:
         write_json(json_file, result.as_dict(latencies=save_latencies))
-
-
-def _only(progress: Progress) -> Progress | None:
-    """Nothing where nobody watches: the generator has better things to do."""
-    import sys
-
-    return progress if sys.stderr.isatty() else None
 
 
 def _workload(

@@ -72,6 +72,9 @@ class Arrivals:
     def failed(self, job: Job, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
+    def ended(self, job: Job) -> None:
+        """Nobody waits for a simulated batch but its requests."""
+
     def batches(self, warm: int) -> list[int]:
         """Batches served of each stream whose first request arrived at *warm* or later."""
         return [

@@ -101,6 +101,10 @@ class Feed(Protocol):
         """A layer of a batch could not be computed."""
         ...
 
+    def ended(self, job: Job) -> None:
+        """Nothing of a batch runs any more; told last, whatever became of it."""
+        ...
+
 
 @dataclass(eq=False)
 class _Desk:
@@ -238,11 +242,13 @@ class Requests:
         if completion.error is not None:
             self._end(candidate.stream, job)
             self._feed.failed(job, completion.error)
+            self._feed.ended(job)
         elif completion.aborted:
             job.layer -= 1
         elif job.layer == len(self._setting.programs[job.program]):
             self._end(candidate.stream, job)
             self._feed.served(job, completion)
+            self._feed.ended(job)
 
     def _enqueue(self, ticket: Ticket) -> None:
         desk = self._desks[ticket.stream]
@@ -283,6 +289,7 @@ class Requests:
                 self._end(stream, job)
                 for ticket in job.members:
                     self._feed.dropped(ticket, clock)
+                self._feed.ended(job)
             elif self._demote:
                 job.late = True
             else:

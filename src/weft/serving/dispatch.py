@@ -8,6 +8,7 @@ the policies are those of the simulator (``engine``, ``policies``).
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from weft.runtime.sessions import first_line
 from weft.runtime.tensors import Array
 from weft.serving.recorder import Recorder, Span
 from weft.serving.statistics import Statistics
+
+log = logging.getLogger("weft.engine")
 
 STREAMS = 1024
 """Shapes of requests that are told apart at a time."""
@@ -52,7 +55,7 @@ class Served:
         self.queue_size, self.batch_timeout_ns = queue_size, round(batch_timeout_ms * 1e6)
         self.statistics = Statistics()
         self.leases = 0
-        """Requests that need it; it is not closed before they are answered."""
+        """Requests and batches that need it; it is not closed before they have ended."""
         self.streams: dict[Shapes, _Stream] = {}
         warm = prepared.blueprint.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
@@ -78,7 +81,7 @@ class _Stream:
 class LiveTicket(Ticket):
     """A request of a real client."""
 
-    __slots__ = ("batch", "began", "best_effort", "compute_ns", "id", "inputs", "model", "reply", "rows", "timer")
+    __slots__ = ("batch", "began", "best_effort", "compute_ns", "inputs", "model", "reply", "rows", "timer")
 
     def __init__(self, stream: _Stream, inputs: dict[str, Array], now: int, terms: Ask, reply: Reply) -> None:
         super().__init__(stream.index, now, terms.due, terms.priority, terms.strict)
@@ -110,17 +113,17 @@ Reply = Callable[[LiveTicket, "dict[str, Array] | RequestError"], None]
 class _Batch:
     """The work of one job, on whatever lane runs it."""
 
-    __slots__ = ("compute_ns", "prepared", "tickets", "values")
+    __slots__ = ("compute_ns", "model", "tickets", "values")
 
-    def __init__(self, prepared: Prepared, tickets: list[LiveTicket]) -> None:
-        self.prepared, self.tickets = prepared, tickets
+    def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
+        self.model, self.tickets = model, tickets
         self.values: dict[str, Any] | None = None
         self.compute_ns = 0
 
     def compute(self, segment: int, options: Any) -> None:
         if self.values is None:
             self.values = self._gathered()
-        self.values = self.prepared.run_segment(segment, self.values, options)
+        self.values = self.model.prepared.run_segment(segment, self.values, options)
 
     def _gathered(self) -> dict[str, Any]:
         if len(self.tickets) == 1:
@@ -181,14 +184,18 @@ class Dispatcher:
         self._most_waiting = most_waiting
         self.waiting = 0
         """Requests that no lane has begun."""
-        self.pending = 0
-        """Requests that are not answered."""
+        self._tickets: set[LiveTicket] = set()
         self.recorder = Recorder()
         self._last_job: dict[int, Job] = {}
         self._pumping = False
         self._batch_timer: asyncio.TimerHandle | None = None
         self.emptied: Callable[[Served], None] | None = None
         """Told when nobody needs a model any more."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that are not answered."""
+        return len(self._tickets)
 
     # Requests in
 
@@ -199,14 +206,12 @@ class Dispatcher:
         self._admit(stream, ask, now)
         ticket = LiveTicket(stream, inputs, now, ask, reply)
         model.leases += 1
-        self.pending += 1
+        self._tickets.add(ticket)
         self.waiting += 1
         self._inbox.append(ticket)
         if ask.strict:
             ticket.timer = self._loop.call_later(max(0, ask.due - now) / 1e9, self._expire, ticket)
-        if not self._pumping:
-            self._pumping = True
-            self._loop.call_soon(self._pump)
+        self._pump_soon()
         return ticket
 
     def withdraw(self, ticket: LiveTicket, error: RequestError | None = None) -> None:
@@ -217,8 +222,7 @@ class Dispatcher:
             self._inbox.remove(ticket)
         self._source.withdraw(ticket)
         self._settle(ticket, error or Cancelled("the client went away"))
-        if self.lanes.ready():
-            self._pump()
+        self._pump_soon()
 
     def _admit(self, stream: _Stream, ask: Ask, now: int) -> None:
         """Refuse what there is no place for, and what cannot be on time."""
@@ -271,11 +275,25 @@ class Dispatcher:
         """Called on a lane's thread."""
         self._loop.call_soon_threadsafe(self._pump)
 
+    def _pump_soon(self) -> None:
+        """After whatever else arrives in this turn, so that requests which come together are batched together."""
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
     def _pump(self) -> None:
         self._pumping = False
-        while self._engine.step():
-            pass
+        try:
+            while self._engine.step():
+                pass
+        except Exception as error:  # a policy's fault; nobody shall wait for an engine that cannot go on
+            log.exception("the engine stopped")
+            self._give_up(Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}"))
         self._watch_batches()
+
+    def _give_up(self, error: RequestError) -> None:
+        for ticket in list(self._tickets):
+            self.withdraw(ticket, error)
 
     def _watch_batches(self) -> None:
         """Come back when the next batch has waited long enough."""
@@ -335,6 +353,15 @@ class Dispatcher:
                 self.waiting += 1
                 self._inbox.append(ticket)
 
+    def ended(self, job: Job) -> None:
+        if isinstance(job.work, _Batch):
+            self._release(job.work.model)
+
+    def _release(self, model: Served) -> None:
+        model.leases -= 1
+        if not model.leases and self.emptied:
+            self.emptied(model)
+
     def _settle(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         """Answer a request, once."""
         if ticket.timer:
@@ -345,14 +372,15 @@ class Dispatcher:
         reply, ticket.reply = ticket.reply, _nobody
         ticket.gone = True
         model = ticket.model
-        self.pending -= 1
+        self._tickets.discard(ticket)
         if not ticket.began:
             self.waiting -= 1
         self._count(ticket, outcome)
-        reply(ticket, outcome)
-        model.leases -= 1
-        if not model.leases and self.emptied:
-            self.emptied(model)
+        try:
+            reply(ticket, outcome)
+        except Exception:  # the answer could not be given; the others' shall be
+            log.exception("%s: an answer could not be given", model.name)
+        self._release(model)
 
     def _count(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         now = self.lanes.now()
@@ -380,7 +408,9 @@ class Dispatcher:
             ticket.began, ticket.batch = now, len(tickets)
             if not ticket.gone:
                 self.waiting -= 1
-        return _Batch(self._numbered[candidate.stream].model.prepared, tickets)
+        model = self._numbered[candidate.stream].model
+        model.leases += 1
+        return _Batch(model, tickets)
 
     def _observed(self, lane: int, completion: Completion) -> None:
         """A segment ended: count it, show it, and learn how long it takes."""

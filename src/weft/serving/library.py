@@ -129,8 +129,8 @@ class Library:
 
     async def _load(self, slot: Slot) -> None:
         """Prepare a model on the loader's thread and put it in the place of what was there."""
-        before = slot.state
-        slot.state = "loading" if slot.served is None else slot.state
+        if slot.served is None:
+            slot.state = "loading"
         entry = slot.entry
         try:
             async with self._one_at_a_time:
@@ -138,17 +138,15 @@ class Library:
                 loop = asyncio.get_running_loop()
                 served = await loop.run_in_executor(self._loader, self._prepared, entry)
             self._install(slot, served)
-        except WeftError as error:
+        except Overloaded as error:  # no room now; there may be later
             slot.message = str(error)
-            if slot.served is None:
-                slot.state = "unloaded" if isinstance(error, Overloaded) else "failed"
-            log.warning("%s %s cannot be loaded: %s", entry.name, entry.version, error)
-            if isinstance(error, Overloaded):
-                raise
-            raise Overloaded(f"{entry.name} cannot be loaded: {error}", reason="load_failed") from error
-        except BaseException:
-            slot.state = before
+            slot.state = "ready" if slot.served else "unloaded"
             raise
+        except Exception as error:  # whatever is wrong with a model concerns this model alone
+            slot.message = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+            slot.state = "ready" if slot.served else "failed"
+            log.warning("%s %s cannot be loaded: %s", entry.name, entry.version, slot.message)
+            raise Overloaded(f"{entry.name} cannot be loaded: {slot.message}", reason="load_failed") from error
         finally:
             slot.loading = None
 

@@ -21,7 +21,7 @@ class ServerProcess:
     def __init__(self, *arguments: str) -> None:
         """*arguments* as on the command line; the ports are chosen by the system unless they say otherwise."""
         ports = [
-            f"{option}=0" for option in ("--http-port", "--grpc-port") if not any(a.startswith(option) for a in arguments)
+            f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]
         self._arguments: Sequence[str] = [str(Path(sys.executable).parent / "weft"), "serve", *arguments, *ports]
         self.url = ""

@@ -84,7 +84,7 @@ class Routes:
             return decode(body, length, model)
 
         def done(outcome: Result | RequestError) -> None:
-            exchange.respond(refusal(outcome) if isinstance(outcome, RequestError) else _computed(outcome))
+            exchange.respond(refusal(outcome) if isinstance(outcome, RequestError) else _encoded(outcome))
 
         call = self._service.infer(parts[2], version, read, done)
         if exchange.open:
@@ -206,6 +206,16 @@ def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
     if not machine.eof:
         raise BadRequest(f"the {encoding} body ends too early")
     return plain
+
+
+def _encoded(result: Result) -> Response:
+    try:
+        return _computed(result)
+    except RequestError as error:
+        return refusal(error)
+    except Exception as error:
+        log.exception("%s: its result could not be written", result.model.name)
+        return refusal(internal(error))
 
 
 def _computed(result: Result) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +12,8 @@ import numpy as np
 WINDOW_NS = 10_000_000_000
 RECENT = 8192
 """Answers remembered for the window, at most."""
+LATENCY_BOUNDS_NS = (*(step * 10**power for power in range(4, 9) for step in (10, 25, 50)), 10**10)
+"""Latencies are counted by the first of these they do not exceed: 0.1 ms to 10 s."""
 
 
 class Recent(NamedTuple):
@@ -60,6 +63,8 @@ class Statistics:
     segment_ns: int = 0
     segment_error_ns: int = 0
     """Sum of the differences between predicted and real segment times."""
+    latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_NS) + 1))
+    """How many answers per bound, and at the end those beyond the last."""
     last_ns: int = 0
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
 
@@ -76,6 +81,7 @@ class Statistics:
         """A request has its result."""
         self.success += 1
         self.total_ns += latency_ns
+        self.latencies[bisect_left(LATENCY_BOUNDS_NS, latency_ns)] += 1
         self.last_ns = now
         self._judge(met)
         self.recent.append(Recent(now, latency_ns, met))

@@ -47,6 +47,8 @@ class Stream(BaseModel):
     priority: Literal[1, 3, 9] = 1
     """For prema."""
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 16
+    shapes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = {}
+    """Input -> shape of one sample's request, where the model has free dimensions."""
     clients: Annotated[int, Field(ge=1, le=65536)] = 1
     """closed: each client sends its next request when its last one is answered..."""
     think_ms: NotNegative = 0.0
@@ -62,6 +64,10 @@ class Stream(BaseModel):
     trace_column: str | None = None
     speedup: Positive = 1.0
     """trace: how many times as fast to replay it."""
+
+    def __hash__(self) -> int:
+        """All values but the shapes, which cannot be hashed; workloads are keys of caches."""
+        return hash(tuple(value for key, value in self if key != "shapes"))
 
     @model_validator(mode="after")
     def _consistent(self) -> Stream:
