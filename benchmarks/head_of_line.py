@@ -30,6 +30,7 @@ RESULTS = Path(__file__).parent / "results" / "head_of_line.json"
 
 def measure(policy: str, seconds: float, seed: int, cache: str) -> dict[str, Any]:
     """One run under one policy."""
+    print(f"{policy}: starting the server, then {seconds:g} s of requests (seed {seed})", flush=True)
     with ServerProcess(URGENT, HEAVY, "--policy", policy, "--lanes", "1", "--cache", cache) as server:
         heavy_s = _alone_s(server.url)
         workload = parse_workload(
