@@ -1,0 +1,6 @@
+"""Load on a real server: a workload's requests, sent at their times to any server of the Open Inference Protocol."""
+
+from weft.load.generator import Progress, drive, run_load
+from weft.load.report import BROKEN, LOST, LoadResult, StreamFigures, StreamLoad
+
+__all__ = ["BROKEN", "LOST", "LoadResult", "Progress", "StreamFigures", "StreamLoad", "drive", "run_load"]
