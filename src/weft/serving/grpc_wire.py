@@ -1,0 +1,197 @@
+"""Conversion between the gRPC messages of ``proto`` and our values; what REST answers as JSON becomes messages here.
+
+A tensor travels as typed contents or as raw bytes, all tensors of a request in the same way, and the answer comes back
+the way the request came. FP16 has no typed contents, so an answer with such an output is always raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from weft.errors import BadRequest, Failed
+from weft.runtime.tensors import Array, TensorSpec
+from weft.serving import proto, wire
+from weft.serving.wire import Fitted, Infer, ModelSpec, Parameter, Wanted
+
+PLATFORM = "onnxruntime_onnx"
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Datatype -> the field of typed contents that holds it."""
+
+_INT64_LIMIT = 2**63
+
+_InferResponse = proto.CLASSES["ModelInferResponse"]
+
+
+def decode_infer(message: Any, model: ModelSpec) -> Infer:
+    """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
+    tensors, raws = message.inputs, list(message.raw_input_contents)
+    if raws and len(raws) != len(tensors):
+        raise BadRequest(f"{len(raws)} raw input contents for {len(tensors)} inputs; send one for each")
+    specs = {spec.name: spec for spec in model.inputs}
+    inputs: dict[str, Array] = {}
+    for at, tensor in enumerate(tensors):
+        fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)
+        name = fitted[0].name
+        if name in inputs:
+            raise BadRequest(f"input {name!r} is given twice")
+        _refuse_parameters(tensor.parameters, "input")
+        if not raws:
+            inputs[name] = _from_contents(tensor.contents, fitted)
+        elif tensor.HasField("contents") and tensor.contents.ListFields():
+            raise BadRequest(f"input {name!r} has typed contents, but the request has raw contents; send one of them")
+        else:
+            inputs[name] = wire.from_binary(raws[at], fitted)
+    if len(inputs) != len(model.inputs):
+        raise BadRequest(wire.missing(inputs, model))
+    binary = bool(raws) or not tensors
+    return Infer(
+        inputs, wire.checked_id(message.id), _values(message.parameters), _wanted(message.outputs, binary, model)
+    )
+
+
+def encode_infer(
+    request: Infer,
+    model: ModelSpec,
+    outputs: Mapping[str, Array],
+    parameters: Mapping[str, Parameter] | None = None,
+) -> Any:
+    """The ``ModelInferResponse`` with the wanted outputs, raw unless the request came typed."""
+    response = _InferResponse(model_name=model.name, model_version=model.version, id=request.id)
+    if parameters:
+        _fill_parameters(response.parameters, parameters)
+    specs = {spec.name: spec for spec in model.outputs}
+    arrays = [(specs[wanted.name], wire.produced(outputs, specs[wanted.name])) for wanted in request.wanted]
+    raw = any([wanted.binary or specs[wanted.name].datatype == "FP16" for wanted in request.wanted])
+    for spec, array in arrays:
+        tensor = response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+        if raw:
+            response.raw_output_contents.append(wire.to_binary(array))
+        else:
+            _fill_contents(tensor.contents, spec, array)
+    return response
+
+
+def model_metadata(model: ModelSpec, versions: Iterable[str], platform: str = PLATFORM) -> Any:
+    """The ``ModelMetadataResponse`` of a model."""
+    response = proto.CLASSES["ModelMetadataResponse"](name=model.name, versions=versions, platform=platform)
+    for specs, field in ((model.inputs, response.inputs), (model.outputs, response.outputs)):
+        for spec in specs:
+            field.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+    return response
+
+
+def server_metadata(answer: Mapping[str, Any]) -> Any:
+    """The ``ServerMetadataResponse`` of what GET v2 answers."""
+    return _filled("ServerMetadataResponse", answer)
+
+
+def model_config(answer: Mapping[str, Any]) -> Any:
+    """The ``ModelConfigResponse`` of what GET v2/models/NAME/config answers."""
+    return _filled("ModelConfigResponse", {"config": answer})
+
+
+def model_statistics(answer: Mapping[str, Any]) -> Any:
+    """The ``ModelStatisticsResponse`` of what GET v2/models/NAME/stats answers."""
+    return _filled("ModelStatisticsResponse", answer)
+
+
+def repository_index(answer: Iterable[Mapping[str, Any]]) -> Any:
+    """The ``RepositoryIndexResponse`` of what POST v2/repository/index answers."""
+    return _filled("RepositoryIndexResponse", {"models": list(answer)})
+
+
+def repository_parameters(message: Any) -> dict[str, str | int | bool | bytes]:
+    """The parameters of a request to load or to unload a model."""
+    return _values(message.parameters)
+
+
+def _filled(name: str, answer: Mapping[str, Any]) -> Any:
+    """A message with the fields of *answer*; those the protocol's message does not have are left out."""
+    try:
+        return json_format.ParseDict(answer, proto.CLASSES[name](), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise Failed(f"{name} cannot be made of our own answer: {' '.join(str(error).split())}") from error
+
+
+def _wanted(outputs: Any, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+    if not outputs:
+        return wire.every_output(model, binary)
+    wanted: dict[str, Wanted] = {}
+    for output in outputs:
+        _refuse_parameters(output.parameters, "output")
+        wire.add_wanted(wanted, output.name, binary, model)
+    return tuple(wanted.values())
+
+
+def _refuse_parameters(parameters: Any, kind: str) -> None:
+    if parameters:
+        for key in parameters:
+            wire.refuse_tensor_parameter(key, kind)
+
+
+def _values(parameters: Any) -> dict[str, Any]:
+    """Parameters as plain values."""
+    values: dict[str, Any] = {}
+    if parameters:
+        for key, parameter in parameters.items():
+            field = parameter.WhichOneof("parameter_choice")
+            if field is None:
+                raise BadRequest(f"parameter {wire.shown(key)} has no value")
+            values[key] = getattr(parameter, field)
+    return values
+
+
+def _fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
+    for key, value in parameters.items():
+        if isinstance(value, bool):
+            field[key].bool_param = value
+        elif isinstance(value, str):
+            field[key].string_param = value
+        elif isinstance(value, float):
+            field[key].double_param = value
+        elif value < _INT64_LIMIT:
+            field[key].int64_param = value
+        else:
+            field[key].uint64_param = value
+
+
+def _from_contents(contents: Any, fitted: Fitted) -> Array:
+    spec, dtype, shape, elements = fitted
+    field = _CONTENTS.get(spec.datatype)
+    if field is None:
+        raise BadRequest(f"input {spec.name!r}: {spec.datatype} has no typed contents; send raw_input_contents")
+    for other, _ in contents.ListFields():
+        if other.name != field:
+            raise BadRequest(f"input {spec.name!r}: {spec.datatype} goes into {field}, not into {other.name}")
+    values = getattr(contents, field)
+    if len(values) != elements:
+        raise BadRequest(
+            f"input {spec.name!r}: {len(values)} elements in {field}, its shape {list(shape)} needs {elements}"
+        )
+    if dtype.kind == "O":
+        return wire.objects(list(values)).reshape(shape)
+    wire.check_range(values, spec)
+    return np.fromiter(values, dtype, elements).reshape(shape)
+
+
+def _fill_contents(contents: Any, spec: TensorSpec, array: Array) -> None:
+    items = wire.strings(array) if spec.datatype == "BYTES" else array.reshape(-1).tolist()
+    getattr(contents, _CONTENTS[spec.datatype]).extend(items)

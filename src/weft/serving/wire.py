@@ -1,0 +1,461 @@
+"""Requests and answers of the Open Inference Protocol as bytes: JSON, with or without binary tensors after it.
+
+``decode`` makes checked arrays of a request body, ``encode`` makes a response body of arrays. The functions below them
+say what a tensor must be to fit the model, and how it looks in binary; ``grpc_wire`` uses those too. No server here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from weft.errors import BadRequest, Failed, unknown_name
+from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+
+Parameter = str | int | float | bool
+
+MAX_ID_CHARS = 256
+MAX_TENSOR_BYTES = 2**62
+"""Beyond this a shape is refused before anything is computed with it, even if a dimension of it is zero."""
+
+_SHOWN_CHARS = 64
+_PARAMETER_TYPES = (str, int, float)
+_CARRIAGE = frozenset({"binary_data", "binary_data_size"})
+
+_ELEMENTS: dict[str, tuple[frozenset[type], str]] = {
+    "b": (frozenset({bool, int}), "true or false"),
+    "i": (frozenset({int}), "an integer"),
+    "u": (frozenset({int}), "an integer"),
+    "f": (frozenset({int, float}), "a number"),
+    "O": (frozenset({str}), "a string"),
+}
+"""Kind of numpy type -> the Python types of its elements in JSON, and what to call them."""
+
+_LIMITS = {"BOOL": (0, 1)} | {
+    name: (-(2 ** (8 * dtype.itemsize - 1)), 2 ** (8 * dtype.itemsize - 1) - 1)
+    if dtype.kind == "i"
+    else (0, 2 ** (8 * dtype.itemsize) - 1)
+    for name, dtype in DATATYPES.items()
+    if dtype.kind in "iu"
+}
+"""Datatype -> its least and its greatest integer."""
+
+
+class ModelSpec(NamedTuple):
+    """What a request for one version of a model must look like."""
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Wanted(NamedTuple):
+    """One output the client wants back."""
+
+    name: str
+    binary: bool
+    classification: int = 0
+    """How many classes instead of the tensor; always 0, because asking for classes is refused."""
+
+
+@dataclass(slots=True)
+class Infer:
+    """One request, checked against the model."""
+
+    inputs: dict[str, Array]
+    id: str
+    """Empty if the client gave none."""
+    parameters: dict[str, Parameter]
+    """Without those that only say how tensors travel."""
+    wanted: tuple[Wanted, ...]
+    """In the order of the answer."""
+
+
+Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
+"""A tensor's description that fits the model, and the number of its elements; its data is still to be read."""
+
+
+def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec) -> Infer:
+    """Read a request; *header_length* is the size of its JSON part, None if all of it is JSON, 0 if none of it is.
+
+    Binary inputs are read-only views into *body* where their place in it is aligned, so *body* must stay as it is.
+    """
+    tail = None
+    if header_length is not None:
+        view = memoryview(body)
+        if header_length == 0:
+            return _decode_headless(view, model)
+        if not 0 < header_length <= len(view):
+            raise BadRequest(f"header length {header_length} does not lie within the body of {len(view)} bytes")
+        body, tail = view[:header_length], view[header_length:]
+    try:
+        message = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the request is not valid JSON: {error}") from error
+    if type(message) is not dict:
+        raise BadRequest(f"the request must be a JSON object, not {shown(message)}")
+    parameters = _parameters(message, "request")
+    binary = False
+    if "binary_data_output" in parameters:
+        binary = _flag(parameters, "binary_data_output", False)
+        del parameters["binary_data_output"]
+    request_id = checked_id(message.get("id"))
+    inputs = _inputs(message.get("inputs"), tail, model)
+    return Infer(inputs, request_id, parameters, _wanted(message.get("outputs"), binary, model))
+
+
+def encode(
+    request: Infer,
+    model: ModelSpec,
+    outputs: Mapping[str, Array],
+    parameters: Mapping[str, Parameter] | None = None,
+) -> tuple[list[bytes], int | None]:
+    """The parts of the response body, and the length of its JSON part if binary tensors follow it.
+
+    JSON has no NaN and no infinities: they become null there. Binary outputs keep them.
+    """
+    message: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
+    if request.id:
+        message["id"] = request.id
+    if parameters:
+        message["parameters"] = dict(parameters)
+    specs = {spec.name: spec for spec in model.outputs}
+    tensors: list[dict[str, Any]] = []
+    parts = [b""]
+    for wanted in request.wanted:
+        spec = specs[wanted.name]
+        array = produced(outputs, spec)
+        tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": array.shape}
+        if wanted.binary:
+            part = to_binary(array)
+            tensor["parameters"] = {"binary_data_size": len(part)}
+            parts.append(part)
+        else:
+            tensor["data"] = _to_json(array, spec)
+        tensors.append(tensor)
+    message["outputs"] = tensors
+    try:
+        parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError as error:
+        raise Failed(f"the answer of {model.name} cannot be written as JSON: {error}") from error
+    return parts, len(parts[0]) if len(parts) > 1 else None
+
+
+def shown(value: object) -> str:
+    """A value of the client's for a message: short, on one line, and safe however deep it is nested."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value[: _SHOWN_CHARS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def checked_id(value: object) -> str:
+    """The id of a request, which is echoed."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadRequest(f"id must be a string, not {shown(value)}")
+    if len(value) > MAX_ID_CHARS:
+        raise BadRequest(f"id has {len(value)} characters; at most {MAX_ID_CHARS} are allowed")
+    return value
+
+
+def refuse_tensor_parameter(key: str, kind: str) -> None:
+    """Refuse what a client may ask of a tensor elsewhere but not here."""
+    if key.startswith("shared_memory"):
+        raise BadRequest(f"{kind} parameter {shown(key)} is not supported; send the tensor itself")
+    if key == "classification":
+        raise BadRequest(f"{kind} parameter {key!r} is not supported; ask for the tensor itself")
+
+
+def fit(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
+    """Check an input's description against the model's inputs."""
+    spec = specs.get(name) if isinstance(name, str) else None
+    if spec is None:
+        raise BadRequest(_unknown("input", name, specs))
+    if datatype != spec.datatype:
+        raise BadRequest(_wrong_datatype(spec, datatype))
+    if type(shape) is not list:
+        raise BadRequest(f"input {spec.name!r}: shape must be a list of integers, not {shown(shape)}")
+    if len(shape) != len(spec.shape):
+        raise BadRequest(f"input {spec.name!r}: shape has {len(shape)} dimensions, the model expects {_dims(spec)}")
+    for at, size in enumerate(shape):
+        if type(size) is not int or size < 0:
+            raise BadRequest(f"input {spec.name!r}: dimension {shown(size)} is not an integer of at least 0")
+        if size != (expected := spec.shape[at]) and expected >= 0:
+            raise BadRequest(f"input {spec.name!r}: dimension {size} does not fit, the model expects {_dims(spec)}")
+    dtype = DATATYPES[datatype]
+    elements = math.prod(shape)
+    extent = elements or math.prod(size or 1 for size in shape)
+    if extent * dtype.itemsize > MAX_TENSOR_BYTES:
+        raise BadRequest(f"input {spec.name!r}: a tensor of that shape is too large")
+    return spec, dtype, tuple(shape), elements
+
+
+def missing(inputs: Mapping[str, Array], model: ModelSpec) -> str:
+    """The sentence for a request that leaves out inputs."""
+    names = [spec.name for spec in model.inputs if spec.name not in inputs]
+    return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
+
+
+def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: ModelSpec) -> None:
+    """Add an output the client asked for."""
+    for spec in model.outputs:
+        if spec.name == name:
+            break
+    else:
+        raise BadRequest(_unknown("output", name, [spec.name for spec in model.outputs]))
+    if spec.name in wanted:
+        raise BadRequest(f"output {spec.name!r} is asked for twice")
+    wanted[spec.name] = Wanted(spec.name, binary)
+
+
+def every_output(model: ModelSpec, binary: bool) -> tuple[Wanted, ...]:
+    """What a client gets that names no outputs."""
+    return tuple([Wanted(spec.name, binary) for spec in model.outputs])
+
+
+def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
+    """A tensor of its binary form: a view of *data* if that is aligned, else a copy."""
+    spec, dtype, shape, elements = fitted
+    if dtype.kind == "O":
+        return objects(_split_strings(data, spec.name, elements)).reshape(shape)
+    if len(data) != elements * dtype.itemsize:
+        expected = elements * dtype.itemsize
+        raise BadRequest(f"input {spec.name!r}: {len(data)} bytes of data, its shape and datatype need {expected}")
+    array: Array = np.ndarray(shape, dtype, data)
+    if dtype.kind == "b" and elements and array.view(np.uint8).max() > 1:
+        raise BadRequest(f"input {spec.name!r}: a byte of a BOOL tensor must be 0 or 1")
+    return array if array.flags.aligned else array.copy()
+
+
+def to_binary(array: Array) -> bytes:
+    """A tensor in binary: little-endian, row-major; strings with their lengths before them."""
+    if array.dtype.kind not in "OUS":
+        return array.tobytes()
+    return b"".join([len(item).to_bytes(4, "little") + item for item in strings(array)])
+
+
+def strings(array: Array) -> list[bytes]:
+    """The elements of a BYTES tensor, row-major; text becomes UTF-8."""
+    return [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
+
+
+def objects(items: list[bytes]) -> Array:
+    """A flat BYTES tensor."""
+    array = np.empty(len(items), np.object_)
+    array[:] = items
+    return array
+
+
+def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
+    """Refuse integers an input's datatype cannot hold; of other datatypes nothing is asked."""
+    least, most = _LIMITS.get(spec.datatype, (0, 0))
+    if elements and most and not (least <= min(elements) and max(elements) <= most):
+        raise BadRequest(f"input {spec.name!r}: an element is outside {least} to {most}, the range of {spec.datatype}")
+
+
+def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
+    """The array computed for an output; that it is there and of the promised type is on us."""
+    array = outputs.get(spec.name)
+    if array is None:
+        raise Failed(f"output {spec.name!r} was not computed")
+    if array.dtype != DATATYPES[spec.datatype] and not (spec.datatype == "BYTES" and array.dtype.kind in "US"):
+        raise Failed(f"output {spec.name!r} came out as {array.dtype}, not as {spec.datatype}")
+    return array
+
+
+def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> dict[str, Array]:
+    if type(listed) is not list:
+        raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
+    specs = {spec.name: spec for spec in model.inputs}
+    inputs: dict[str, Array] = {}
+    read = 0
+    for item in listed:
+        if type(item) is not dict:
+            raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
+        name: Any = item.get("name")
+        fitted = fit(name, item.get("datatype"), item.get("shape"), specs)
+        if name in inputs:
+            raise BadRequest(f"input {name!r} is given twice")
+        data = _binary_data(item, tail, read) if "parameters" in item else None
+        if data is None:
+            inputs[name] = _from_json(item.get("data"), fitted)
+        else:
+            inputs[name] = from_binary(data, fitted)
+            read += len(data)
+    if len(inputs) != len(model.inputs):
+        raise BadRequest(missing(inputs, model))
+    if tail is not None and read != len(tail):
+        raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
+    return inputs
+
+
+def _binary_data(item: dict[str, Any], tail: memoryview | None, read: int) -> memoryview | None:
+    """The binary data of an input, or None if its data is in the JSON; *read* bytes of the tail are used up."""
+    parameters = _parameters(item, "input")
+    size, name = parameters.get("binary_data_size"), item["name"]
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise BadRequest(f"input {name!r}: binary_data_size {shown(size)} is not an integer of at least 0")
+    if "data" in item:
+        raise BadRequest(f"input {name!r} has both data and binary_data_size; send one of them")
+    if tail is None:
+        raise BadRequest(f"input {name!r} is binary, but the header Inference-Header-Content-Length is missing")
+    if size > len(tail) - read:
+        raise BadRequest(f"input {name!r}: binary_data_size {size}, but only {len(tail) - read} bytes are left")
+    return tail[read : read + size]
+
+
+def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+    if listed is None or listed == []:
+        return every_output(model, binary)
+    if type(listed) is not list:
+        raise BadRequest(f"outputs must be a list, not {shown(listed)}")
+    wanted: dict[str, Wanted] = {}
+    for item in listed:
+        if type(item) is not dict:
+            raise BadRequest(f"every requested output must be a JSON object, not {shown(item)}")
+        flag = _flag(_parameters(item, "output"), "binary_data", binary)
+        add_wanted(wanted, item.get("name"), flag, model)
+    return tuple(wanted.values())
+
+
+def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
+    """The parameters of the request, an input or an output."""
+    parameters = holder.get("parameters")
+    if parameters is None:
+        return {}
+    if type(parameters) is not dict:
+        raise BadRequest(f"parameters of the {kind} must be a JSON object, not {shown(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(value, _PARAMETER_TYPES):
+            raise BadRequest(f"{kind} parameter {shown(key)} must be a string, number or bool, not {shown(value)}")
+        if key not in _CARRIAGE and kind != "request":
+            refuse_tensor_parameter(key, kind)
+    return parameters
+
+
+def _flag(parameters: Mapping[str, Parameter], key: str, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if value is not True and value is not False:
+        raise BadRequest(f"parameter {key!r} must be true or false, not {shown(value)}")
+    return value
+
+
+def _decode_headless(body: memoryview, model: ModelSpec) -> Infer:
+    """A body that is nothing but the one input's binary data; a string comes without its length."""
+    if len(model.inputs) != 1:
+        raise BadRequest(f"model {model.name!r} has {len(model.inputs)} inputs; a raw body works with one, send JSON")
+    spec = model.inputs[0]
+    free = spec.shape.count(-1)
+    known = math.prod(size for size in spec.shape if size >= 0)
+    if spec.datatype == "BYTES":
+        if known != 1:
+            raise BadRequest(f"input {spec.name!r}: a raw body holds one string, the model expects {_dims(spec)}")
+        array = objects([bytes(body)]).reshape((1,) * len(spec.shape))
+        return Infer({spec.name: array}, "", {}, every_output(model, True))
+    stride = known * DATATYPES[spec.datatype].itemsize
+    if free > 1 or (free and not stride):
+        raise BadRequest(f"input {spec.name!r}: the shape {_dims(spec)} cannot be told from a raw body, send JSON")
+    if free and len(body) % stride:
+        raise BadRequest(f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride}, as {_dims(spec)} needs")
+    shape = [len(body) // stride if size < 0 else size for size in spec.shape]
+    array = from_binary(body, fit(spec.name, spec.datatype, shape, {spec.name: spec}))
+    return Infer({spec.name: array}, "", {}, every_output(model, True))
+
+
+def _from_json(data: object, fitted: Fitted) -> Array:
+    spec, dtype, shape, elements = fitted
+    flat = _flatten(data, spec, shape, elements)
+    allowed, expected = _ELEMENTS[dtype.kind]
+    if not allowed.issuperset(map(type, flat)):
+        value = next(item for item in flat if type(item) not in allowed)
+        raise BadRequest(f"input {spec.name!r}: every element of {spec.datatype} is {expected}, not {shown(value)}")
+    if dtype.kind == "f":
+        return _floats(flat, spec, dtype).reshape(shape)
+    if dtype.kind == "O":
+        return objects([item.encode() for item in flat]).reshape(shape)
+    check_range(flat, spec)
+    return np.array(flat, dtype).reshape(shape)
+
+
+def _floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> Array:
+    try:
+        with np.errstate(over="raise"):
+            return np.array(flat, dtype)
+    except FloatingPointError as error:
+        raise BadRequest(f"input {spec.name!r}: an element is too large for {spec.datatype}") from error
+
+
+def _flatten(data: object, spec: TensorSpec, shape: tuple[int, ...], elements: int) -> list[Any]:
+    """The elements of flat data, or of data nested exactly as the shape says."""
+    if type(data) is not list:
+        if shape:
+            raise BadRequest(f"input {spec.name!r}: data must be a list, not {shown(data)}")
+        return [data]
+    if len(shape) > 1 and data and type(data[0]) is list:
+        rows: list[Any] = [data]
+        for size in shape:
+            for row in rows:
+                if type(row) is not list or len(row) != size:
+                    raise BadRequest(f"input {spec.name!r}: data is not nested as its shape {list(shape)} says")
+            rows = list(chain.from_iterable(rows))
+        return rows
+    if len(data) != elements:
+        raise BadRequest(f"input {spec.name!r}: {len(data)} elements in data, its shape {list(shape)} needs {elements}")
+    return data
+
+
+def _to_json(array: Array, spec: TensorSpec) -> Array | list[str]:
+    if spec.datatype != "BYTES":
+        return np.ascontiguousarray(array).reshape(-1)
+    try:
+        return [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"output {spec.name!r} is not UTF-8; ask for it with the parameter binary_data") from error
+
+
+def _split_strings(data: bytes | memoryview, name: str, elements: int) -> list[bytes]:
+    """Cut strings apart that have their lengths before them, four bytes each."""
+    if elements * 4 > len(data):
+        raise BadRequest(f"input {name!r}: {len(data)} bytes are too few for {elements} strings")
+    items: list[bytes] = []
+    at = 0
+    while at + 4 <= len(data) and len(items) < elements:
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        if end > len(data):
+            raise BadRequest(f"input {name!r}: string {len(items)} reaches beyond its data of {len(data)} bytes")
+        items.append(bytes(data[at + 4 : end]))
+        at = end
+    if at != len(data) or len(items) != elements:
+        raise BadRequest(
+            f"input {name!r}: {len(items)} strings in {at} of {len(data)} bytes; its shape needs {elements}"
+        )
+    return items
+
+
+def _dims(spec: TensorSpec) -> str:
+    return str(list(spec.shape))
+
+
+def _unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    if not isinstance(name, str):
+        return f"the name of an {kind} must be a string, not {shown(name)}"
+    return unknown_name(kind, name[:_SHOWN_CHARS], known)
+
+
+def _wrong_datatype(spec: TensorSpec, datatype: object) -> str:
+    if datatype == "BF16":
+        return f"input {spec.name!r}: datatype BF16 is not supported; send {spec.datatype}"
+    return f"input {spec.name!r}: datatype {shown(datatype)} does not fit, the model expects {spec.datatype}"
