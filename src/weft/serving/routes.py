@@ -134,6 +134,8 @@ class Routes:
                 return _json(self._service.model_config(name, version))
             case ["stats"]:
                 return _get(exchange, lambda: self._service.statistics(name, version))
+            case ["trace", *_]:
+                return error_response(501, "trace is not supported")
         raise NotFound(f"no such path: {exchange.path[:200]!r}")
 
     def _repository(self, exchange: Exchange, rest: list[str]) -> Response | Awaitable[Response]:

@@ -1,0 +1,187 @@
+"""Measuring a prepared model, and whether it can and should be batched.
+
+A model can be batched if the first dimension of all its inputs and outputs is free and a run of several samples gives
+the rows that each sample gives alone. It should be as far as time per sample falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import get_clock_info, perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+
+from weft.errors import ModelError
+from weft.runtime.prepared import Prepared
+from weft.runtime.samples import Shapes, sample
+from weft.runtime.sessions import first_line
+from weft.runtime.tensors import Array
+
+Clock = Callable[[], float]
+
+SIZES = (2, 4, 8)
+"""Batch sizes to try where none is asked for."""
+LEAST_GAIN = 0.05
+"""Of time per sample, over the size before."""
+_FEWEST, _ENOUGH, _MOST = 3, 5, 25
+"""Repeats of a measurement: of long runs, of others, and of very short ones."""
+_BUDGET_S, _LONG_S, _ALL_S = 0.5, 0.5, 9.0
+"""Of the repeats of short runs; from when a round is long; and after which no larger batch is tried unasked."""
+_TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(np.float64): 1e-8}
+"""Of a batched result, by the largest value of the output; other types must be equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What ``measure`` finds."""
+
+    times_s: dict[int, tuple[float, ...]]
+    batchable: bool = False
+    max_batch: int = 1
+    remarks: tuple[str, ...] = ()
+
+
+class _Bench:
+    """One model on the bench, with all that was found so far."""
+
+    def __init__(self, model: Prepared, shapes: Shapes, clock_s: Clock) -> None:
+        self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
+        self.samples = [sample(model.inputs, shapes, seed) for seed in (0, 1)]
+        self.feeds = {1: self.samples[0]}
+        self.timings: dict[int, list[tuple[float, ...]]] = {}
+        self._alone: list[dict[str, Array]] = []
+        self._verdicts: dict[int, str | None] = {}
+
+    def repeat(self, *sizes: int) -> None:
+        """Time runs of these sizes, in turns."""
+        began_s, rounds = perf_counter(), 0
+        while rounds < _wanted(rounds, perf_counter() - began_s):
+            for size in sizes:
+                self.timings.setdefault(size, []).append(_timed(self.model, self.feeds[size], self.clock_s))
+            rounds += 1
+
+    def fastest_s(self, size: int) -> float:
+        return min(map(sum, self.timings[size]))
+
+    def medians_s(self) -> dict[int, tuple[float, ...]]:
+        return {size: tuple(map(median, zip(*runs, strict=True))) for size, runs in sorted(self.timings.items())}
+
+    def too_long(self, size: int) -> bool:
+        """Whether trying *size* would take the measuring past its time."""
+        guess_s = self.fastest_s(size // 2) * (2 + 3 * _FEWEST)
+        return perf_counter() - self.began_s + guess_s > _ALL_S
+
+    def differs(self, size: int) -> str | None:
+        """Run a batch of *size*, which also warms it up; what is wrong with its rows, or None."""
+        if size not in self._verdicts:
+            try:
+                self._verdicts[size] = self._compared(size)
+            except Exception as error:  # ONNX Runtime raises several unrelated kinds
+                self._verdicts[size] = f"batch {size} fails: {first_line(error)}"
+        return self._verdicts[size]
+
+    def _compared(self, size: int) -> str | None:
+        feeds = [self.samples[index % 2] for index in range(size)]
+        self._alone = self._alone or [self.model.run(feed) for feed in self.samples]
+        self.feeds[size] = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+        for name, got in self.model.run(self.feeds[size]).items():
+            rows = [self._alone[index % 2][name] for index in range(size)]
+            if any(row.shape[:1] != (1,) for row in rows):
+                return f"output {name!r} has {rows[0].shape[0]} rows for one sample"
+            if not _same(np.concatenate(rows), got):
+                return f"output {name!r} of batch {size} is not that of its samples"
+        return None
+
+
+def clock(threads: int) -> Clock:
+    """Seconds a run takes where nothing else wants its cores: of the thread that runs it, if there is only one."""
+    fine = get_clock_info("thread_time").resolution <= 1e-6
+    return thread_time if threads == 1 and fine else perf_counter
+
+
+def measure(model: Prepared, shapes: Shapes, max_batch: int | None, clock_s: Clock) -> Measured:
+    """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be."""
+    bench = _Bench(model, shapes, clock_s)
+    reason = _unbatchable(model, shapes) or bench.differs(2)
+    if reason is None:
+        return _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
+    if max_batch is not None and max_batch > 1:
+        raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched: {reason}")
+    bench.repeat(1)
+    return Measured(bench.medians_s(), remarks=() if max_batch == 1 else (f"not batched: {reason}",))
+
+
+def _as_far_as_it_pays(bench: _Bench) -> Measured:
+    best, remark = 1, None
+    for size in SIZES:
+        if size > 2 and bench.too_long(size):
+            remark = f"batches of {size} were not tried: one takes too long"
+        elif (reason := bench.differs(size)) is not None:
+            remark = f"batched up to {best}: {reason}"
+        elif (gain := _gain(bench, best, size)) < LEAST_GAIN:
+            start = "not batched" if best == 1 else f"batched up to {best}"
+            remark = f"{start}: batch {size} gains {max(gain, 0.0):.0%}"
+        if remark is not None:
+            break
+        best = size
+    times_s = {size: times for size, times in bench.medians_s().items() if size <= best}
+    return Measured(times_s, True, best, (remark,) if remark else ())
+
+
+def _gain(bench: _Bench, before: int, size: int) -> float:
+    """Of time per sample; by the fastest runs, which noise moves least."""
+    bench.repeat(before, size)
+    return 1 - bench.fastest_s(size) / size / (bench.fastest_s(before) / before)
+
+
+def _up_to(bench: _Bench, max_batch: int) -> Measured:
+    sizes = [size for power in range(1, 30) if (size := 2**power) < max_batch]
+    sizes += [max_batch] if max_batch > 1 else []
+    for size in sizes:
+        if (reason := bench.differs(size)) is not None:
+            raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
+    bench.repeat(1, *sizes)
+    return Measured(bench.medians_s(), True, max_batch)
+
+
+def _unbatchable(model: Prepared, shapes: Shapes) -> str | None:
+    """Why the model's form rules batches out, or None."""
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for spec in tensors:
+            if not spec.shape or spec.shape[0] != -1:
+                return f"{kind} {spec.name!r} has no free first dimension"
+    for name, shape in shapes.items():
+        if shape[0] != 1:
+            return f"input {name!r} is measured at {shape}; give it a shape that begins with 1"
+    return None
+
+
+def _wanted(rounds: int, spent_s: float) -> int:
+    """Rounds of a measurement, given how long the first ones took."""
+    if rounds == 0 or spent_s / rounds > _LONG_S:
+        return _FEWEST
+    return _MOST if spent_s < _BUDGET_S else _ENOUGH
+
+
+def _same(wanted: Array, got: Array) -> bool:
+    if wanted.shape != got.shape:
+        return False
+    tolerance = _TOLERANCES.get(wanted.dtype)
+    if tolerance is None:
+        return np.array_equal(wanted, got)
+    finite: Any = np.abs(wanted[np.isfinite(wanted)]) if wanted.size else np.zeros(1)
+    scale = float(finite.max()) if finite.size else 0.0
+    return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+
+
+def _timed(model: Prepared, feed: dict[str, Array], clock_s: Clock) -> tuple[float, ...]:
+    values: dict[str, Any] = feed
+    times_s = []
+    for index in range(len(model.segments)):
+        began_s = clock_s()
+        values = model.run_segment(index, values)
+        times_s.append(clock_s() - began_s)
+    return tuple(times_s)

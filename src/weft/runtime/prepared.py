@@ -1,0 +1,151 @@
+"""A model ready to be served: its segments, what they cost, and running them."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from weft.errors import BadRequest
+from weft.runtime.sessions import release_memory
+from weft.runtime.tensors import Array, TensorSpec
+
+
+class SegmentSpec(BaseModel):
+    """One segment: what it takes and makes, and the file of its model (none where the model stays whole)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    file: str | None = None
+
+
+class Blueprint(BaseModel):
+    """All that is known of a prepared model but its sessions; this is what a cache keeps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    segments: tuple[SegmentSpec, ...]
+    warm_shapes: dict[str, tuple[int, ...]] | None
+    """Of the inputs at batch 1; None where they are not known."""
+    batchable: bool = False
+    max_batch: int = 1
+    times_s: dict[int, tuple[float, ...]] = {}
+    memory_bytes: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+class Prepared:
+    """A loaded model, run segment by segment; any number of threads may run it at once.
+
+    Between segments live numpy arrays that lie in ONNX Runtime's memory; nothing is copied.
+    What ONNX Runtime raises while it runs passes through.
+    """
+
+    def __init__(self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None) -> None:
+        """*folder* is removed when the model is closed."""
+        self.blueprint = blueprint
+        self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
+        self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
+        self.segments = tuple(segment.name for segment in blueprint.segments)
+        self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
+        self.warm = blueprint.warm_shapes is not None
+        self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
+        self.sessions = tuple(sessions)
+        self._steps = _steps(blueprint)
+        self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
+        self._interpolated: dict[int, tuple[float, ...]] = dict(self.times_s)
+        self._finalizer = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True) if folder else None
+
+    @property
+    def free(self) -> bool:
+        """Whether a dimension besides that of the batch is free."""
+        return any(-1 in (spec.shape[1:] if self.batchable else spec.shape) for spec in self.inputs)
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        """Seconds of each segment at a batch size, straight between the measured ones; zeros where nothing was."""
+        known = self._interpolated.get(batch)
+        if known is None:
+            known = self._interpolate(batch)
+            if batch <= self.max_batch:  # clients may send batches of any size, and these are not kept
+                self._interpolated[batch] = known
+        return known
+
+    def _interpolate(self, batch: int) -> tuple[float, ...]:
+        if not self.times_s:
+            return (0.0,) * len(self.segments)
+        sizes = sorted(self.times_s)
+        if batch > sizes[-1]:
+            return tuple(time_s * batch / sizes[-1] for time_s in self.times_s[sizes[-1]])
+        columns = zip(*(self.times_s[size] for size in sizes), strict=True)
+        return tuple(float(np.interp(batch, sizes, column)) for column in columns)
+
+    def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
+        """What is still needed after a segment, by name: from the model's inputs to its outputs."""
+        step, session = self._steps[index], self.sessions[index]
+        if index == 0 and self._texts:
+            values = {name: _text(name, each) if name in self._texts else each for name, each in values.items()}
+        made = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
+        live = {name: values[name] for name in step.carried}
+        live.update(zip(step.outputs, made, strict=True))
+        return live if index < len(self._steps) - 1 else self._answer(live)
+
+    def _answer(self, live: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs, in the order of the graph."""
+        return {
+            spec.name: _bytes(live[spec.name]) if spec.datatype == "BYTES" else live[spec.name] for spec in self.outputs
+        }
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """All segments, one after another."""
+        values: dict[str, Any] = inputs
+        for index in range(len(self.segments)):
+            values = self.run_segment(index, values)
+        return values
+
+    def close(self) -> None:
+        """Drop the sessions and give their memory back; segments that are running end first."""
+        self.sessions = ()
+        release_memory()
+        if self._finalizer:
+            self._finalizer()
+
+
+class _Step(NamedTuple):
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    carried: tuple[str, ...]
+    """What was there before and is needed after."""
+
+
+def _steps(blueprint: Blueprint) -> tuple[_Step, ...]:
+    needed = {spec.name for spec in blueprint.outputs}
+    steps = []
+    for segment in reversed(blueprint.segments):
+        carried = needed - set(segment.outputs)
+        steps.append(_Step(segment.inputs, segment.outputs, tuple(sorted(carried))))
+        needed = carried | set(segment.inputs)
+    return tuple(reversed(steps))
+
+
+def _text(name: str, values: Array) -> Array:
+    """ONNX Runtime takes strings as ``str``."""
+    try:
+        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in values.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"input {name!r} holds bytes that are not UTF-8 ({error.reason})") from error
+    return np.array(texts, dtype=np.object_).reshape(values.shape)
+
+
+def _bytes(values: Array) -> Array:
+    """The protocol gives strings as ``bytes``."""
+    return np.array([str(each).encode() for each in values.ravel().tolist()], dtype=np.object_).reshape(values.shape)

@@ -1,0 +1,293 @@
+"""Loading a model for serving: optimise it as a whole, cut it, and measure its segments.
+
+``prepare`` is all there is to call. Results are those of plain ONNX Runtime to the last bit: it optimises the whole
+graph, and the segments of that run as they are. Where that does not hold, the model stays whole, with a remark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from weft.errors import ModelError
+from weft.runtime import cache as caching
+from weft.runtime.batching import Clock, clock, measure
+from weft.runtime.cutting import (
+    Piece,
+    choose_cuts,
+    crossing_bytes,
+    prune,
+    scratch_bytes,
+    split,
+    weight_bytes,
+    whole_because,
+    worth_cutting,
+)
+from weft.runtime.prepared import Blueprint, Prepared, SegmentSpec
+from weft.runtime.profiling import profile
+from weft.runtime.samples import check_ranks, sample, specs, warm_shapes
+from weft.runtime.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
+from weft.runtime.tensors import Array, TensorSpec
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to prepare a model."""
+
+    grain_s: float = 0.005
+    """Wanted length of a segment at batch 1."""
+    max_pieces: int = 64
+    threads: int = 1
+    """Of every session, for one run."""
+    max_batch: int | None = None
+    """None: up to 8, as far as batching pays."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of inputs with free dimensions, at batch 1, to warm up and measure with."""
+
+    def __post_init__(self) -> None:
+        if not self.grain_s > 0:
+            raise ModelError(f"the grain must be more than 0 s, got {self.grain_s}")
+        for name in ("max_pieces", "threads"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_batch is not None and self.max_batch < 1:
+            raise ModelError(f"max_batch must be at least 1, got {self.max_batch}")
+
+
+def prepare(path: Path, recipe: Recipe, cache: Path | None = None, progress: Progress | None = None) -> Prepared:
+    """Load the model at *path*; with *cache*, a folder, the work is done once for a file, a recipe and a machine."""
+    say = progress or (lambda _: None)
+    if cache is None or not path.is_file():
+        return _Workshop(path, recipe, caching.new_folder(None), say).finished(None)
+    place = _place(path, recipe, cache)
+    blueprint = caching.find(place)
+    if blueprint is not None:
+        say("loading it from the cache")
+        try:
+            return _loaded(path, recipe, place, blueprint)
+        except Exception as error:  # whatever is wrong with the entry, the model itself may be sound
+            say(f"its cache entry cannot be used: {first_line(error)}")
+            caching.drop(place)
+    try:
+        workshop = _Workshop(path, recipe, caching.new_folder(cache), say)
+    except OSError as error:
+        workshop = _Workshop(path, recipe, caching.new_folder(None), say, [f"not cached: {error}"])
+    return workshop.finished(place)
+
+
+def _place(path: Path, recipe: Recipe, cache: Path) -> Path:
+    try:
+        return caching.entry(cache, path, json.dumps(dataclasses.asdict(recipe), sort_keys=True))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _loaded(path: Path, recipe: Recipe, place: Path, blueprint: Blueprint) -> Prepared:
+    """From the cache: open the sessions and run each once."""
+    sessions = [
+        open_session(place / segment.file, recipe.threads, optimise=False)
+        if segment.file
+        else open_model(path, recipe.threads)
+        for segment in blueprint.segments
+    ]
+    prepared = Prepared(blueprint, sessions)
+    if blueprint.warm_shapes is not None:
+        prepared.run(sample(blueprint.inputs, blueprint.warm_shapes, 0))
+    return prepared
+
+
+@dataclass(slots=True)
+class _Workshop:
+    """One model while it is being prepared, in a folder of its own."""
+
+    path: Path
+    recipe: Recipe
+    folder: Path
+    say: Progress
+    remarks: list[str] = field(default_factory=list)
+
+    def finished(self, place: Path | None) -> Prepared:
+        """Build the model, and put the folder in its *place* in the cache."""
+        try:
+            model = self._built()
+            blueprint = model.blueprint.model_copy(update={"remarks": (*self.remarks, *model.remarks)})
+            self._clear(blueprint)
+            stored = place is not None and caching.store(self.folder, blueprint, place)
+            release_memory()  # of the sessions that were only to find out
+            return Prepared(blueprint, model.sessions, None if stored else self.folder)
+        except BaseException as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if isinstance(error, ModelError):
+                raise ModelError(f"{self.path}: {error}") from error
+            raise
+
+    def _built(self) -> Prepared:
+        self.say("optimising it")
+        session, optimised = self._optimised()
+        blueprint = _whole(session, self.path, optimised)
+        shapes, missing = warm_shapes(session.get_inputs(), self.recipe.shapes)
+        whole = Prepared(blueprint, [session])
+        del session  # so that it can be dropped before its segments are opened
+        if missing:
+            return self._cold(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
+        feed = sample(whole.inputs, shapes, 0)
+        try:
+            wanted = whole.run(feed)
+        except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
+        changes = {"warm_shapes": shapes, "outputs": _ranked(whole.outputs, wanted)}
+        whole = Prepared(blueprint.model_copy(update=changes), whole.sessions)
+        return self._measured(whole, optimised, feed, wanted)
+
+    def _optimised(self) -> tuple[Any, ModelProto | None]:
+        """A session over the whole file, and its graph as ONNX Runtime optimised it, if that can be saved."""
+        target = self.folder / "optimised.onnx"
+        try:
+            session = open_model(self.path, self.recipe.threads, target)
+        except ModelError:
+            session = open_model(self.path, self.recipe.threads)
+            self.remarks.append("stays whole: its optimised graph cannot be saved")
+            return session, None
+        return session, _readied(onnx.load(str(target), load_external_data=False), session)
+
+    def _cold(self, whole: Prepared, reason: str) -> Prepared:
+        if self.recipe.max_batch is not None and self.recipe.max_batch > 1:
+            raise ModelError(f"max_batch cannot be checked without a run; {reason}")
+        self.remarks.append(f"stays whole and was not measured: {reason}")
+        return whole
+
+    def _measured(
+        self, whole: Prepared, optimised: ModelProto | None, feed: dict[str, Array], wanted: dict[str, Array]
+    ) -> Prepared:
+        model, inner_bytes = None, 0
+        if optimised is not None:
+            try:
+                model, inner_bytes = self._cut(whole, optimised, feed, wanted)
+            except Exception as error:  # the model works as it is, so whatever stands against its segments is no error
+                self.remarks.append(f"stays whole: its segments fail: {first_line(error)}")
+        model = model or self._again(whole)
+        self.say("measuring it")
+        shapes = model.blueprint.warm_shapes or {}
+        found = measure(model, shapes, self.recipe.max_batch, clock(self.recipe.threads))
+        changes = {
+            "batchable": found.batchable,
+            "max_batch": found.max_batch,
+            "times_s": found.times_s,
+            "remarks": found.remarks,
+            "memory_bytes": model.memory_bytes + inner_bytes * found.max_batch,
+        }
+        return Prepared(model.blueprint.model_copy(update=changes), model.sessions)
+
+    def _cut(
+        self, whole: Prepared, optimised: ModelProto, feed: dict[str, Array], wanted: dict[str, Array]
+    ) -> tuple[Prepared | None, int]:
+        """The model in segments, or None where it stays whole; and the bytes of its inner tensors."""
+        self.say("profiling it")
+        grain_s, graph = self.recipe.grain_s, optimised.graph
+        whole_s = _fastest_s(whole, feed, clock(self.recipe.threads))
+        reason, long = whole_because(graph), worth_cutting(whole_s, grain_s)
+        if reason and long:
+            self.remarks.append(f"stays whole: it {reason}")
+        elif long:
+            whole.sessions = ()  # most likely it will not be needed again, and it may be large
+        found = profile(optimised, self.folder, self.recipe.threads, feed)
+        inner_bytes = scratch_bytes(graph, found.tensors)
+        scale = min(whole_s / max(sum(found.times_s), 1e-9), 1.0)  # the profiler takes time at every node
+        times_s = [each * scale for each in found.times_s]
+        crossing = crossing_bytes(graph, found.tensors)
+        cuts = () if reason else choose_cuts(times_s, crossing, grain_s, self.recipe.max_pieces)
+        if not cuts:
+            return None, inner_bytes
+        types = {name: tensor.element_type for name, tensor in found.tensors.items()}
+        model = self._opened(whole.blueprint, split(optimised, cuts, types))
+        if not _identical(model.run(feed), wanted):
+            self.remarks.append("stays whole: its segments do not give the same bits")
+            return None, inner_bytes
+        return model, inner_bytes
+
+    def _again(self, whole: Prepared) -> Prepared:
+        """The model in one piece, loaded once more where it was dropped too soon."""
+        return whole if whole.sessions else Prepared(whole.blueprint, [open_model(self.path, self.recipe.threads)])
+
+    def _opened(self, blueprint: Blueprint, pieces: Sequence[Piece]) -> Prepared:
+        self.say(f"loading its {len(pieces)} segments")
+        segments, sessions = [], []
+        for index, piece in enumerate(pieces):
+            file = f"segment{index}.onnx"
+            onnx.save(piece.model, self.folder / file)
+            sessions.append(open_session(self.folder / file, self.recipe.threads, optimise=False))
+            segments.append(SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file))
+        return Prepared(blueprint.model_copy(update={"segments": tuple(segments)}), sessions)
+
+    def _clear(self, blueprint: Blueprint) -> None:
+        """Keep only what the segments need."""
+        kept = {segment.file for segment in blueprint.segments if segment.file}
+        kept |= {WEIGHTS} if kept else set()
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+
+def _readied(model: ModelProto, session: Any) -> ModelProto:
+    """An optimised graph as we cut it: all nodes needed and named, and no weights among its inputs, as in old files."""
+    wanted = {each.name for each in session.get_inputs()}
+    kept = [each for each in model.graph.input if each.name in wanted]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    if whole_because(model.graph) is None:  # what the branches of control flow take is not seen
+        prune(model.graph)
+    model.ir_version = max(model.ir_version, 4)  # before, weights had to be inputs
+    for position, node in enumerate(model.graph.node):
+        node.name = node.name or f"{node.op_type}_{position}"
+    return model
+
+
+def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
+    """Of the model in one segment, before anything is measured."""
+    inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
+    if optimised is not None:
+        check_ranks(optimised.graph.input)
+    names = (tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs))
+    files = (path, *caching.external_files(path))
+    return Blueprint(
+        inputs=inputs,
+        outputs=outputs,
+        segments=(SegmentSpec(name="whole", inputs=names[0], outputs=names[1]),),
+        warm_shapes=None,
+        memory_bytes=weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
+    )
+
+
+def _ranked(outputs: Sequence[TensorSpec], found: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+    """Outputs that state no dimensions get as many free ones as they have in a run."""
+    return tuple(spec if spec.shape else spec._replace(shape=(-1,) * found[spec.name].ndim) for spec in outputs)
+
+
+def _fastest_s(model: Prepared, feed: dict[str, Array], clock_s: Clock) -> float:
+    times_s = []
+    for _ in range(3):
+        began_s = clock_s()
+        model.run(feed)
+        times_s.append(clock_s() - began_s)
+    return min(times_s)
+
+
+def _identical(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
+    """To the last bit, so that a NaN equals itself."""
+    return all(
+        each.shape == got[name].shape and each.tobytes() == got[name].tobytes()
+        if each.dtype != np.object_
+        else np.array_equal(each, got[name])
+        for name, each in wanted.items()
+    )

@@ -1,0 +1,97 @@
+"""What a model takes and gives, and made-up inputs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ValueInfoProto
+
+from weft.errors import ModelError, unknown_name
+from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+
+Shapes = Mapping[str, tuple[int, ...]]
+Dimension = int | str | None
+"""A size, or a name for any size, or no name."""
+_NAMELESS = (None, "", "?")
+
+_DATATYPE_OF = {
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+    "tensor(float16)": "FP16",
+    **{f"tensor({name.lower()})": name for name in DATATYPES if name not in ("FP16", "FP32", "FP64", "BYTES")},
+}
+"""As ONNX Runtime names types -> as the protocol does."""
+
+
+def specs(arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """From what a session says of its inputs or outputs."""
+    return tuple(TensorSpec(each.name, _datatype(each), tuple(map(_size, each.shape))) for each in arguments)
+
+
+def check_ranks(inputs: Iterable[ValueInfoProto]) -> None:
+    """Sessions say of an input without dimensions what they say of a single number; the graph tells them apart."""
+    for each in inputs:
+        if not each.type.tensor_type.HasField("shape"):
+            raise ModelError(f"input {each.name!r} states no dimensions; export it with them, free ones by a name")
+
+
+def _datatype(argument: Any) -> str:
+    if argument.type not in _DATATYPE_OF:
+        raise ModelError(f"{argument.name!r} is a {argument.type}, which cannot be served; export it as a plain tensor")
+    return _DATATYPE_OF[argument.type]
+
+
+def _size(dimension: Dimension) -> int:
+    return dimension if isinstance(dimension, int) else -1
+
+
+def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """The inputs' shapes at batch 1, and the names of those with a free dimension that nothing tells.
+
+    A free first dimension is 1 unless *given* says otherwise; a dimension's name has one size in all inputs.
+    """
+    declared = {each.name: tuple(each.shape) for each in arguments}
+    for name, shape in given.items():
+        if name not in declared:
+            raise ModelError(unknown_name("input", name, declared))
+        _check(name, declared[name], shape)
+    sizes = {dimensions[0]: 1 for dimensions in declared.values() if dimensions}
+    for name, shape in given.items():
+        sizes |= dict(zip(declared[name], shape, strict=True))
+    found = {name: tuple(given.get(name, _filled(dimensions, sizes))) for name, dimensions in declared.items()}
+    return found, [name for name, shape in found.items() if -1 in shape]
+
+
+def _filled(dimensions: Sequence[Dimension], sizes: Mapping[Dimension, int]) -> tuple[int, ...]:
+    sizes = {dimension: size for dimension, size in sizes.items() if dimension not in _NAMELESS}
+    shape = [each if isinstance(each, int) else sizes.get(each, -1) for each in dimensions]
+    return tuple(1 if axis == 0 and size < 0 else size for axis, size in enumerate(shape))
+
+
+def _check(name: str, declared: Sequence[Dimension], shape: Sequence[int]) -> None:
+    fits = len(shape) == len(declared) and all(
+        size > 0 and (size == wanted or not isinstance(wanted, int))
+        for size, wanted in zip(shape, declared, strict=True)
+    )
+    if not fits:
+        shown = ", ".join(str(_size(each)) for each in declared)
+        raise ModelError(f"shape {tuple(shape)} does not fit input {name!r}, which is ({shown})")
+
+
+def sample(inputs: Sequence[TensorSpec], shapes: Shapes, seed: int) -> dict[str, Array]:
+    """Seeded inputs of a plausible kind: normal floats, and whole numbers of 0 and 1, which every table has."""
+    rng = np.random.default_rng([seed, 0x57454654])
+    return {spec.name: _drawn(rng, spec.datatype, shapes[spec.name]) for spec in inputs}
+
+
+def _drawn(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:
+    kind = DATATYPES[datatype]
+    if datatype.startswith("FP"):
+        return rng.standard_normal(shape).astype(kind)
+    whole = rng.integers(0, 2, shape)
+    if datatype == "BYTES":
+        return np.array([str(each) for each in whole.ravel()], dtype=kind).reshape(shape)
+    return np.asarray(whole).astype(kind)

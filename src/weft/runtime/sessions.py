@@ -1,0 +1,92 @@
+"""ONNX Runtime sessions: how they are opened, what is said when a file cannot be, and how memory is given back.
+
+All sessions of a process take their scratch memory from one arena. With one each, a model in 50 segments would
+hold its scratch memory several times over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from weft.errors import ModelError
+
+WEIGHTS = "weights.bin"
+"""The file beside an optimised model that holds its large initialisers."""
+
+_EXTERNAL_OVER_BYTES = 1 << 20
+"""ONNX Runtime starts larger tensors at a page of their file, so that they can be mapped; smaller ones stay inside."""
+
+
+def open_session(
+    source: Path | bytes, threads: int, *, optimise: bool, save: Path | None = None, profile: Path | None = None
+) -> Any:
+    """A session over a model; *save* is where the optimised graph goes, *profile* how its trace file begins."""
+    _share_arena()
+    options = ort.SessionOptions()
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
+    entries = {"session.intra_op.allow_spinning": "0", "session.use_env_allocators": "1"}
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+        entries["session.optimized_model_external_initializers_file_name"] = WEIGHTS
+        entries["session.optimized_model_external_initializers_min_size_in_bytes"] = str(_EXTERNAL_OVER_BYTES + 1)
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    model = source if isinstance(source, bytes) else str(source)
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def open_model(path: Path, threads: int, save: Path | None = None) -> Any:
+    """A session over a user's file, optimised as a whole; what ONNX Runtime has against it is a ``ModelError``."""
+    if not path.is_file():
+        raise ModelError(f"{'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file")
+    try:
+        return open_session(path, threads, optimise=True, save=save)
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds
+        raise ModelError(f"cannot be loaded: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What ONNX Runtime says, without its codes and what follows the first line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:200]
+
+
+def release_memory() -> None:
+    """Give memory of closed sessions back to the system, as far as it can be."""
+    gc.collect()
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
+@cache
+def _share_arena() -> None:
+    """Once in a process; sessions ask for it by an option."""
+    where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(where, ort.OrtArenaCfg(0, -1, -1, -1))
+
+
+@cache
+def _idle_session() -> Any:
+    """A session over next to nothing: the arena shrinks only at the end of some run."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "idle", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return open_session(model.SerializeToString(), 1, optimise=False)
