@@ -60,7 +60,7 @@ def command(
     Models are cut into short segments, and between segments the policy decides again who goes next.
     A dashboard is at [bold]/[/bold], Prometheus metrics at [bold]/metrics[/bold].
     """
-    from weft.serving.server import serve
+    from weft.serving.server import fastest_loop, serve
 
     given: dict[str, Any] = {
         "models": tuple(sources) if sources else None,
@@ -86,7 +86,9 @@ def command(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
-    if not asyncio.run(serve(settings, lambda name: console.print(f"loading {name}", highlight=False), _announce)):
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        done = runner.run(serve(settings, lambda name: console.print(f"loading {name}", highlight=False), _announce))
+    if not done:
         raise InputError(f"stopped, but some requests were not answered within {settings.drain_s:g} s")
 
 

@@ -114,8 +114,8 @@ class _Desk:
     queue: deque[Ticket] = field(default_factory=deque)
     late: deque[Ticket] = field(default_factory=deque)
     jobs: list[Job | None] = field(default_factory=list)
-    under_way: int = 0
-    """How many of the places for jobs are taken."""
+    under_way: dict[int, Job] = field(default_factory=dict)
+    """The same by their query."""
     queries: int = 0
     deepest: int = 0
 
@@ -186,8 +186,7 @@ class Requests:
 
     def job_of(self, candidate: Candidate) -> Job | None:
         """The batch in flight that a candidate belongs to."""
-        jobs = self._desks[candidate.stream].jobs
-        return next((job for job in jobs if job and job.query == candidate.query), None)
+        return self._desks[candidate.stream].under_way.get(candidate.query)
 
     @property
     def deepest(self) -> list[int]:
@@ -313,7 +312,7 @@ class Requests:
     def _late_batch(self, stream: int) -> list[Candidate]:
         """A batch of late requests that could begin."""
         desk, term = self._desks[stream], self._terms[stream]
-        if not desk.late or desk.under_way == self._places:
+        if not desk.late or len(desk.under_way) == self._places:
             return []
         members = [desk.late[i] for i in range(min(len(desk.late), term.max_batch))]
         return [self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members, late=True))]
@@ -344,14 +343,14 @@ class Requests:
         members = [waiting.popleft() for _ in range(candidate.size)]
         job = Job(candidate.program, desk.queries, members, late)
         desk.jobs[desk.jobs.index(None)] = job
-        desk.under_way += 1
+        desk.under_way[job.query] = job
         desk.queries += 1
         return job
 
     def _end(self, stream: int, job: Job) -> None:
         desk = self._desks[stream]
         desk.jobs[desk.jobs.index(job)] = None
-        desk.under_way -= 1
+        del desk.under_way[job.query]
 
 
 def _lost(ticket: Ticket, latest: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import ssl
@@ -71,6 +72,8 @@ class Server:
         try:
             await self._listen()
             await self.service.preload(say)
+            gc.collect()
+            gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
         except BaseException:
             await self.stop()
             raise
@@ -128,6 +131,16 @@ async def serve(config: ServerConfig, say: Callable[[str], None] | None, ready: 
     ready(server)
     await waiting
     return await server.stop()
+
+
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one; None is asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def _tls(config: ServerConfig) -> ssl.SSLContext | None:
