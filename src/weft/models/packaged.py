@@ -23,6 +23,8 @@ class PackagedModel:
     """Where it lies below the site-packages folder."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape, for ``import_onnx``."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Input -> number it must hold for the model to run."""
 
 
 _OCR, _MTCNN = "rapidocr-onnxruntime", "mtcnn-runtime"
@@ -51,7 +53,7 @@ PACKAGED: dict[str, PackagedModel] = {
     "mtcnn-rnet": PackagedModel(_MTCNN, "mtcnnruntime/weights/rnet.onnx", {"input": (32, 3, 24, 24)}),
     "mtcnn-onet": PackagedModel(_MTCNN, "mtcnnruntime/weights/onet.onnx", {"input": (8, 3, 48, 48)}),
     "silero-vad": PackagedModel(
-        "silero-vad", "silero_vad/data/silero_vad.onnx", {"input": (1, 576), "state": (2, 1, 128)}
+        "silero-vad", "silero_vad/data/silero_vad.onnx", {"input": (1, 576), "state": (2, 1, 128)}, {"sr": 16000.0}
     ),
     "magika": PackagedModel("magika", "magika/models/standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
     **{f"light-{name}": PackagedModel("onnx", f"{_LIGHT}{file}.onnx") for name, file in _IMAGENET.items()},

@@ -49,7 +49,7 @@ class _Bench:
 
     def __init__(self, model: Prepared, shapes: Shapes, clock_s: Clock) -> None:
         self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
-        self.samples = [sample(model.inputs, shapes, seed) for seed in (0, 1)]
+        self.samples = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
         self.feeds = {1: self.samples[0]}
         self.timings: dict[int, list[tuple[float, ...]]] = {}
         self._alone: list[dict[str, Array]] = []

@@ -37,6 +37,8 @@ class Blueprint(BaseModel):
     segments: tuple[SegmentSpec, ...]
     warm_shapes: dict[str, tuple[int, ...]] | None
     """Of the inputs at batch 1; None where they are not known."""
+    values: dict[str, float] = {}
+    """Inputs that hold a certain number when it is warmed up."""
     batchable: bool = False
     max_batch: int = 1
     times_s: dict[int, tuple[float, ...]] = {}

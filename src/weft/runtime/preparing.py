@@ -54,6 +54,8 @@ class Recipe:
     """None: up to 8, as far as batching pays."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of inputs with free dimensions, at batch 1, to warm up and measure with."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Inputs that must hold a certain number then, such as a sampling rate."""
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:
@@ -103,7 +105,7 @@ def _loaded(path: Path, recipe: Recipe, place: Path, blueprint: Blueprint) -> Pr
     ]
     prepared = Prepared(blueprint, sessions)
     if blueprint.warm_shapes is not None:
-        prepared.run(sample(blueprint.inputs, blueprint.warm_shapes, 0))
+        prepared.run(sample(blueprint.inputs, blueprint.warm_shapes, 0, blueprint.values))
     return prepared
 
 
@@ -141,12 +143,12 @@ class _Workshop:
         del session  # so that it can be dropped before its segments are opened
         if missing:
             return self._cold(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
-        feed = sample(whole.inputs, shapes, 0)
+        feed = sample(whole.inputs, shapes, 0, self.recipe.values)
         try:
             wanted = whole.run(feed)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
-        changes = {"warm_shapes": shapes, "outputs": _ranked(whole.outputs, wanted)}
+        changes = {"warm_shapes": shapes, "values": dict(self.recipe.values), "outputs": _ranked(whole.outputs, wanted)}
         whole = Prepared(blueprint.model_copy(update=changes), whole.sessions)
         return self._measured(whole, optimised, feed, wanted)
 

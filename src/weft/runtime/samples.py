@@ -81,10 +81,22 @@ def _check(name: str, declared: Sequence[Dimension], shape: Sequence[int]) -> No
         raise ModelError(f"shape {tuple(shape)} does not fit input {name!r}, which is ({shown})")
 
 
-def sample(inputs: Sequence[TensorSpec], shapes: Shapes, seed: int) -> dict[str, Array]:
-    """Seeded inputs of a plausible kind: normal floats, and whole numbers of 0 and 1, which every table has."""
+def sample(
+    inputs: Sequence[TensorSpec], shapes: Shapes, seed: int, values: Mapping[str, float] | None = None
+) -> dict[str, Array]:
+    """Seeded inputs of a plausible kind: normal floats, and whole numbers of 0 and 1, which every table has.
+
+    *values*: inputs that must hold a certain number, such as a sampling rate.
+    """
     rng = np.random.default_rng([seed, 0x57454654])
-    return {spec.name: _drawn(rng, spec.datatype, shapes[spec.name]) for spec in inputs}
+    feed = {spec.name: _drawn(rng, spec.datatype, shapes[spec.name]) for spec in inputs}
+    for name, value in (values or {}).items():
+        if name not in feed or feed[name].dtype == np.object_:
+            raise ModelError(
+                unknown_name("number input", name, [each for each in feed if feed[each].dtype != np.object_])
+            )
+        feed[name] = np.full_like(feed[name], value)
+    return feed
 
 
 def _drawn(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:

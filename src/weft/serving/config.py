@@ -59,6 +59,8 @@ class ModelConfig(BaseModel):
     """Most pieces the model is cut into."""
     shapes: dict[Name, list[Count]] = {}
     """Input -> shape to warm up at, for inputs with free dimensions."""
+    values: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    """Input -> number it must hold when warming up, such as a sampling rate."""
     preload: bool = True
     """Loaded at start; on demand otherwise."""
 

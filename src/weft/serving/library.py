@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from weft.runtime.preparing import Recipe, prepare
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher, Served
 from weft.serving.repository import Entry, Repository
+from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
 
 log = logging.getLogger("weft.models")
@@ -42,6 +43,8 @@ class Slot:
     used_ns: int = 0
     shut: bool = False
     """Somebody unloaded it, so that requests do not bring it back."""
+    statistics: Statistics = field(default_factory=Statistics)
+    """Of all times it was loaded."""
 
     @property
     def config(self) -> ModelConfig:
@@ -67,6 +70,7 @@ class Library:
         self._loader = ThreadPoolExecutor(1, "loader")
         self._one_at_a_time = asyncio.Lock()
         self.evictions = 0
+        self._room_changed = asyncio.Event()
         dispatcher.emptied = self._emptied
 
     @property
@@ -92,13 +96,13 @@ class Library:
 
     async def ensure(self, slot: Slot) -> None:
         """Have a model loaded, or raise why it cannot be."""
-        if slot.shut:
-            raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
         if slot.waiters >= slot.config.queue_size:
             raise Overloaded(f"{slot.entry.name}: {slot.waiters} requests wait for it to load; send it again later")
         slot.waiters += 1
         try:
             while slot.served is None:
+                if slot.shut:
+                    raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
                 await asyncio.shield(self._start_loading(slot))
         finally:
             slot.waiters -= 1
@@ -134,10 +138,11 @@ class Library:
         entry = slot.entry
         try:
             async with self._one_at_a_time:
-                self._make_room(_guess_bytes(entry.path), slot)
+                await self._make_room(_guess_bytes(entry.path), slot)
                 loop = asyncio.get_running_loop()
                 served = await loop.run_in_executor(self._loader, self._prepared, entry)
-            self._install(slot, served)
+                self._install(slot, served)
+                await self._make_room(0, slot)
         except Overloaded as error:  # no room now; there may be later
             slot.message = str(error)
             slot.state = "ready" if slot.served else "unloaded"
@@ -158,6 +163,7 @@ class Library:
             threads=self._threads,
             max_batch=config.max_batch,
             shapes={name: tuple(shape) for name, shape in config.shapes.items()},
+            values=config.values,
         )
         prepared = prepare(entry.path, recipe, self._cache)
         return Served(entry.name, prepared, queue_size=config.queue_size, batch_timeout_ms=config.batch_timeout_ms)
@@ -167,35 +173,39 @@ class Library:
         if slot.shut:  # unloaded while it was loading
             self._leave(served)
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
-        if old:
-            served.statistics = old.statistics
+        served.statistics = slot.statistics
         slot.served, slot.state, slot.message = served, "ready", "; ".join(prepared.remarks)
         slot.spec = ModelSpec(entry.name, entry.version, prepared.inputs, prepared.outputs)
         slot.used_ns = time.monotonic_ns()
         if old:
             self._leave(old)
-        try:
-            self._make_room(0, slot)
-        except Overloaded:
-            self._dismiss(slot, "does not fit into the memory budget")
-            raise
         log.info("%s %s is loaded: %d segments", entry.name, entry.version, len(prepared.segments))
 
-    def _make_room(self, needed: int, wanted: Slot) -> None:
-        """Let the models that were used least recently leave until there is room."""
+    async def _make_room(self, needed: int, wanted: Slot) -> None:
+        """Let the models that were used least recently leave, and wait until their memory is free.
+
+        Idle ones leave first; one in use takes no more requests and leaves with its last. One that somebody is
+        about to use stays, or two clients could evict each other's models for ever.
+        """
         if self.budget_bytes is None:
             return
-        idle = [s for s in self._slots.values() if s.served and not s.served.leases and s is not wanted]
-        idle.sort(key=lambda slot: slot.used_ns)
+        others = [s for s in self._slots.values() if s.served and s is not wanted and not s.waiters]
+        others.sort(key=lambda slot: (slot.served.leases > 0 if slot.served else False, slot.used_ns))
         while self.used_bytes + needed > self.budget_bytes:
-            if not idle:
-                raise Overloaded(
-                    f"{wanted.entry.name} needs about {max(needed, 1) >> 20} MiB, and models in use hold "
-                    f"{self.used_bytes >> 20} of the {self.budget_bytes >> 20} MiB of the memory budget",
-                    reason="memory",
-                )
-            self.evictions += 1
-            self._dismiss(idle.pop(0), "")
+            self._room_changed.clear()
+            if others:
+                self.evictions += 1
+                self._dismiss(others.pop(0), "")
+            elif not self._leaving:
+                self._dismiss(wanted, "does not fit into the memory budget")
+                raise Overloaded(self._no_room(needed, wanted), reason="memory")
+            else:
+                await self._room_changed.wait()
+
+    def _no_room(self, needed: int, wanted: Slot) -> str:
+        size = f"about {needed >> 20} MiB" if needed else "more"
+        used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
+        return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
     def _dismiss(self, slot: Slot, message: str) -> None:
         """Out of reach for new requests; closed when the last lease ends."""
@@ -216,6 +226,7 @@ class Library:
             self._leaving.remove(served)
             self._dispatcher.forget(served)
             served.prepared.close()
+            self._room_changed.set()
 
     async def close(self) -> None:
         """Give up what is loading and close what is loaded."""

@@ -344,7 +344,8 @@ def _source(given: str | Path, scratch: Path) -> _Directory | _File:
         return _File(given, _exported(given, scratch), "zoo", ModelConfig())
     if isinstance(given, str) and given in PACKAGED:
         shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
-        return _File(given, _packaged(given), "packaged", ModelConfig(shapes=shapes))
+        config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
+        return _File(given, _packaged(given), "packaged", config)
     path = Path(given)
     if os.path.isdir(path) and str(given):
         return _Directory(path.absolute())

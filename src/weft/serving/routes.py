@@ -106,7 +106,7 @@ class Routes:
                 return _get(exchange, self._service.metadata)
             case ["v2", "health", ("live" | "ready") as kind]:
                 _only(exchange, "GET", "HEAD")
-                return Response(200 if kind == "live" or self._service.is_ready() else 503)
+                return _whether(kind, kind == "live" or self._service.is_ready())
             case ["v2", "models", "stats"]:
                 return _get(exchange, self._service.statistics)
             case ["v2", "models", name, *rest] if name:
@@ -120,7 +120,7 @@ class Routes:
 
     def _model(self, exchange: Exchange, name: str, rest: list[str]) -> Response | Awaitable[Response]:
         version = ""
-        if rest[:1] == ["versions"] and len(rest) > 1:
+        if rest[:1] == ["versions"] and len(rest) > 1 and rest[1]:
             version, rest = rest[1], rest[2:]
         match rest:
             case []:
@@ -128,7 +128,7 @@ class Routes:
                 return _json(self._service.model_metadata(name, version))
             case ["ready"]:
                 _only(exchange, "GET", "HEAD")
-                return Response(200 if self._service.model_ready(name, version) else 503)
+                return _whether("ready", self._service.model_ready(name, version), name=name)
             case ["config"]:
                 _only(exchange, "GET")
                 return _json(self._service.model_config(name, version))
@@ -193,6 +193,8 @@ def refusal(error: RequestError) -> Response:
         headers = (("Retry-After", str(max(1, math.ceil(min(error.retry_after_s, 3600))))),)
     if isinstance(error, Unauthorised):
         headers = (("WWW-Authenticate", "Bearer"),)
+    if isinstance(error, _WrongVerb):
+        headers = (("Allow", ", ".join(error.allowed)),)
     return error_response(error.status, str(error), headers)
 
 
@@ -240,7 +242,7 @@ def _header_length(exchange: Exchange) -> int | None:
 def _version(parts: list[str]) -> str:
     if len(parts) == 4:
         return ""
-    if parts[3] != "versions":
+    if parts[3] != "versions" or not parts[4]:
         raise NotFound(f"no such path: {'/'.join(parts)[:200]!r}")
     return parts[4]
 
@@ -248,15 +250,25 @@ def _version(parts: list[str]) -> str:
 class _WrongVerb(RequestError):
     status, code, reason = 405, "UNIMPLEMENTED", "bad_request"
 
+    def __init__(self, message: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
 
 def _only(exchange: Exchange, *methods: str) -> None:
     if exchange.method not in methods:
-        raise _WrongVerb(f"{exchange.path[:200]!r} takes {' or '.join(methods)}, not {exchange.method[:20]}")
+        said = f"{exchange.path[:200]!r} takes {' or '.join(methods)}, not {exchange.method[:20]}"
+        raise _WrongVerb(said, methods)
 
 
 def _get(exchange: Exchange, answer: Callable[[], Any]) -> Response:
     _only(exchange, "GET", "HEAD")
     return Response(200, orjson.dumps(answer()))
+
+
+def _whether(what: str, well: bool, **more: str) -> Response:
+    """A health check's answer: the status says it, and some clients read the body."""
+    return Response(200 if well else 503, orjson.dumps({**more, what: well}))
 
 
 async def _json(answer: Awaitable[Any]) -> Response:

@@ -50,6 +50,7 @@ class Server:
         """Listen, then load; ready when every model that shall be there is warm."""
         config = self.config
         sys.setswitchinterval(SWITCH_S)
+        telemetry = make_telemetry(config.otlp)
         self._dispatcher = Dispatcher(
             asyncio.get_running_loop(),
             config.policy,
@@ -65,7 +66,7 @@ class Server:
             budget_bytes=config.memory_budget_bytes,
             cache=self._cache,
         )
-        self.service = Service(config, library, self._dispatcher, make_telemetry(config.otlp))
+        self.service = Service(config, library, self._dispatcher, telemetry)
         limits = Limits(body_bytes=config.max_body_bytes, connections=config.max_connections)
         self._http = HttpServer(Routes(self.service).handle, limits, _log_access if config.access_log else None)
         self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
@@ -107,7 +108,7 @@ class Server:
         self._http.close()
         self._dispatcher.close()
         await service.library.close()
-        service.telemetry.close()
+        await asyncio.to_thread(service.telemetry.close)
         if self._scratch:
             self._scratch.cleanup()
         return done

@@ -7,12 +7,13 @@ HTTP and gRPC.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import BadRequest, Expired, Failed, NotFound, Overloaded, RequestError
+from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError
 from weft.runtime.tensors import Array
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Ask, Dispatcher, LiveTicket
@@ -21,6 +22,8 @@ from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.wire import Infer, ModelSpec, Parameter
 from weft.version import __version__
+
+log = logging.getLogger("weft.server")
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -74,8 +77,11 @@ class Call:
             ask = self._service.ask(request.parameters, slot.config, self.arrival, self.deadline)
             self.ticket = self._service.dispatcher.submit(slot.served, request.inputs, ask, self._replied)
         except RequestError as error:
-            slot.served.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
+            slot.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
             self._done(error)
+        except Exception as error:  # nobody shall wait because of a fault of ours
+            log.exception("%s: a request could not be taken", slot.entry.name)
+            self._done(internal(error))
 
     def _replied(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -126,8 +132,7 @@ class Service:
                 raise Overloaded("the server is going down", reason="draining", retry_after_s=5)
             slot = self.library.find(name, version)
         except RequestError as error:
-            self.refused.failed(call.arrival, 0, error.reason, had_deadline=False)
-            done(error)
+            done(_counted(self.refused, error))
             return call
         if slot.served:
             call.begin(slot, decode)
@@ -143,16 +148,15 @@ class Service:
             async with asyncio.timeout(patience_s):
                 await self.library.ensure(slot)
         except TimeoutError:
-            done(self._count(Expired(f"{slot.entry.name}: its deadline passed while the model was loading")))
+            done(_counted(slot.statistics, Expired(f"{slot.entry.name}: its deadline passed while it was loading")))
         except RequestError as error:
-            done(self._count(error))
+            done(_counted(slot.statistics, error))
+        except asyncio.CancelledError:
+            _counted(slot.statistics, Cancelled("the client went away"))
+            raise
         else:
             call.waiting = None
             call.begin(slot, decode)
-
-    def _count(self, error: RequestError) -> RequestError:
-        self.refused.failed(time.monotonic_ns(), 0, error.reason, had_deadline=False)
-        return error
 
     def ask(self, parameters: Mapping[str, Parameter], model: ModelConfig, now: int, deadline: int | None) -> Ask:
         """A request's deadline and priority: its own, else its model's, else the server's."""
@@ -282,6 +286,11 @@ class Service:
             await asyncio.sleep(0.005)
 
 
+def _counted(statistics: Statistics, error: RequestError) -> RequestError:
+    statistics.failed(time.monotonic_ns(), 0, error.reason, had_deadline=isinstance(error, Expired))
+    return error
+
+
 def _tensor(spec: Any) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
 
@@ -296,12 +305,12 @@ def _duration(count: int, ns: int) -> dict[str, int]:
 
 
 def _statistics(slot: Slot) -> dict[str, Any]:
-    seen = slot.served.statistics if slot.served else Statistics()
+    seen = slot.statistics
     failures = seen.failures.total()
     return {
         "name": slot.entry.name,
         "version": slot.entry.version,
-        "last_inference": seen.last_ns // 1_000_000,
+        "last_inference": seen.last_ms,
         "inference_count": seen.inferences,
         "execution_count": seen.executions,
         "inference_stats": {

@@ -20,7 +20,7 @@ def state(service: Service) -> dict[str, Any]:
     """Everything the dashboard shows but the timeline."""
     now = time.monotonic_ns()
     slots = list(service.library.slots())
-    seen = [slot.served.statistics for slot in slots if slot.served]
+    seen = [slot.statistics for slot in slots]
     windows = {id(each): each.window(now) for each in seen}
     dispatcher = service.dispatcher
     return {
@@ -107,8 +107,8 @@ def _totals(seen: list[Statistics], windows: list[Window]) -> dict[str, Any]:
 
 
 def _model(service: Service, slot: Slot, windows: dict[int, Window]) -> dict[str, Any]:
-    seen = slot.served.statistics if slot.served else Statistics()
-    window = windows.get(id(seen)) or seen.window(0)
+    seen = slot.statistics
+    window = windows[id(seen)]
     return {
         "name": slot.entry.name,
         "version": slot.entry.version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -65,7 +66,8 @@ class Statistics:
     """Sum of the differences between predicted and real segment times."""
     latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_NS) + 1))
     """How many answers per bound, and at the end those beyond the last."""
-    last_ns: int = 0
+    last_ms: int = 0
+    """When the last result was given: milliseconds since 1970."""
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
@@ -82,7 +84,7 @@ class Statistics:
         self.success += 1
         self.total_ns += latency_ns
         self.latencies[bisect_left(LATENCY_BOUNDS_NS, latency_ns)] += 1
-        self.last_ns = now
+        self.last_ms = time.time_ns() // 1_000_000
         self._judge(met)
         self.recent.append(Recent(now, latency_ns, met))
 

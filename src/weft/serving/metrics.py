@@ -1,0 +1,358 @@
+"""What was counted, in the text format that Prometheus reads.
+
+Names that begin with ``nv_`` are Triton's and mean the same, so that what was built to watch a Triton server shows
+this one too; the others are ours. ``FAMILIES`` is the list of all of them. Whatever can be counted is there from the
+start, as zero.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.serving.library import Slot
+from weft.serving.service import Service
+from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+DROPS = ("queue_full", "expired", "unmeetable", "cancelled", "memory", "draining", "load_failed", "unloaded")
+"""Why a request that could have been computed was not."""
+REFUSALS = ("not_found", "queue_full", "expired", "memory", "draining", "load_failed", "unloaded")
+"""Why a request met no model."""
+TRITON_REASONS = {
+    "REJECTED": frozenset(DROPS) - {"cancelled"},
+    "CANCELED": frozenset({"cancelled"}),
+    "BACKEND": frozenset({"internal"}),
+}
+"""Triton's reason for a failure -> ours; all others are its OTHER."""
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32)
+
+
+class Sample(NamedTuple):
+    """One line; the suffix tells the parts of a histogram apart."""
+
+    value: float
+    labels: str = ""
+    """As they are written, without braces."""
+    suffix: str = ""
+
+
+class _Model(NamedTuple):
+    """One version of a model, when somebody looks."""
+
+    labels: str
+    seen: Statistics
+    memory_bytes: int
+    queued: int
+
+
+class _Look(NamedTuple):
+    """All that is looked at."""
+
+    service: Service
+    models: list[_Model]
+
+
+class Family(NamedTuple):
+    """One metric."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Callable[[_Look], Iterable[Sample]]
+
+
+def text(service: Service) -> str:
+    """Every metric of the server."""
+    look = _Look(service, [_model(service, slot) for slot in service.library.slots()])
+    return "".join(line for family in FAMILIES for line in _lines(family, look))
+
+
+def _model(service: Service, slot: Slot) -> _Model:
+    labels = f"{_label('model', slot.entry.name)},{_label('version', slot.entry.version)}"
+    served = slot.served
+    if served is None:
+        return _Model(labels, slot.statistics, 0, slot.waiters)
+    return _Model(labels, slot.statistics, served.prepared.memory_bytes, service.dispatcher.queued(served))
+
+
+# The format
+
+
+def _lines(family: Family, look: _Look) -> Iterator[str]:
+    name = family.name
+    yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
+    for value, labels, suffix in family.samples(look):
+        yield f"{name}{suffix}{{{labels}}} {_number(value)}\n" if labels else f"{name}{suffix} {_number(value)}\n"
+
+
+def _label(key: str, value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return f'{key}="{escaped}"'
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(int(value))
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+# Kinds of samples
+
+
+def _server(value: Callable[[Service], float | None]) -> Callable[[_Look], Iterator[Sample]]:
+    """One sample, or none where the value is not known."""
+
+    def samples(look: _Look) -> Iterator[Sample]:
+        found = value(look.service)
+        if found is not None:
+            yield Sample(found)
+
+    return samples
+
+
+def _model_each(value: Callable[[_Model], float]) -> Callable[[_Look], Iterator[Sample]]:
+    """A sample per model."""
+    return lambda look: (Sample(value(model), model.labels) for model in look.models)
+
+
+def _model_by(label: str, values: Callable[[_Model], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
+    """A sample per model and value of a label."""
+    return lambda look: (
+        Sample(value, f"{model.labels},{_label(label, key)}")
+        for model in look.models
+        for key, value in values(model).items()
+    )
+
+
+def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
+    """A sample per value of a label."""
+    return lambda look: (Sample(value, _label(label, key)) for key, value in values(look.service).items())
+
+
+def _histogram(
+    bounds: Sequence[float], counts: Callable[[Statistics], Sequence[int]], total: Callable[[Statistics], float]
+) -> Callable[[_Look], Iterator[Sample]]:
+    """A histogram per model; *counts* has one number more than there are bounds."""
+    limits = [_label("le", _number(bound)) for bound in (*bounds, math.inf)]
+
+    def samples(look: _Look) -> Iterator[Sample]:
+        for model in look.models:
+            below = list(accumulate(counts(model.seen)))
+            for limit, count in zip(limits, below, strict=True):
+                yield Sample(count, f"{model.labels},{limit}", "_bucket")
+            yield Sample(total(model.seen), model.labels, "_sum")
+            yield Sample(below[-1], model.labels, "_count")
+
+    return samples
+
+
+# Values
+
+
+def _triton_failures(model: _Model) -> dict[str, float]:
+    failures = model.seen.failures
+    found = {name: sum(failures[reason] for reason in ours) for name, ours in TRITON_REASONS.items()}
+    return {**found, "OTHER": failures.total() - sum(found.values())}
+
+
+def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
+    return {reason: counts.get(reason, 0) for reason in reasons}
+
+
+def _refused(service: Service) -> dict[str, float]:
+    """All reasons there are, and those that were met without being foreseen."""
+    counts = service.refused.failures
+    return _counted(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
+
+
+def _batch_counts(seen: Statistics) -> list[int]:
+    counts = [0] * (len(BATCH_BOUNDS) + 1)
+    for rows, (count, _) in seen.batches.items():
+        counts[sum(rows > bound for bound in BATCH_BOUNDS)] += count
+    return counts
+
+
+def _batch_rows(seen: Statistics) -> int:
+    return sum(rows * count for rows, (count, _) in seen.batches.items())
+
+
+def _lanes(service: Service) -> dict[str, float]:
+    return {str(lane.index): lane.busy_ticks / 1e9 for lane in service.dispatcher.lanes.lanes}
+
+
+def _resident_bytes() -> int | None:
+    """Physical memory of this process, where the system tells."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _budget_bytes(service: Service) -> float:
+    budget = service.library.budget_bytes
+    return math.inf if budget is None else budget
+
+
+FAMILIES = (
+    Family(
+        "nv_inference_request_success",
+        "counter",
+        "Requests that got a result.",
+        _model_each(lambda m: m.seen.success),
+    ),
+    Family(
+        "nv_inference_request_failure",
+        "counter",
+        "Requests that got none, by Triton's reasons.",
+        _model_by("reason", _triton_failures),
+    ),
+    Family("nv_inference_count", "counter", "Rows computed.", _model_each(lambda m: m.seen.inferences)),
+    Family("nv_inference_exec_count", "counter", "Batches computed.", _model_each(lambda m: m.seen.executions)),
+    Family(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Requests that no lane has begun.",
+        _model_each(lambda m: m.queued),
+    ),
+    Family(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Time from arrival to result, summed over requests.",
+        _model_each(lambda m: m.seen.total_ns // 1000),
+    ),
+    Family(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Time that requests waited for their first segment, summed.",
+        _model_each(lambda m: m.seen.queue_ns // 1000),
+    ),
+    Family(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Time spent on inputs, summed over requests.",
+        _model_each(lambda m: m.seen.input_ns // 1000),
+    ),
+    Family(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Time that segments ran, summed over requests.",
+        _model_each(lambda m: m.seen.infer_ns // 1000),
+    ),
+    Family(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Time spent on outputs, summed over requests.",
+        _model_each(lambda m: m.seen.output_ns // 1000),
+    ),
+    Family(
+        "weft_request_seconds",
+        "histogram",
+        "Time from arrival to result.",
+        _histogram(
+            [bound / 1e9 for bound in LATENCY_BOUNDS_NS], lambda seen: seen.latencies, lambda seen: seen.total_ns / 1e9
+        ),
+    ),
+    Family(
+        "weft_batch_rows",
+        "histogram",
+        "Rows of the batches computed.",
+        _histogram(BATCH_BOUNDS, _batch_counts, _batch_rows),
+    ),
+    Family(
+        "weft_deadline_met_total", "counter", "Requests that kept their deadline.", _model_each(lambda m: m.seen.met)
+    ),
+    Family(
+        "weft_deadline_missed_total",
+        "counter",
+        "Requests that missed their deadline, answered or not.",
+        _model_each(lambda m: m.seen.missed),
+    ),
+    Family(
+        "weft_drops_total",
+        "counter",
+        "Requests that were given up, by reason.",
+        _model_by("reason", lambda m: _counted(m.seen.failures, DROPS)),
+    ),
+    Family(
+        "weft_preemptions_total",
+        "counter",
+        "Batches left half-way for another one.",
+        _model_each(lambda m: m.seen.preemptions),
+    ),
+    Family("weft_aborts_total", "counter", "Segments stopped while they ran.", _model_each(lambda m: m.seen.aborts)),
+    Family("weft_segments_total", "counter", "Segments computed.", _model_each(lambda m: m.seen.segments)),
+    Family(
+        "weft_segment_seconds_total",
+        "counter",
+        "Time that computed segments took.",
+        _model_each(lambda m: m.seen.segment_ns / 1e9),
+    ),
+    Family(
+        "weft_segment_prediction_error_ratio",
+        "gauge",
+        "Mean difference of predicted and real segment time, as a share of the real time.",
+        _model_each(lambda m: m.seen.prediction_error),
+    ),
+    Family("weft_model_memory_bytes", "gauge", "Memory of a loaded model.", _model_each(lambda m: m.memory_bytes)),
+    Family(
+        "weft_queue_length",
+        "gauge",
+        "Requests that wait for a lane, or for the model to be loaded.",
+        _model_each(lambda m: m.queued),
+    ),
+    Family(
+        "weft_requests_refused_total",
+        "counter",
+        "Requests that met no model, by reason.",
+        _server_by("reason", _refused),
+    ),
+    Family(
+        "weft_lane_busy_seconds_total",
+        "counter",
+        "Time that a lane computed.",
+        _server_by("lane", _lanes),
+    ),
+    Family("weft_memory_used_bytes", "gauge", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)),
+    Family(
+        "weft_memory_budget_bytes",
+        "gauge",
+        "Memory that loaded models may have; infinite without a limit.",
+        _server(_budget_bytes),
+    ),
+    Family(
+        "weft_evictions_total",
+        "counter",
+        "Models that left to make room for others.",
+        _server(lambda s: s.library.evictions),
+    ),
+    Family("weft_in_flight", "gauge", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
+    Family(
+        "weft_uptime_seconds",
+        "gauge",
+        "Time since the start.",
+        _server(lambda s: (time.monotonic_ns() - s.started_ns) / 1e9),
+    ),
+    Family("weft_ready", "gauge", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
+    Family(
+        "process_resident_memory_bytes",
+        "gauge",
+        "Physical memory of the process.",
+        _server(lambda _: _resident_bytes()),
+    ),
+    Family(
+        "process_cpu_seconds_total",
+        "counter",
+        "Processor time of the process, all its threads together.",
+        _server(lambda _: time.process_time()),
+    ),
+)

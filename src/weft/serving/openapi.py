@@ -1,0 +1,385 @@
+"""The server's HTTP interface described in OpenAPI 3.1.
+
+``PATHS`` lists what ``routes`` answers, ``SCHEMAS`` the shapes of what goes in and comes out, ``STATUSES`` what the
+statuses mean. Statuses that the HTTP server itself may give to any request are added to every path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from weft.runtime.tensors import DATATYPES
+from weft.serving.service import Service
+from weft.serving.wire import MAX_ID_CHARS
+from weft.version import __version__
+
+Json = dict[str, Any]
+
+ABOUT = (
+    "Open Inference Protocol v2 with binary tensors, and what weft shows of itself. A method that a path does not "
+    "list is answered with 405. Every error is an object with one key, `error`; only probes that say no have no body."
+)
+HEADER_LENGTH = "Inference-Header-Content-Length"
+LARGEST = 2**62 - 1
+"""Of the whole numbers among a request's parameters."""
+
+STATUSES = {
+    400: "The request cannot be understood, or does not fit the model.",
+    401: "The request carries no API key, or a wrong one.",
+    404: "There is no such model or version.",
+    405: "The path does not take this method.",
+    408: "The request did not end in time.",
+    413: "The body exceeds the server's limit.",
+    417: "An expectation that cannot be met.",
+    431: "The headers exceed the server's limit.",
+    500: "A fault of the server.",
+    501: "Not supported.",
+    503: "A queue, the memory or the connections are at their limit, or the server is going down. Send it again later.",
+    504: "The deadline passed, or cannot be met any more.",
+    505: "The HTTP version is not served.",
+}
+TRANSPORT = frozenset({400, 408, 413, 417, 431, 500, 501, 503, 505})
+"""Statuses that any request may get, whatever its path."""
+
+
+# Shapes
+
+
+def _ref(name: str, kind: str = "schemas") -> Json:
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def _map(values: Json, **known: Json) -> Json:
+    """An object with keys of the sender's choice; those that mean something are *known*."""
+    return {"type": "object", "additionalProperties": values} | ({"properties": known} if known else {})
+
+
+def _object(about: str = "", optional: Mapping[str, Json] | None = None, /, **always: Json) -> Json:
+    found: Json = {"type": "object", "properties": {**always, **(optional or {})}, "required": list(always)}
+    return {"description": about, **found} if about else found
+
+
+def _each(names: str, shape: Json) -> dict[str, Json]:
+    """Properties of the same shape."""
+    return {name: shape for name in names.split()}
+
+
+def _is(kind: str | list[str], about: str = "", **limits: Any) -> Json:
+    return {"type": kind, **limits} | ({"description": about} if about else {})
+
+
+_TEXT, _NUMBER, _BOOL = _is("string"), _is("number"), _is("boolean")
+_COUNT = _is("integer", minimum=0)
+_PARAMETER = _is(["string", "number", "boolean"])
+_DATATYPE = _is("string", enum=list(DATATYPES))
+_DURATION = _ref("Duration")
+_FREE_SHAPE = _list(_is("integer", "-1 is a free dimension.", minimum=-1))
+_TENSOR = {"name": _TEXT, "datatype": _DATATYPE, "shape": _list(_COUNT)}
+_BINARY_SIZE = _map(_PARAMETER, binary_data_size=_is("integer", "Bytes of this tensor after the JSON part.", minimum=0))
+_DATA = _is(
+    ["array", "string", "number", "boolean"],
+    "Row-major, flat or nested as the shape says, a bare value where there are no dimensions; "
+    "left out where the tensor is binary.",
+)
+_SPEC = _object(name=_TEXT, datatype=_DATATYPE, shape=_FREE_SHAPE)
+_CONFIGURED = _object(name=_TEXT, data_type=_is("string", pattern="^TYPE_"), dims=_FREE_SHAPE)
+_WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
+
+SCHEMAS: dict[str, Json] = {
+    "Error": _object(error=_TEXT),
+    "InferRequest": _object(
+        "",
+        {
+            "id": _is("string", "Echoed.", maxLength=MAX_ID_CHARS),
+            "parameters": _ref("InferParameters"),
+            "outputs": _list(_ref("WantedOutput")),
+        },
+        inputs=_list(_ref("InferInput")),
+    ),
+    "InferParameters": _map(
+        _PARAMETER,
+        timeout=_is(
+            "integer",
+            "Microseconds; without a result by then the answer is 504. 0 is none.",
+            minimum=0,
+            maximum=LARGEST,
+        ),
+        priority=_is("integer", "1 is the highest; 0 is the model's own.", minimum=0, maximum=LARGEST),
+        weft_slo_ms=_is(
+            "number", "Milliseconds; a later result is late, but still given.", exclusiveMinimum=0, maximum=1e9
+        ),
+        weft_best_effort=_is("boolean", "Without a deadline that counts: computed when nothing else is urgent."),
+        binary_data_output=_is("boolean", "All outputs in binary."),
+    ),
+    "InferInput": _object("", {"parameters": _BINARY_SIZE, "data": _DATA}, **_TENSOR),
+    "WantedOutput": _object(
+        "", {"parameters": _map(_PARAMETER, binary_data=_is("boolean", "This output in binary."))}, name=_TEXT
+    ),
+    "InferResponse": _object(
+        "",
+        {"id": _TEXT},
+        model_name=_TEXT,
+        model_version=_TEXT,
+        parameters=_ref("Served"),
+        outputs=_list(_ref("InferOutput")),
+    ),
+    "Served": _object(
+        "How the request was served.",
+        weft_queue_us=_is("integer", "Microseconds from its arrival to its first segment.", minimum=0),
+        weft_compute_us=_is("integer", "Microseconds that its segments ran.", minimum=0),
+        weft_batch=_is("integer", "Requests computed together.", minimum=1),
+    ),
+    "InferOutput": _object("", {"parameters": _BINARY_SIZE, "data": _list({})}, **_TENSOR),
+    "Server": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
+    "Model": _object(name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_SPEC), outputs=_list(_SPEC)),
+    "ModelConfig": _object(
+        "Triton's ModelConfig, with weft's settings as parameters.",
+        **_each("name platform backend", _TEXT),
+        max_batch_size=_COUNT,
+        input=_list(_CONFIGURED),
+        output=_list(_CONFIGURED),
+        parameters=_map(_object(string_value=_TEXT)),
+    ),
+    "Statistics": _object(model_stats=_list(_ref("ModelStatistics"))),
+    "ModelStatistics": _object(
+        **_each("name version", _TEXT),
+        **_each("last_inference inference_count execution_count", _COUNT),
+        inference_stats=_object(
+            **_each("success fail queue compute_input compute_infer compute_output cache_hit cache_miss", _DURATION)
+        ),
+        batch_stats=_list(_object(batch_size=_COUNT, **_each("compute_input compute_infer compute_output", _DURATION))),
+    ),
+    "Duration": _object("Nanoseconds, summed over so many.", count=_COUNT, ns=_COUNT),
+    "IndexRequest": _object("", {"ready": _is("boolean", "Only models that are loaded.")}),
+    "Index": _list(
+        _object(**_each("name version reason", _TEXT), state=_is("string", enum=["READY", "LOADING", "UNAVAILABLE"]))
+    ),
+    "LoadRequest": _object("", {"parameters": _is("object", "None are taken.", maxProperties=0)}),
+    "UnloadRequest": _object("", {"parameters": _is("object", "Taken, and mean nothing.")}),
+    "State": _object(
+        "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
+        **_each("server version policy", _TEXT),
+        **_each("ready draining", _BOOL),
+        **_each("uptime_s now_s window_s", _NUMBER),
+        in_flight=_COUNT,
+        lanes=_list(_object(busy=_BOOL, utilisation=_is("number", minimum=0, maximum=1))),
+        totals=_object(
+            **_WINDOW,
+            **_each("requests success deadline_met deadline_missed preemptions aborts", _COUNT),
+            failures=_map(_COUNT),
+        ),
+        memory=_object(used_bytes=_COUNT, budget_bytes=_is(["integer", "null"], "null is no limit.")),
+        models=_list(_ref("ModelState")),
+    ),
+    "ModelState": _object(
+        **_each("name version message", _TEXT),
+        state=_is("string", enum=["unloaded", "loading", "ready", "failed"]),
+        **_WINDOW,
+        **_each("p50_ms p90_ms p99_ms", _is(["number", "null"])),
+        **_each("requests queued queue_size segments memory_bytes", _COUNT),
+        mean_batch=_NUMBER,
+        failures=_map(_COUNT),
+    ),
+    "Timeline": _object(now_s=_NUMBER, models=_list(_TEXT), spans=_list(_ref("Span"))),
+    "Span": _object(
+        "A segment on a lane; its times are on the clock of `now_s`.",
+        **_each("model segment", _TEXT),
+        **_each("start_s end_s predicted_s", _NUMBER),
+        **_each("lane batch id", _COUNT),
+        outcome=_is("string", enum=["done", "aborted", "failed"]),
+    ),
+    "Profile": _object(
+        "What a simulation of this server needs.",
+        policy=_TEXT,
+        policy_options=_map(_is(["boolean", "number"])),
+        **_each("format lanes threads", _COUNT),
+        models=_map(_ref("ModelProfile")),
+    ),
+    "ModelProfile": _object(
+        "Seconds of each segment by batch size: measured when it was loaded, and seen since.",
+        segments=_list(_TEXT),
+        **_each("times_s seen_s", _map(_list(_NUMBER))),
+        max_batch=_COUNT,
+        batch_timeout_ms=_NUMBER,
+    ),
+    "Trace": _object("Chrome's trace event format.", displayTimeUnit=_TEXT, traceEvents=_list(_is("object"))),
+}
+
+
+# Paths
+
+
+class Path(NamedTuple):
+    """One path; names in braces are its parameters."""
+
+    path: str
+    methods: str
+    id: str
+    summary: str
+    answer: Json | None
+    """None where there is no body."""
+    own: tuple[int, ...] = ()
+    """Statuses besides 200 and those of every path."""
+    body: Json | None = None
+    parameters: tuple[Json, ...] = ()
+    media: str = "application/json"
+    works: bool = True
+    open: bool = False
+    """Answered without an API key."""
+
+
+def _of_model(suffix: str, methods: str, name: str, summary: str, answer: Json | None, **more: Any) -> list[Path]:
+    """A path of a model, for its newest version and for a given one."""
+    of, version = "/v2/models/{model}", "/versions/{version}"
+    newest = Path(of + suffix, methods, name, f"{summary}, newest version", answer, **more)
+    return [newest, newest._replace(path=of + version + suffix, id=f"{name}Version", summary=f"{summary}, one version")]
+
+
+def _unsupported(path: str, name: str) -> Path:
+    return Path(path, "get", name, "Not supported", None, works=False)
+
+
+_SINCE = {
+    "name": "since",
+    "in": "query",
+    "description": "Only segments that ended later, on the clock of `now_s`.",
+    "schema": _is("number", default=0),
+}
+_FRAMING = (
+    {
+        "name": HEADER_LENGTH,
+        "in": "header",
+        "description": "Bytes of the JSON part where binary tensors follow it; 0 where all of it is the one input.",
+        "schema": _COUNT,
+    },
+    {"name": "Content-Encoding", "in": "header", "schema": _is("string", enum=["identity", "gzip", "deflate"])},
+)
+
+PATHS: tuple[Path, ...] = (
+    Path("/", "get head", "dashboard", "The dashboard", _TEXT, media="text/html", open=True),
+    Path("/metrics", "get head", "metrics", "Counters for Prometheus", _TEXT, media="text/plain"),
+    Path("/openapi.json", "get head", "openapi", "This document", _is("object")),
+    Path("/v2", "get head", "server", "The server's name, version and extensions", _ref("Server")),
+    Path("/v2/health/live", "get head", "live", "Whether the server runs", None, open=True),
+    Path("/v2/health/ready", "get head", "ready", "Whether the server takes requests", None, open=True),
+    Path("/v2/models/stats", "get head", "allStatistics", "Counters of the loaded models", _ref("Statistics")),
+    *_of_model("", "get", "model", "Inputs and outputs of a model", _ref("Model"), own=(404,)),
+    *_of_model("/ready", "get head", "modelReady", "Whether a model takes requests", None, own=(404,)),
+    *_of_model("/config", "get", "modelConfig", "Settings of a model", _ref("ModelConfig"), own=(404,)),
+    *_of_model("/stats", "get head", "statistics", "Counters of a model", _ref("Statistics"), own=(404,)),
+    *_of_model(
+        "/infer", "post", "infer", "Compute a model", _ref("InferResponse"), own=(404, 504), body=_ref("InferRequest"),
+        parameters=_FRAMING,
+    ),
+    Path("/v2/repository/index", "post", "index", "Models and their states", _ref("Index"), body=_ref("IndexRequest")),
+    Path(
+        "/v2/repository/models/{model}/load", "post", "load", "Load a model, or load it again", None, own=(404,),
+        body=_ref("LoadRequest"),
+    ),
+    Path(
+        "/v2/repository/models/{model}/unload", "post", "unload", "Take no more requests for a model", None,
+        body=_ref("UnloadRequest"),
+    ),
+    Path("/weft/state", "get head", "state", "What the dashboard shows", _ref("State")),
+    Path("/weft/timeline", "get head", "timeline", "The lanes' last seconds", _ref("Timeline"), parameters=(_SINCE,)),
+    Path("/weft/profile", "get head", "profile", "Measured segments of the models", _ref("Profile")),
+    Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
+    _unsupported("/v2/systemsharedmemory/status", "systemSharedMemory"),
+    _unsupported("/v2/cudasharedmemory/status", "cudaSharedMemory"),
+    _unsupported("/v2/trace/setting", "traceSetting"),
+    _unsupported("/v2/logging", "logging"),
+    *_of_model("/trace/setting", "get", "modelTrace", "Not supported", None, works=False),
+)  # fmt: skip
+
+
+def document(service: Service) -> Json:
+    """The OpenAPI document of this server."""
+    locked = service.config.api_key is not None
+    names = service.library.repository.names()
+    found: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": "weft", "version": __version__, "description": ABOUT},
+        "servers": [{"url": "/"}],
+        "paths": {path.path: _path(path, locked) for path in PATHS},
+        "components": {
+            "schemas": SCHEMAS,
+            "responses": {**{str(status): _error(status) for status in STATUSES}, "Probe503": _PROBE_503},
+            "parameters": {"model": _segment("model", names), "version": _segment("version", ["1"])},
+        },
+    }
+    if locked:
+        found["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        }
+        found["security"] = [{"bearer": []}, {"header": []}]
+    return found
+
+
+def _path(path: Path, locked: bool) -> Json:
+    given = [_ref(name, "parameters") for name in ("model", "version") if f"{{{name}}}" in path.path]
+    found: Json = {method: _operation(path, method, locked) for method in path.methods.split()}
+    return {**found, "parameters": given} if given else found
+
+
+def _operation(path: Path, method: str, locked: bool) -> Json:
+    statuses = TRANSPORT | set(path.own) | ({401} if locked and not path.open else set())
+    found: Json = {
+        "operationId": path.id if method != "head" else f"{path.id}Head",
+        "summary": path.summary,
+        "responses": {"200": _success(path, method)} if path.works else {},
+    }
+    found["responses"] |= {str(status): _ref(str(status), "responses") for status in sorted(statuses)}
+    if path.answer is None and "head" in path.methods:
+        found["responses"]["503"] = _ref("Probe503", "responses")
+    if path.parameters:
+        found["parameters"] = list(path.parameters)
+    if path.body:
+        found["requestBody"] = _body(path)
+    if path.open:
+        found["security"] = []
+    return found
+
+
+def _body(path: Path) -> Json:
+    content: Json = {"application/json": {"schema": path.body}}
+    if path.parameters == _FRAMING:
+        content["application/octet-stream"] = {}
+    return {"required": path.parameters == _FRAMING, "content": content}
+
+
+def _success(path: Path, method: str) -> Json:
+    found: Json = {"description": "Done."}
+    if path.answer is None or method == "head":
+        return found
+    found["content"] = {path.media: {"schema": path.answer}}
+    if path.parameters == _FRAMING:
+        found["content"]["application/octet-stream"] = {}
+        found["headers"] = {
+            HEADER_LENGTH: {"description": "Bytes of the JSON part; binary outputs follow it.", "schema": _COUNT}
+        }
+    return found
+
+
+def _error(status: int) -> Json:
+    found: Json = {"description": STATUSES[status], "content": {"application/json": {"schema": _ref("Error")}}}
+    if status in _ERROR_HEADERS:
+        name, about = _ERROR_HEADERS[status]
+        found["headers"] = {name: {"description": about, "schema": _TEXT}}
+    return found
+
+
+_ERROR_HEADERS = {
+    401: ("WWW-Authenticate", "Bearer."),
+    503: ("Retry-After", "Seconds to wait before it is sent again."),
+}
+_PROBE_503 = {"description": "No. The body is empty unless the connection itself was refused."}
+
+
+def _segment(name: str, examples: list[str]) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": _is("string", minLength=1, examples=examples)}

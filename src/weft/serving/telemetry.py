@@ -1,0 +1,100 @@
+"""OpenTelemetry spans of served requests, where asked for; without it, nothing is imported.
+
+- ``Telemetry`` says nothing; ``OpenTelemetry`` sends a span per request to a collector.
+- ``make_telemetry`` chooses between them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from weft.errors import InputError
+from weft.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Tracer
+
+    from weft.serving.dispatch import LiveTicket
+
+TRACES_PATH = "/v1/traces"
+"""Where a collector takes spans."""
+
+
+class Telemetry:
+    """Says nothing to nobody."""
+
+    def served(self, ticket: LiveTicket) -> None:
+        """A request has its result."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+class OpenTelemetry(Telemetry):
+    """A span per answered request; a thread of its own sends them, so that nobody waits for the collector.
+
+    Without an *endpoint*, the variables ``OTEL_EXPORTER_OTLP_*`` of the environment say where spans go;
+    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say who sends them, ``OTEL_TRACES_SAMPLER`` how many.
+    """
+
+    def __init__(self, endpoint: str | None = None, exporter: SpanExporter | None = None) -> None:
+        try:
+            from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace import SpanKind
+
+            exporter = exporter or _exporter(endpoint)
+        except ImportError as error:
+            raise InputError(f"otlp needs {error.name}, which is not installed; pip install 'weft[otel]'") from error
+        here = Resource.create({"service.name": "weft", "service.version": __version__})
+        resource = here.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
+        self._kind = SpanKind.SERVER
+
+    def served(self, ticket: LiveTicket) -> None:
+        end_ns = time.time_ns()
+        lasted_ns = time.monotonic_ns() - ticket.arrival
+        span = self._tracer.start_span(f"infer {ticket.model.name}", None, self._kind, start_time=end_ns - lasted_ns)
+        if span.is_recording():
+            span.set_attributes(_attributes(ticket, ticket.arrival + lasted_ns))
+        span.end(end_ns)
+
+    def close(self) -> None:
+        """Send what is left; waits for the collector, half a minute at most."""
+        self._provider.shutdown()
+
+
+def make_telemetry(otlp: bool | str | None) -> Telemetry:
+    """What the setting ``otlp`` asks for: an endpoint, True for the one the environment names, or nothing."""
+    if not otlp:
+        return Telemetry()
+    return OpenTelemetry(otlp if isinstance(otlp, str) else None)
+
+
+def _exporter(endpoint: str | None) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    if endpoint is None:
+        return OTLPSpanExporter()
+    base = endpoint.rstrip("/")
+    return OTLPSpanExporter(base if base.endswith(TRACES_PATH) else base + TRACES_PATH)
+
+
+def _attributes(ticket: LiveTicket, now: int) -> dict[str, str | int | bool]:
+    found: dict[str, str | int | bool] = {
+        "weft.model": ticket.model.name,
+        "weft.rows": ticket.rows,
+        "weft.batch": ticket.batch,
+        "weft.priority": ticket.priority,
+        "weft.queue_us": (ticket.began - ticket.arrival) // 1000,
+        "weft.compute_us": ticket.compute_ns // 1000,
+        "weft.best_effort": ticket.best_effort,
+    }
+    if not ticket.best_effort:
+        found["weft.deadline_met"] = now <= ticket.due
+    return found

@@ -1,0 +1,209 @@
+"""The simulator and the server have one loop: the same classes, and the same decisions from the same requests."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import weft.engine.engine
+import weft.engine.requests
+import weft.online
+import weft.serving.dispatch
+import weft.simulation
+from host import MS, Kind, Load, Machine, Order, kind, run_load
+from serving import SERVING
+from weft.engine import Engine, Requests
+from weft.errors import InvalidStart
+from weft.policies import POLICIES, Start, make_policy
+from weft.runtime.lanes import ABORT_FROM_TICKS
+
+SOURCES = Path(weft.engine.engine.__file__).parents[1]
+
+COMPARABLE = [name for name in SERVING if name != "fair"]
+"""``fair`` looks at all programs there will ever be, and a server learns of them one by one."""
+
+
+# The same objects
+
+
+def test_simulator_and_server_have_the_same_loop_source_and_policies():
+    for module in (weft.online, weft.simulation, weft.serving.dispatch):
+        assert module.Engine is Engine is weft.engine.engine.Engine
+    for module in (weft.online, weft.serving.dispatch):
+        assert module.Requests is Requests is weft.engine.requests.Requests
+        assert module.make_policy is make_policy
+
+
+def calls(path: Path, name: str) -> int:
+    tree = ast.parse(path.read_text())
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return sum(isinstance(func, ast.Attribute) and func.attr == name for func in called)
+
+
+def test_nobody_but_the_loop_asks_a_policy():
+    asking = {
+        path.relative_to(SOURCES).as_posix(): calls(path, "decide")
+        for path in SOURCES.rglob("*.py")
+        if path.parent.name != "policies" and calls(path, "decide")
+    }
+    assert asking == {"engine/engine.py": 1}
+
+
+def test_a_server_has_every_policy_by_its_name(monkeypatch):
+    for name in SERVING:
+        machine = Machine(monkeypatch, name)
+        machine.close()
+        assert type(machine.dispatcher.policy) is POLICIES[name]
+
+
+# The same decisions
+
+TICK = MS
+"""Ticks of the simulated host are milliseconds of the server, so that segments are worth a lane."""
+LONG_MS = ABORT_FROM_TICKS // MS
+
+
+def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
+    """The same requests at the same instants, through the server's dispatcher and its real threads."""
+    machine = Machine(monkeypatch, policy, lanes=load.lanes)
+    try:
+        models = [
+            machine.model(*each.batches, name=f"m{index}", batch_timeout_ms=each.timeout)
+            for index, each in enumerate(load.kinds)
+        ]
+        for order in load.orders:
+
+            def send(order: Order = order) -> None:
+                machine.send(models[order.stream], order.due - order.arrival, priority=order.priority)
+
+            machine.at(order.arrival, send)
+        machine.run()
+    finally:
+        machine.close()
+    return machine
+
+
+def scaled(load: Load) -> Load:
+    """The load in the server's ticks."""
+    kinds = tuple(
+        Kind(tuple(tuple(t * TICK for t in ticks) for ticks in each.batches), each.timeout * TICK)
+        for each in load.kinds
+    )
+    start = 1_000 * MS  # where the machine's clock starts
+    orders = tuple(
+        order._replace(arrival=start + order.arrival * TICK, due=start + order.due * TICK) for order in load.orders
+    )
+    return Load(kinds, orders, load.lanes, abortable=load.abortable)
+
+
+@st.composite
+def shared_loads(draw: st.DrawFn) -> Load:
+    """Soft requests; streams are numbered in the order in which they first have one, as a server numbers them."""
+    kinds = []
+    for _ in range(draw(st.integers(1, 4))):
+        long_one = draw(st.integers(0, 3)) == 0
+        ticks = draw(st.lists(st.integers(*((LONG_MS, 60) if long_one else (1, LONG_MS - 4))), min_size=1, max_size=4))
+        sizes = range(draw(st.integers(1, 3)))
+        more = draw(st.integers(0, 1))
+        kinds.append(
+            Kind(tuple(tuple(t + more * size for t in ticks) for size in sizes), draw(st.sampled_from([0, 0, 3, 20])))
+        )
+    one = st.tuples(
+        st.integers(0, len(kinds) - 1), st.integers(0, 120), st.integers(1, 150), st.sampled_from([1, 3, 9])
+    )
+    orders = sorted(draw(st.lists(one, min_size=1, max_size=16)), key=lambda each: each[1])
+    numbers: dict[int, int] = {}
+    for stream, *_ in orders:
+        numbers.setdefault(stream, len(numbers))
+    return Load(
+        tuple(kinds[stream] for stream in numbers),
+        tuple(Order(numbers[stream], at, at + allowed, priority) for stream, at, allowed, priority in orders),
+        lanes=draw(st.integers(1, 3)),
+        abortable=frozenset(numbers[s] for s in numbers if min(map(min, kinds[s].batches)) >= LONG_MS),
+    )
+
+
+@pytest.mark.parametrize("policy", COMPARABLE)
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(load=shared_loads())
+def test_the_server_issues_what_the_simulator_issues(policy, load, monkeypatch):
+    simulated = run_load(policy, scaled(load))
+    machine = served_by_machine(monkeypatch, policy, load)
+    assert machine.issues == simulated.issues
+    start = machine.start
+    assert [sent.replies[0][0] for sent in machine.sent] == [end - start for end in simulated.ends]
+
+
+def test_that_includes_segments_that_are_stopped_half_way(monkeypatch):
+    load = Load((kind(100), kind(5)), (Order(0, 0, 1000), Order(1, 10, 20)), abortable=frozenset({0}))
+    simulated = run_load("punctual", scaled(load))
+    machine = served_by_machine(monkeypatch, "punctual", load)
+    assert len(simulated.host.aborts) == 1
+    assert machine.issues == simulated.issues == [(0, 0, 0), (1, 0, 0), (0, 0, 0)]
+    assert [sent.end_ms for sent in machine.sent] == [115, 15]
+
+
+# The same loop at work
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """How often each kind of executor was driven by the one loop, and how often that issued something."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    plain = Engine.step
+
+    def step(engine: Engine) -> bool:
+        went = plain(engine)
+        seen[type(engine._executor).__name__, went] += 1
+        return went
+
+    monkeypatch.setattr(Engine, "step", step)
+    return seen
+
+
+BUSY = Load((kind(4, 4, batch=2), kind(30)), tuple(Order(n % 2, 7 * n, 7 * n + 50) for n in range(12)))
+
+
+def test_every_issue_of_either_world_is_a_step_of_the_loop(steps, monkeypatch):
+    simulated = run_load("edf", scaled(BUSY))
+    machine = served_by_machine(monkeypatch, "edf", BUSY)
+    assert steps["WatchedHost", True] == steps["Lanes", True] == len(simulated.issues) == len(machine.issues) > 12
+    assert steps["WatchedHost", False] > 0
+    assert steps["Lanes", False] > 0
+
+
+def test_what_changes_the_loop_changes_both_worlds(monkeypatch):
+    """The loop asks ``decide`` and checks the answer; a policy that cheats is found out in both."""
+    before = run_load("edf", scaled(BUSY)).issues
+
+    class Last(POLICIES["edf"]):
+        def decide(self, view):
+            return Start(view.candidates[-1])
+
+    monkeypatch.setitem(POLICIES, "edf", Last)
+    changed = run_load("edf", scaled(BUSY)).issues
+    assert changed != before
+    assert served_by_machine(monkeypatch, "edf", BUSY).issues == changed
+
+
+def test_a_policy_that_chooses_what_is_not_on_offer_is_refused_in_both_worlds(monkeypatch):
+    class Cheat(POLICIES["edf"]):
+        def decide(self, view):
+            return Start(view.candidates[0]._replace(layer=99))
+
+    monkeypatch.setitem(POLICIES, "edf", Cheat)
+    with pytest.raises(InvalidStart, match="Cheat chose"):
+        run_load("edf", scaled(BUSY))
+    machine = served_by_machine(monkeypatch, "edf", BUSY)
+    assert machine.issues == []
+    assert {sent.fate for sent in machine.sent} == {"internal"}
+    assert "Cheat chose" in str(machine.sent[0].outcome)
