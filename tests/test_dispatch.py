@@ -215,7 +215,7 @@ def test_all_queues_together_have_a_limit(machine):
 def test_a_strict_deadline_that_cannot_be_met_is_refused_at_once(machine):
     one = machine()
     model = one.model([5, 5])
-    with pytest.raises(Expired, match="its deadline cannot be met: 10.0 ms of work stand before its end") as caught:
+    with pytest.raises(Expired, match=r"its deadline cannot be met: 10\.0 ms of work stand before its end") as caught:
         one.send(model, 9.9, strict=True)
     assert (caught.value.reason, caught.value.status) == ("unmeetable", 504)
     one.run()
@@ -226,52 +226,45 @@ def test_a_strict_deadline_that_cannot_be_met_is_refused_at_once(machine):
     assert (model.statistics.met, model.statistics.missed) == (1, 0)
 
 
-@pytest.mark.parametrize("before", ["inbox", "queued", "running"])
-def test_work_that_stands_before_it_counts(machine, before):
+@pytest.mark.parametrize(("looked_ms", "needed"), [(None, 45), (0, 45), (5, 40)], ids=["inbox", "queued", "running"])
+def test_work_that_stands_before_it_counts(machine, looked_ms, needed):
     one = machine("edf")
-    model, short = one.model([10, 10], name="model"), one.model([5], name="short")
-    if before == "queued":
-        one.send(model, 100)
-        one.run(0)
-        one.send(model, 100)
-        one.run(0)
-    elif before == "inbox":
-        one.send(model, 100)
-        one.send(model, 100)
-    else:
-        one.send(model, 100)
-        one.send(model, 100)
-        one.run(5)
-    done = 40 - one.now_ms
+    model, short = one.model([9, 11], name="model"), one.model([5], name="short")
+    for _ in range(2):
+        one.send(model, 30)
+    if looked_ms is not None:
+        one.run(looked_ms)
     with pytest.raises(Expired) as caught:
-        one.send(short, done + 4.9, strict=True) if done + 4.9 >= 100 else one.send(
-            short, 100 - one.now_ms, strict=True
-        )
-        raise AssertionError("reached only where it was taken")
+        one.send(short, needed - 0.1, strict=True)
     assert caught.value.reason == "unmeetable"
+    taken = one.send(short, needed, strict=True)
+    one.run()
+    assert (taken.fate, taken.end_ms) == ("served", 45)
 
 
 def test_what_is_due_later_does_not_stand_before_it(machine):
     one = machine()
-    model, short = one.model([10, 10], name="model"), one.model([5], name="short")
+    model, short = one.model([9, 9], name="model"), one.model([5], name="short")
     late = [one.send(model, 500) for _ in range(3)]
     one.run(1)
-    urgent = one.send(short, 14, strict=True)  # 9 ms are left of the running segment
+    urgent = one.send(short, 14, strict=True)  # 8 ms are left of the running segment
     one.run()
-    assert urgent.fate == "served"
-    assert urgent.end_ms == 15
+    assert (urgent.fate, urgent.end_ms) == ("served", 14)
     assert all(each.fate == "served" for each in late)
     assert (short.statistics.met, model.statistics.met) == (1, 3)
 
 
-def test_a_free_lane_takes_what_a_busy_one_could_not(machine):
+@pytest.mark.parametrize("beside", [[], [4]], ids=["free", "soon"])
+def test_a_free_lane_takes_what_a_busy_one_could_not(machine, beside):
     two = machine(lanes=2)
     model, short = two.model([50, 50], name="model"), two.model([5], name="short")
-    two.send(model, 10)  # late from the start, and running
+    two.send(model, 5)  # late from the start, and running
+    if beside:
+        two.send(two.model(beside, name="beside"), 5)
     two.run(1)
-    urgent = two.send(short, 6, strict=True)
+    urgent = two.send(short, 9, strict=True)
     two.run()
-    assert urgent.end_ms == 6
+    assert urgent.end_ms == (9 if beside else 6)
 
 
 def test_a_strict_one_whose_time_runs_out_in_the_queue_is_answered_then_and_never_computed(machine):
@@ -700,22 +693,21 @@ def test_shapes_that_are_in_use_are_kept(machine, few_streams):
     sent = [one.send(model, 10_000, rows=rows) for rows in range(1, 40)]
     one.run()
     assert [len(each.outcome["y"]) for each in sent] == list(range(1, 40))
-    for rows in range(1, 40):
+    for rows in range(100, 140):
         one.send(model, rows=rows)
         one.run()
-    assert len(model.streams) <= 8
+    assert len(model.streams) <= 8  # what is idle makes room in time
     at_rest(one, model)
 
 
 def test_the_bound_holds_for_shapes_that_batch_differently(machine, few_streams):
     one = machine()
     model = one.model(*[[1]] * 64)
-    for turn in range(300):
-        one.send(model, rows=1 + 7 * turn % 64)
+    for rows in np.random.default_rng(1).integers(1, 65, 800):
+        one.send(model, rows=int(rows))
         one.run()
-    # at most nine streams at a time, each with at most 64 programs
-    assert len({stream for stream, _, _ in one.issues}) <= 16
-    assert len(one.dispatcher._programs) <= 16 * 64
+    assert len({stream for stream, _, _ in one.issues}) <= 24
+    assert len(one.dispatcher._programs) <= 400
 
 
 def test_models_that_come_and_go_do_not_add_up(machine):
@@ -782,7 +774,7 @@ def test_times_are_accounted_to_queue_and_compute(machine):
     assert (statistics.queue_ns, statistics.infer_ns) == (8 * MS, 16 * MS)
     assert statistics.total_ns == 24 * MS
     assert (statistics.segments, statistics.segment_ns) == (4, 16 * MS)
-    assert statistics.last_ns == one.clock.ticks
+    assert statistics.last_ms > 0
     assert sum(statistics.latencies) == 2
 
 
@@ -1144,21 +1136,20 @@ def test_a_real_urgent_request_overtakes_a_long_one_between_segments(small, larg
 
 
 def test_a_real_deadline_runs_out(large):
-    async def test(client: Client) -> None:
-        model = Served("large", large)
-        blocked = asyncio.Event()
-        client.dispatcher.emptied = lambda _: blocked.set()
-        many = [client.send(model)(x=drawn(64, 256)) for _ in range(3)]
-        model.prepared.warm, warm = False, True  # estimates of 1 ms a segment, as of a model nobody measured
-        strict = client.send(model, 1e-6 + sum(large.times_at(1)) * 0, strict=True) if False else None
-        assert strict is None
-        model.prepared.warm = warm
-        for each in many:
-            await each
-        await blocked.wait()
-        assert model.leases == 0
+    hasty = large.blueprint.model_copy(update={"times_s": {1: (1e-9,) * len(large.segments)}})
 
-    on_loop(test)
+    async def test(client: Client) -> None:
+        model = Served("hasty", Prepared(hasty, large.sessions))  # said to take next to no time, so it is let in
+        before = [client.send(model, 0.001)(x=drawn(64, 256)) for _ in range(60)]
+        _, outcome = await client.send(model, 0.005, strict=True)(x=drawn(64, 256))
+        assert isinstance(outcome, Expired)
+        assert outcome.reason == "expired"
+        for each in before:
+            await each
+        assert model.leases == 0
+        assert model.statistics.executions == 60
+
+    on_loop(test, policy="edf")
 
 
 def test_a_real_client_leaves_while_its_request_runs(large):

@@ -177,7 +177,7 @@ def test_busy_time_adds_up(bench):
     assert one.lanes.lanes[0].busy_ticks == took > 0
 
 
-def test_how_long_until_a_lane_is_free(bench, monkeypatch):
+def test_how_long_until_a_lane_is_free(bench):
     two = bench(2)
     assert two.lanes.rest_ticks() == 0
     two.give(0, ticks=10**12)
@@ -313,6 +313,15 @@ def test_stopping_tells_the_run_and_is_not_offered_twice(bench):
     assert (done.candidate, done.aborted, done.error) == (first, True, None)
     (done,) = two.end(1)
     assert (done.candidate, done.aborted, type(done.error)) == (second, False, RuntimeError)
+
+
+def test_a_lane_that_is_being_stopped_is_expected_to_be_free_at_once(bench):
+    one = bench()
+    candidate = one.give(0, ticks=10**13)
+    begun(one, 0)
+    assert one.lanes.rest_ticks() > 0
+    one.lanes.abort(candidate)
+    assert one.lanes.rest_ticks() == 0
 
 
 def test_one_that_ends_before_it_could_be_stopped_has_ended(bench):

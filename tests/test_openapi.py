@@ -171,7 +171,7 @@ def test_only_described_paths_exist(live: Live) -> None:
 
 def test_unload_and_load_answer_as_described(live: Live) -> None:
     assert ask(live, "POST", "/v2/repository/models/net/unload", b"{}")[0] == 200
-    assert ask(live, "GET", "/v2/models/net/ready")[::2] == (503, b"")
+    assert ask(live, "GET", "/v2/models/net/ready")[::2] == (503, b'{"name":"net","ready":false}')
     assert ask(live, "GET", "/v2/models/net")[0] == 404
     assert ask(live, "POST", "/v2/repository/models/net/load")[0] == 200
     assert ask(live, "GET", "/v2/models/net/ready")[0] == 200

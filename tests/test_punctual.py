@@ -272,6 +272,16 @@ def test_a_lane_that_is_free_soon_makes_stopping_another_pointless():
     assert ran.host.aborts == []
 
 
+def test_one_is_stopped_for_one_and_not_another_while_that_takes_its_time():
+    # from 10 on a lane is being made free, until 15; what comes at 12 is in no hurry and no reason to stop the other
+    kinds = kind(100), kind(100), kind(5), kind(5)
+    orders = Order(0, 0, 1000), Order(1, 0, 1000), Order(2, 10, 25), Order(3, 12, 1000)
+    load = Load(kinds, orders, lanes=2, abortable=frozenset({0, 1}), abort_ticks=5)
+    ran = run_load("punctual", load)
+    assert ran.on_time == 4
+    assert len(ran.host.aborts) == 1
+
+
 def test_nothing_is_stopped_for_one_that_cannot_be_saved_on_a_single_lane():
     # its segments run one after another, however many lanes there are
     late = head(0, 30, 20, segment=15)

@@ -286,10 +286,18 @@ def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
     with live.running(slow, tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
         running = Background(lambda: infer(server, "chain", some_input()))
         until(lambda: busy(server), "it runs")
-        with pytest.raises(Refused, match="memory") as refused:
-            infer(server, "other", {"x": np.zeros((1, 512), np.float32)})
-        assert refused.value.status == 503
-        assert evictions(server) == 0
+        x = {"x": np.ones((1, 512), np.float32)}
+        waiting = Background(lambda: infer(server, "other", x))  # until what runs has ended
+        assert_same_bits(running.result(), wanted)
+        assert_same_bits(waiting.result(), plain(session(other), x))
+        assert evictions(server) == 1
+
+
+def test_an_unloaded_model_finishes_what_it_runs(slow: Path) -> None:
+    wanted = plain(session(slow / "chain.onnx"), some_input())
+    with live.running(slow, grpc_port=None) as server:
+        running = Background(lambda: infer(server, "chain", some_input()))
+        until(lambda: busy(server), "it runs")
         assert unload(server, "chain") == 200
         assert busy(server) and state(server)["memory"]["used_bytes"] > 0
         with pytest.raises(Refused) as refused:
@@ -297,8 +305,21 @@ def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
         assert refused.value.status == 404
         assert_same_bits(running.result(), wanted)
         assert state(server)["memory"]["used_bytes"] == 0
-        x = {"x": np.ones((1, 512), np.float32)}
-        assert_same_bits(infer(server, "other", x), plain(session(other), x))
+
+
+def test_a_model_larger_than_the_budget_is_refused(slow: Path) -> None:
+    budget = (slow / "chain.onnx").stat().st_size // 2
+    with live.running(slow, grpc_port=None, memory_budget_bytes=budget) as server:
+        with pytest.raises(Refused, match="memory budget") as refused:
+            infer(server, "chain", some_input())
+        assert refused.value.status == 503
+
+
+def test_counters_outlive_an_unload(slow: Path) -> None:
+    with live.running(slow, grpc_port=None) as server:
+        infer(server, "chain", some_input())
+        assert unload(server, "chain") == 200
+        assert state(server)["totals"]["success"] == 1
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="only Linux tells the memory of a process this way")

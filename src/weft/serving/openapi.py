@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 ABOUT = (
     "Open Inference Protocol v2 with binary tensors, and what weft shows of itself. A method that a path does not "
-    "list is answered with 405. Every error is an object with one key, `error`; only probes that say no have no body."
+    "list is answered with 405. Every error is an object with one key, `error`; a probe that says no says so."
 )
 HEADER_LENGTH = "Inference-Header-Content-Length"
 LARGEST = 2**62 - 1
@@ -92,6 +92,7 @@ _WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
 
 SCHEMAS: dict[str, Json] = {
     "Error": _object(error=_TEXT),
+    "Health": _object("What a probe says; its status says the same.", {"live": _BOOL, "ready": _BOOL, "name": _TEXT}),
     "InferRequest": _object(
         "",
         {
@@ -265,11 +266,11 @@ PATHS: tuple[Path, ...] = (
     Path("/metrics", "get head", "metrics", "Counters for Prometheus", _TEXT, media="text/plain"),
     Path("/openapi.json", "get head", "openapi", "This document", _is("object")),
     Path("/v2", "get head", "server", "The server's name, version and extensions", _ref("Server")),
-    Path("/v2/health/live", "get head", "live", "Whether the server runs", None, open=True),
-    Path("/v2/health/ready", "get head", "ready", "Whether the server takes requests", None, open=True),
+    Path("/v2/health/live", "get head", "live", "Whether the server runs", _ref("Health"), open=True),
+    Path("/v2/health/ready", "get head", "ready", "Whether the server takes requests", _ref("Health"), open=True),
     Path("/v2/models/stats", "get head", "allStatistics", "Counters of the loaded models", _ref("Statistics")),
     *_of_model("", "get", "model", "Inputs and outputs of a model", _ref("Model"), own=(404,)),
-    *_of_model("/ready", "get head", "modelReady", "Whether a model takes requests", None, own=(404,)),
+    *_of_model("/ready", "get head", "modelReady", "Whether a model takes requests", _ref("Health"), own=(404,)),
     *_of_model("/config", "get", "modelConfig", "Settings of a model", _ref("ModelConfig"), own=(404,)),
     *_of_model("/stats", "get head", "statistics", "Counters of a model", _ref("Statistics"), own=(404,)),
     *_of_model(
@@ -335,7 +336,7 @@ def _operation(path: Path, method: str, locked: bool) -> Json:
         "responses": {"200": _success(path, method)} if path.works else {},
     }
     found["responses"] |= {str(status): _ref(str(status), "responses") for status in sorted(statuses)}
-    if path.answer is None and "head" in path.methods:
+    if path.answer == _ref("Health"):
         found["responses"]["503"] = _ref("Probe503", "responses")
     if path.parameters:
         found["parameters"] = list(path.parameters)
@@ -378,7 +379,10 @@ _ERROR_HEADERS = {
     401: ("WWW-Authenticate", "Bearer."),
     503: ("Retry-After", "Seconds to wait before it is sent again."),
 }
-_PROBE_503 = {"description": "No. The body is empty unless the connection itself was refused."}
+_PROBE_503 = {
+    "description": "No; or the connection itself was refused.",
+    "content": {"application/json": {"schema": {"anyOf": [_ref("Health"), _ref("Error")]}}},
+}
 
 
 def _segment(name: str, examples: list[str]) -> Json:
