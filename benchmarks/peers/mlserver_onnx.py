@@ -1,0 +1,24 @@
+"""The benchmark's model behind MLServer: a runtime of its own, as there is none for ONNX."""
+
+from __future__ import annotations
+
+import onnxruntime as ort
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+
+class OnnxModel(MLModel):
+    """One session with one thread."""
+
+    async def load(self) -> bool:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        path = self.settings.parameters.uri
+        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        x = NumpyCodec.decode_input(payload.inputs[0])
+        (y,) = self.session.run(["y"], {"x": x})
+        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", y)])
