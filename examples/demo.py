@@ -3,6 +3,7 @@
 Each step is a command anyone can type; it is printed before it runs.
 """
 
+import argparse
 import os
 import shlex
 import subprocess
@@ -26,17 +27,20 @@ COMMANDS = [
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", default="15", help="how long the server is driven under each policy")
+    seconds = parser.parse_args().seconds
     OUT.mkdir(parents=True, exist_ok=True)
     for command in COMMANDS:
         print(f"\n$ weft {command}")
         app(args=shlex.split(command), standalone_mode=False)
-    serve()
+    serve(seconds)
     print(f"\nOpen {OUT}/tpuv3-like.html and {OUT}/nnpi-like.html in a browser: zoom with the wheel, hover a layer.")
 
 
-def serve() -> None:
+def serve(seconds: str) -> None:
     """The real thing: a server on packaged models, an urgent one beside a heavy one, under two policies."""
-    command = [HEAD_OF_LINE, "--seconds", "15", "--repeats", "1", "--policies", "fifo,punctual"]
+    command = [HEAD_OF_LINE, "--seconds", seconds, "--repeats", "1", "--policies", "fifo,punctual"]
     print(f"\n$ python {shlex.join(command)}", flush=True)
     subprocess.run([sys.executable, *command], check=True)
 

@@ -19,8 +19,13 @@ def test_the_policy_of_ones_own_runs_beside_ours() -> None:
 
 def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "examples/demo.py"], capture_output=True, text=True, check=True, cwd=tmp_path
+        [sys.executable, ROOT / "examples/demo.py", "--seconds", "2"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
     )
+    assert "punctual: p99 of the urgent model" in done.stdout
     for name in ("tpuv3-like.html", "nnpi-like.html", "woven.png"):
         assert (tmp_path / "out/demo" / name).stat().st_size > 10_000
         assert name in done.stdout
@@ -45,6 +50,21 @@ def test_the_formats_page_names_every_key_of_a_device_and_a_report() -> None:
         *StreamReport.__dataclass_fields__,
     ]
     assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_the_serving_page_names_every_setting() -> None:
+    from weft.serving.config import ModelConfig, ServerConfig
+
+    page = (ROOT / "docs/serving.md").read_text()
+    models = [key for key in ModelConfig.model_fields if f"{key} = " not in page and f"[{key}]" not in page]
+    assert models == []
+    assert [key for key in ServerConfig.__dataclass_fields__ if f"`{key}`" not in page] == []
+
+
+def test_the_example_of_a_server_file_is_one() -> None:
+    from weft.serving.config import read_server_config
+
+    assert read_server_config(ROOT / "examples/serve.toml").policy == "punctual"
 
 
 def test_every_policy_has_its_place_on_the_policies_page() -> None:

@@ -152,6 +152,19 @@ def test_that_includes_segments_that_are_stopped_half_way(monkeypatch):
     assert [sent.end_ms for sent in machine.sent] == [115, 15]
 
 
+def test_and_those_that_are_stopped_though_somebody_else_waits_already(monkeypatch):
+    load = Load(
+        (kind(100), kind(30), kind(5)),
+        (Order(0, 0, 1000), Order(1, 4, 2000), Order(2, 10, 20)),
+        abortable=frozenset({0, 1}),
+    )
+    simulated = run_load("punctual", scaled(load))
+    machine = served_by_machine(monkeypatch, "punctual", load)
+    assert machine.issues == simulated.issues
+    assert machine.issues[:2] == [(0, 0, 0), (2, 0, 0)]
+    assert [sent.end_ms for sent in machine.sent][2] == 15
+
+
 # The same loop at work
 
 

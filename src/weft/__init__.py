@@ -1,7 +1,8 @@
 """Run many neural networks on one accelerator, well.
 
 Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
-them under a policy and returns what happened (``Trace``) and what it came to (``Report``).
+them under a policy and returns what happened (``Trace``) and what it came to (``Report``). The server is
+``weft.serving``, its load generator ``weft.load``.
 """
 
 from weft.devices import Npu, load_npu
@@ -12,6 +13,7 @@ from weft.errors import (
     ModelError,
     PolicyError,
     ProfileError,
+    RequestError,
     WeftError,
     WorkloadError,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "Profile",
     "ProfileError",
     "Report",
+    "RequestError",
     "Run",
     "Saturated",
     "Setting",
