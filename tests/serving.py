@@ -142,9 +142,7 @@ def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Req
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
     )
-    source = kind(
-        case.setting, feed, estimates(case, chooser), demote=late == "demote", foresight=chooser.foresight
-    )
+    source = kind(case.setting, feed, estimates(case, chooser), demote=late == "demote", foresight=chooser.foresight)
     for term in case.terms:
         source.open(term)
     executor = SimulatedNpu(case.setting)

@@ -254,9 +254,7 @@ def _plain(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
     )
-    source = Requests(
-        case.setting, feed, estimates(case, policy), demote=late == "demote", foresight=policy.foresight
-    )
+    source = Requests(case.setting, feed, estimates(case, policy), demote=late == "demote", foresight=policy.foresight)
     for term in case.terms:
         source.open(term)
     steps = Engine(source, policy, executor).run()

@@ -30,9 +30,7 @@ def command(
         ),
     ] = None,
     config: Annotated[str | None, typer.Option("--config", help="A TOML file with all settings.")] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="Who goes next: punctual, edf, fifo...")
-    ] = None,
+    policy: Annotated[str | None, typer.Option("--policy", "-p", help="Who goes next: punctual, edf, fifo...")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="NAME=VALUE of the policy; repeatable.")] = None,
     lanes: Annotated[int | None, typer.Option(help="Segments computed at a time; default: cores less one.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute one segment.")] = None,
@@ -40,18 +38,14 @@ def command(
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 lets the system choose.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 lets the system choose, -1 is no gRPC.")] = None,
-    memory_budget: Annotated[
-        str | None, typer.Option(help="For loaded models together, as 2g.")
-    ] = None,
+    memory_budget: Annotated[str | None, typer.Option(help="For loaded models together, as 2g.")] = None,
     default_slo_ms: Annotated[float | None, typer.Option(help="How soon requests without a deadline are due.")] = None,
     max_body: Annotated[str | None, typer.Option(help="Largest request, as 64m.")] = None,
     api_key_file: Annotated[str | None, typer.Option(help="Requests must carry its key; or set WEFT_API_KEY.")] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain (PEM); with --tls-key.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Its private key.")] = None,
     cache: Annotated[str | None, typer.Option(help="Where cut models are kept between starts.")] = None,
-    drain_s: Annotated[
-        float | None, typer.Option(help="How long to finish when told to stop.")
-    ] = None,
+    drain_s: Annotated[float | None, typer.Option(help="How long to finish when told to stop.")] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log/--no-access-log", help="A line per request.")] = None,
     otlp: Annotated[str | None, typer.Option(help="Send OpenTelemetry spans here, as http://localhost:4318.")] = None,
 ) -> None:

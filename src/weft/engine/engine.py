@@ -86,7 +86,7 @@ class Executor(Protocol):
         ...
 
     def abortable(self) -> tuple[Running, ...]:
-        """Where no layer can be given: those that could be stopped to make room."""
+        """What runs, if no layer can be given and one of them could be stopped to make room; else nothing."""
         ...
 
     def abort(self, candidate: Candidate) -> None:

@@ -202,7 +202,7 @@ class Requests:
             for desk, term in zip(self._desks, self._terms, strict=True)
             if desk.queue
         ]
-        return max(self._now, min([self._feed.next_arrival(), *waits]))
+        return max(self._now, min([self._feed.next_arrival(), *(wait for wait in waits if wait > self._now)]))
 
     def withdraw(self, ticket: Ticket) -> None:
         """Its client went away: it leaves the queue, or its batch if it is the last one of it."""
@@ -327,11 +327,11 @@ class Requests:
             compute=program.compute[job.layer],
             last_issued=job.last_issued,
             program=job.program,
-            arrival=job.members[0].arrival,
+            arrival=min([ticket.arrival for ticket in job.members]),
             deadline=NO_DEADLINE if job.late else job.members[job.first_on_time].due,
             remaining=self._remaining[job.program][job.layer],
             whole=self._remaining[job.program][0],
-            priority=max(ticket.priority for ticket in job.members),
+            priority=max([ticket.priority for ticket in job.members]),
             size=len(job.members),
         )
 

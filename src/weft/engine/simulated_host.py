@@ -45,11 +45,14 @@ class SimulatedHost:
         self._running.append(Completion(start.candidate, Issue(begin, begin, begin, end)))
 
     def abortable(self) -> tuple[Running, ...]:
-        return tuple(
-            Running(running.candidate, running.times.compute_end - self._now)
-            for running in self._running
-            if running.candidate.program in self._abortable and not running.aborted
+        found = tuple(
+            Running(layer.candidate, layer.times.compute_end - self._now, self._stoppable(layer))
+            for layer in self._running
         )
+        return found if any(layer.stoppable for layer in found) else ()
+
+    def _stoppable(self, layer: Completion) -> bool:
+        return layer.candidate.program in self._abortable and not layer.aborted
 
     def abort(self, candidate: Candidate) -> None:
         for place, running in enumerate(self._running):

@@ -45,11 +45,13 @@ class Candidate(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A layer that is being computed and could be stopped, all its progress lost."""
+    """A layer that is being computed."""
 
     candidate: Candidate
     rest: int
     """Estimated ticks to its end."""
+    stoppable: bool = True
+    """Whether it could be stopped, all its progress lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ long again, so nothing starves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Running, Start, View
+
+PATIENCE = 20
+"""How many times its own length a request that missed its deadline gives way to those that can still be on time."""
 
 
 class _Plan(NamedTuple):
@@ -22,6 +25,8 @@ class _Plan(NamedTuple):
     candidate: Candidate
     need: int
     due: int
+    yields: bool
+    """It missed its deadline, and gives way."""
     cost: float
     """Time it takes over what it is worth."""
 
@@ -49,26 +54,32 @@ class Punctual(Policy):
         return Start(self._quickest(saved, now) if saved else min(plans, key=lambda plan: plan.cost).candidate)
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Give up the running layer that costs least, for one that would be late if it waited and is not if it goes."""
-        now = max(view.device.channel_free, view.device.array_free)
-        free = now + min(layer.rest for layer in running)
-        victim = min(running, key=lambda layer: layer.candidate.whole - layer.rest)
-        spare = victim.candidate.deadline - now - self._need(victim.candidate)
-        for candidate in view.candidates:
-            need = self._need(candidate)
-            rescued = now + need <= candidate.deadline < free + need
-            if rescued and (spare >= need or candidate.priority > victim.candidate.priority):
-                return victim.candidate
-        return None
+        """Give up the layer that costs least, for one that goes next and is late if it has to wait.
 
-    def _need(self, candidate: Candidate) -> int:
-        return candidate.remaining * (100 + self.margin) // 100 // self.setting.lanes
+        The other must be able to afford it, or be worth less; its worth grows each time, so this ends.
+        """
+        now = max(view.device.channel_free, view.device.array_free)
+        lost = min(
+            (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.whole - layer.rest
+        )
+        victim = lost.candidate
+        both = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
+        chosen = self.decide(both).candidate
+        need = self._alone(chosen)
+        free = now + min(layer.rest for layer in running)
+        if chosen is victim or not now + need <= chosen.deadline < free + need:
+            return None
+        spare = victim.deadline - now - self._alone(victim)
+        return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
+
+    def _alone(self, candidate: Candidate) -> int:
+        return candidate.remaining * (100 + self.margin) // 100
 
     def _plan(self, candidate: Candidate, now: int) -> _Plan:
-        need = self._need(candidate)
-        waited = max(0, now - candidate.arrival - (candidate.whole - candidate.remaining))
-        worth = candidate.priority * candidate.size * (1 + waited / max(1, candidate.whole))
-        return _Plan(candidate, need, _due(candidate, now + need), need / worth)
+        need = self._alone(candidate) // self.setting.lanes
+        due = _due(candidate, now + need)
+        yields = due > candidate.deadline and _waited(candidate, now) < PATIENCE * candidate.whole
+        return _Plan(candidate, need, due, yields, need / _worth(candidate, now))
 
     def _savable(self, plans: list[_Plan], now: int) -> list[_Plan]:
         """The largest set that can be on time, by deadline."""
@@ -77,8 +88,8 @@ class Punctual(Policy):
         for plan in plans:
             saved.append(plan)
             end += plan.need
-            if end > plan.due:
-                dearest = max(saved, key=lambda other: other.cost)
+            while end > plan.due and saved:
+                dearest = max(saved, key=lambda other: (other.yields, other.cost))
                 saved.remove(dearest)
                 end -= dearest.need
         return saved
@@ -92,6 +103,15 @@ class Punctual(Policy):
             end += plan.need
             slack = min(slack, plan.due - end)
         return best.candidate
+
+
+def _waited(candidate: Candidate, now: int) -> int:
+    return max(0, now - candidate.arrival - (candidate.whole - candidate.remaining))
+
+
+def _worth(candidate: Candidate, now: int) -> float:
+    """Priority and number of requests, times what they waited over what they take."""
+    return candidate.priority * candidate.size * (1 + _waited(candidate, now) / max(1, candidate.whole))
 
 
 def _due(candidate: Candidate, earliest: int) -> int:

@@ -7,6 +7,7 @@ beside the engine. The twin in which time jumps is ``engine.simulated_host``.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ import onnxruntime as ort
 from weft.devices.decoupled import Issue, NpuState
 from weft.engine.engine import Completion
 from weft.policies.base import Candidate, Running, Start
+
+log = logging.getLogger("weft.engine")
 
 ABORT_FROM_TICKS = 10_000_000
 """Segments of 10 ms and more may be stopped half-way; shorter ones are over before it pays."""
@@ -93,10 +96,17 @@ class Lanes:
             lane.task = None
             lane.busy_ticks += completion.times.compute_end - completion.times.compute_start
             self._idle.append(lane)
-            if self.watch:
-                self.watch(lane.index, completion)
             ended.append(completion)
+            self._show(lane.index, completion)
         return ended
+
+    def _show(self, lane: int, completion: Completion) -> None:
+        """Whoever watches must not be able to lose a completion."""
+        try:
+            if self.watch:
+                self.watch(lane, completion)
+        except Exception:
+            log.exception("a segment could not be accounted for")
 
     def idle_until(self, tick: int) -> None:
         """The thread that drives the engine waits elsewhere: for requests and for ``wake``."""
@@ -111,12 +121,12 @@ class Lanes:
             lane.tasks.put(lane.task)
 
     def abortable(self) -> tuple[Running, ...]:
-        now = time.monotonic_ns()
-        return tuple(
-            Running(task.candidate, max(0, task.submitted + task.candidate.compute - now))
+        found = tuple(
+            Running(lane.task.candidate, self._rest(lane.task), bool(lane.task.options) and not lane.task.aborted)
             for lane in self.lanes
-            if (task := lane.task) and task.options and not task.aborted
+            if lane.task
         )
+        return found if any(layer.stoppable for layer in found) else ()
 
     def abort(self, candidate: Candidate) -> None:
         for lane in self.lanes:
@@ -124,12 +134,12 @@ class Lanes:
                 lane.task.aborted = True
                 lane.task.options.terminate = True
 
-    def rest_ticks(self) -> int:
-        """Until the first lane is expected to be free."""
-        if self._idle:
-            return 0
-        now = time.monotonic_ns()
-        return min(max(0, lane.task.submitted + lane.task.candidate.compute - now) for lane in self.lanes if lane.task)
+    def rests(self) -> list[tuple[Candidate, int]]:
+        """What runs, and how many ticks each is expected to run on."""
+        return [(lane.task.candidate, self._rest(lane.task)) for lane in self.lanes if lane.task]
+
+    def _rest(self, task: _Task) -> int:
+        return 0 if task.aborted else max(0, task.submitted + task.candidate.compute - time.monotonic_ns())
 
     def close(self) -> None:
         """Let every lane finish what it runs, and end its thread."""

@@ -41,6 +41,8 @@ UNNOTICED_NS = 20_000
 LEARNING = 0.15
 """Weight of the last observation in a segment's expected time."""
 NO_BUFFER = 1 << 52
+TURN_NS = 2_000_000
+"""How long the engine holds the event loop at a time, about."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 ALONE: Shapes = (("", ()),)
@@ -71,7 +73,9 @@ class _Stream:
     rows: int
     first_program: int
     batches: int
-    """Most requests in a batch; also the number of its programs."""
+    """Most requests in a batch."""
+    places: int
+    """Programs that are its own, at least as many."""
     measured: bool
     """Whether its times were ever seen."""
     seen: int = 0
@@ -251,20 +255,21 @@ class Dispatcher:
         return inbox + sum(len(self._source.waiting(stream.index)) for stream in model.streams.values())
 
     def _backlog_ns(self, due: int) -> int:
-        """Work that stands before a request with this deadline, per lane."""
+        """When a lane would be free for a request with this deadline: what stands before it, spread over the lanes."""
         before = due if self.policy.for_deadlines else NO_DEADLINE
-        total = 0
+        waiting = sum(self._alone(self._numbered[ticket.stream]) for ticket in self._inbox if ticket.due <= before)
+        begun = {(candidate.stream, candidate.query): rest for candidate, rest in self.lanes.rests()}
         for stream in self._streams.values():
-            waiting = self._source.waiting(stream.index)
-            if waiting:
-                count = bisect_right(waiting, before, key=lambda ticket: ticket.due)
+            queue = self._source.waiting(stream.index)
+            if queue:
+                count = bisect_right(queue, before, key=lambda ticket: ticket.due)
                 largest = self._programs[stream.first_program + stream.batches - 1].remaining[0]
-                total += count * largest // stream.batches if count > 1 else count * self._alone(stream)
+                waiting += count * largest // stream.batches if count > 1 else count * self._alone(stream)
             for job in self._source.jobs(stream.index):
                 if job.members[0].due <= before and job.layer < len(self._programs[job.program]):
-                    total += self._programs[job.program].remaining[job.layer]
-        total += sum(self._alone(self._numbered[ticket.stream]) for ticket in self._inbox if ticket.due <= before)
-        return (total + self.lanes.rest_ticks()) // len(self.lanes.lanes)
+                    key = stream.index, job.query
+                    begun[key] = begun.get(key, 0) + self._programs[job.program].remaining[job.layer]
+        return _poured(waiting, begun.values(), len(self.lanes.lanes))
 
     def _alone(self, stream: _Stream) -> int:
         return self._programs[stream.first_program].remaining[0]
@@ -283,9 +288,12 @@ class Dispatcher:
 
     def _pump(self) -> None:
         self._pumping = False
+        until = self.lanes.now() + TURN_NS
         try:
             while self._engine.step():
-                pass
+                if self.lanes.now() > until:  # many short segments ran right here; others want the loop, too
+                    self._pump_soon()
+                    break
         except Exception as error:  # a policy's fault; nobody shall wait for an engine that cannot go on
             log.exception("the engine stopped")
             self._give_up(Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}"))
@@ -302,8 +310,8 @@ class Dispatcher:
             self._batch_timer = None
         if self.waiting and any(stream.model.batch_timeout_ns for stream in self._streams.values()):
             delay = (self._source.next_event() - self.lanes.now()) / 1e9
-            if delay > 0:
-                self._batch_timer = self._loop.call_later(delay, self._pump)
+            if delay > 0 or self.lanes.ready():
+                self._batch_timer = self._loop.call_later(max(0.0, delay), self._pump)
 
     def _expire(self, ticket: LiveTicket) -> None:
         ticket.timer = None
@@ -493,14 +501,16 @@ class Dispatcher:
             rows = _rows(model.name, shapes)
             batches = 1 if alone else max(1, prepared.max_batch // max(1, rows))
         programs = [self._estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
-        spare = next((old for old in self._spare if old.batches >= batches), None)
-        if spare:
+        fitting = [old for old in self._spare if old.places >= batches]
+        if fitting:
+            spare = min(fitting, key=lambda old: old.places)
             self._spare.remove(spare)
-            self._programs[spare.first_program : spare.first_program + batches] = programs
-            stream = _Stream(spare.index, model, shapes, rows, spare.first_program, batches, prepared.warm)
+            first = spare.first_program
+            self._programs[first : first + batches] = programs
+            stream = _Stream(spare.index, model, shapes, rows, first, batches, spare.places, prepared.warm)
             self._source.reopen(stream.index, self._terms(stream))
         else:
-            stream = _Stream(-1, model, shapes, rows, len(self._programs), batches, prepared.warm)
+            stream = _Stream(-1, model, shapes, rows, len(self._programs), batches, batches, prepared.warm)
             self._programs += programs
             stream.index = self._source.open(self._terms(stream))
         self._numbered[stream.index] = stream
@@ -554,6 +564,19 @@ class Dispatcher:
 
 def _nobody(ticket: LiveTicket, outcome: object) -> None:
     """Stands where a reply was once it has been given."""
+
+
+def _poured(waiting: int, begun: Iterable[int], count: int) -> int:
+    """When the first of *count* lanes is free, each batch that has begun on one lane, the rest poured over all."""
+    lanes = [0] * count
+    for rest in sorted(begun, reverse=True):
+        lanes[lanes.index(min(lanes))] += rest
+    lanes.sort()
+    for filled in range(1, count):
+        level = (waiting + sum(lanes[:filled])) // filled
+        if level <= lanes[filled]:
+            return level
+    return (waiting + sum(lanes)) // count
 
 
 def _rows(model: str, shapes: Shapes) -> int:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 SPANS = 50_000
+OUT_OF_ORDER_NS = 1_000_000_000
 
 
 class Span(NamedTuple):
@@ -36,10 +37,11 @@ class Recorder:
     def since(self, start_ns: int) -> list[Span]:
         """Spans that ended later, oldest first."""
         found = []
-        for span in reversed(self._spans):
-            if span.end_ns <= start_ns:
+        for span in reversed(self._spans):  # lanes report a little out of order
+            if span.end_ns > start_ns:
+                found.append(span)
+            elif span.end_ns < start_ns - OUT_OF_ORDER_NS:
                 break
-            found.append(span)
         return found[::-1]
 
     def as_perfetto(self) -> dict[str, Any]:
