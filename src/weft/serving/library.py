@@ -106,6 +106,7 @@ class Library:
                 await asyncio.shield(self._start_loading(slot))
         finally:
             slot.waiters -= 1
+            self._room_changed.set()
 
     async def load(self, name: str) -> None:
         """Load a model, or load it again: from then on requests meet what is on disk now."""
@@ -185,22 +186,21 @@ class Library:
         """Let the models that were used least recently leave, and wait until their memory is free.
 
         Idle ones leave first; one in use takes no more requests and leaves with its last. One that somebody is
-        about to use stays, or two clients could evict each other's models for ever.
+        about to use stays for them, or two clients could evict each other's models for ever. Where an old and a new
+        copy of a model do not fit side by side, the old one leaves, too, and its requests wait for the new one.
         """
-        if self.budget_bytes is None:
-            return
-        others = [s for s in self._slots.values() if s.served and s is not wanted and not s.waiters]
-        others.sort(key=lambda slot: (slot.served.leases > 0 if slot.served else False, slot.used_ns))
-        while self.used_bytes + needed > self.budget_bytes:
+        while self.budget_bytes is not None and self.used_bytes + needed > self.budget_bytes:
             self._room_changed.clear()
-            if others:
+            loaded = [slot for slot in self._slots.values() if slot.served and (slot is not wanted or needed)]
+            free = [slot for slot in loaded if not slot.waiters or slot is wanted]
+            if free:
                 self.evictions += 1
-                self._dismiss(others.pop(0), "")
-            elif not self._leaving:
+                self._dismiss(min(free, key=lambda slot: _eviction_rank(slot, wanted)), "")
+            elif loaded or self._leaving:
+                await self._room_changed.wait()
+            else:
                 self._dismiss(wanted, "does not fit into the memory budget")
                 raise Overloaded(self._no_room(needed, wanted), reason="memory")
-            else:
-                await self._room_changed.wait()
 
     def _no_room(self, needed: int, wanted: Slot) -> str:
         size = f"about {needed >> 20} MiB" if needed else "more"
@@ -222,11 +222,12 @@ class Library:
             self._emptied(served)
 
     def _emptied(self, served: Served) -> None:
+        """Nobody needs it for the moment."""
         if served in self._leaving:
             self._leaving.remove(served)
             self._dispatcher.forget(served)
-            served.prepared.close()
-            self._room_changed.set()
+            asyncio.get_running_loop().run_in_executor(None, served.prepared.close)
+        self._room_changed.set()
 
     async def close(self) -> None:
         """Give up what is loading and close what is loaded."""
@@ -235,6 +236,10 @@ class Library:
             if slot.loading:
                 slot.loading.cancel()
             self._dismiss(slot, "")
+
+
+def _eviction_rank(slot: Slot, wanted: Slot) -> tuple[bool, bool, int]:
+    return slot is wanted, bool(slot.served and slot.served.leases), slot.used_ns
 
 
 def _guess_bytes(path: Path) -> int:
