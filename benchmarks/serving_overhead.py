@@ -72,7 +72,7 @@ class Round(NamedTuple):
 def write_network(path: Path) -> Path:
     """x [n, 64] -> y [n, 10], random weights."""
     rng = np.random.default_rng(0)
-    weights = {
+    weights: dict[str, Any] = {
         "w1": rng.normal(size=(FEATURES, HIDDEN)).astype(np.float32) / 8,
         "b1": rng.normal(size=HIDDEN).astype(np.float32),
         "w2": rng.normal(size=(HIDDEN, CLASSES)).astype(np.float32) / 8,

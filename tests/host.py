@@ -25,7 +25,10 @@ from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
 from weft.policies.base import NO_DEADLINE
 from weft.program import Program
 from weft.runtime import lanes as lanes_module
-from weft.serving.dispatch import NO_BUFFER, Ask, Dispatcher, LiveTicket, Served
+from weft.policies.base import NO_BUFFER
+from weft.serving.dispatch import Dispatcher
+from weft.serving.streams import Served
+from weft.serving.tickets import Ask, LiveTicket
 
 PATIENCE_S = 120
 """After that a test that would hang fails instead; no test is meant to come near it."""

@@ -56,7 +56,7 @@ class Live:
 def running(*models: str | Path, stop: bool = True, **settings: Any) -> Iterator[Live]:
     """A server over these models; ports are chosen by the system."""
     config = ServerConfig(
-        models=tuple(map(str, models)), **({"http_port": 0, "grpc_port": 0, "drain_s": 60.0} | settings)
+        models=tuple(map(str, models)), **({"http_port": 0, "grpc_port": 0, "lanes": 1, "drain_s": 60.0} | settings)
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)

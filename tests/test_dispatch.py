@@ -25,7 +25,9 @@ from weft.policies import POLICIES
 from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
 from weft.serving import dispatch, recorder
-from weft.serving.dispatch import Ask, Dispatcher, LiveTicket, Served
+from weft.serving.dispatch import Dispatcher
+from weft.serving.streams import Served
+from weft.serving.tickets import Ask, LiveTicket
 from weft.serving.recorder import Recorder, Span
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
 

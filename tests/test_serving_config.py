@@ -69,6 +69,7 @@ def test_an_empty_model_file_means_the_defaults(tmp_path):
         ("priority = 4", "priority = 4"),
         ("priority = 1.0", "priority = 1.0"),
         ("max_batch = 0", "max_batch = 0"),
+        ("max_batch = 257", "max_batch = 257"),
         ("batch_timeout_ms = -1", "batch_timeout_ms = -1"),
         ("queue_size = 0", "queue_size = 0"),
         ("queue_size = true", "queue_size = True"),
@@ -116,8 +117,17 @@ def test_the_server_listens_on_this_machine_only_unless_told_otherwise():
     config = ServerConfig()
     assert (config.host, config.http_port, config.grpc_port) == ("127.0.0.1", 8000, 8001)
     assert (config.default_slo_ms, config.best_effort_ms, config.drain_s) == (1000.0, 60000.0, 30.0)
-    assert (config.total_queue, config.threads, config.lanes) == (4096, 1, 1)
+    assert (config.total_queue, config.threads) == (4096, 1)
     assert config.warnings == () and config.api_key is None
+
+
+@pytest.mark.parametrize(("cores", "lanes"), [(1, 1), (2, 1), (3, 2), (64, 63)])
+def test_a_core_is_left_to_the_network_unless_there_is_only_one(tmp_path, monkeypatch, cores, lanes):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    assert ServerConfig().lanes == server(tmp_path, "").lanes == lanes
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert ServerConfig().lanes == lanes
 
 
 @pytest.mark.parametrize(
@@ -132,6 +142,7 @@ def test_the_server_listens_on_this_machine_only_unless_told_otherwise():
         ({"lanes": 0}, "lanes = 0"),
         ({"threads": 0}, "threads = 0"),
         ({"pin": 1}, "pin = 1"),
+        ({"pin": True, "threads": 2}, "pin cannot go with threads = 2: only lanes are kept on cores"),
         ({"policy": ""}, "policy = ''"),
         ({"policy_options": {"a": "b"}}, "policy_options.a"),
         ({"policy_options": {"a": float("nan")}}, "policy_options.a"),
@@ -185,7 +196,9 @@ def test_only_an_open_and_unprotected_server_is_warned_about(host):
     assert len(bare.warnings) == (host in OPEN)
     assert all(host in line and line.isprintable() for line in bare.warnings)
     assert replace(bare, api_key="k").warnings == ()
-    assert replace(bare, tls_cert=Path("c"), tls_key=Path("k")).warnings == ()
+    with_tls = replace(bare, tls_cert=Path("c"), tls_key=Path("k"))
+    assert len(with_tls.warnings) == len(bare.warnings)
+    assert all("no API key is set; anyone who can reach it may" in line for line in with_tls.warnings)
 
 
 WHOLE = """
@@ -193,9 +206,8 @@ models = ["resnet50", "repository", "one.onnx", "/srv/models", "sub/other", "unh
 host = "0.0.0.0"
 http_port = 9000
 grpc_port = false
-lanes = 2
+lanes = 1000
 threads = 3
-pin = true
 policy = "edf"
 policy_options = { alpha = 0.5, depth = 3, lazy = true }
 memory_budget_bytes = 1_000_000
@@ -226,7 +238,9 @@ def test_a_file_may_set_everything_with_paths_from_its_folder(tmp_path):
     assert config.policy_options == {"alpha": 0.5, "depth": 3, "lazy": True}
     assert [type(value) for value in config.policy_options.values()] == [float, int, bool]
     defaults = ServerConfig()
-    assert not [each.name for each in fields(config) if getattr(config, each.name) == getattr(defaults, each.name)]
+    same = [each.name for each in fields(config) if getattr(config, each.name) == getattr(defaults, each.name)]
+    assert same == ["pin"]  # which cannot go with threads
+    assert server(tmp_path, "pin = true").pin is True
 
 
 def test_a_file_may_set_nothing(tmp_path):

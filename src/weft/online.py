@@ -23,7 +23,8 @@ from weft.engine.simulated_npu import SimulatedNpu
 from weft.errors import InputError, WorkloadError, unknown_name
 from weft.kernels import online as k
 from weft.models.sources import load_model
-from weft.policies import Option, Policy, Setting, make_policy
+from weft.policies import Option, Policy, Setting, make_request_policy
+from weft.policies.base import UNBOUNDED_ROUNDS
 from weft.policies.edf import EarliestDeadline
 from weft.policies.in_order import Fifo
 from weft.policies.layerweaver import Layerweaver
@@ -39,7 +40,6 @@ from weft.workloads.online import Stream, Workload
 
 Ints = npt.NDArray[np.int64]
 
-UNBOUNDED_ROUNDS = 1 << 40
 BLOCK = 4096
 MOST_RECORDED = 1 << 20
 """Issues and answers kept where a run is recorded; it goes on uncounted beyond."""
@@ -131,9 +131,7 @@ def simulate_requests(
     """
     if late not in LATE:
         raise InputError(unknown_name("rule for late requests", late, LATE))
-    chooser = make_policy(policy, case.setting, options)
-    if not chooser.serves_requests:
-        raise InputError(f"{policy} plans for streams that never run dry; for requests with deadlines there is weft+")
+    chooser = make_request_policy(policy, case.setting, options)
     if late == "drop":
         _check_closed(case, chooser)
     if compiled and type(chooser) in ONLINE:

@@ -20,14 +20,14 @@ from weft.engine import Arrivals, Engine, Requests, SimulatedHost
 from weft.engine.requests import Terms
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
-from weft.policies import Option, Setting, make_policy
-from weft.policies.base import NO_DEADLINE
+from weft.load.report import ranks
+from weft.policies import Option, Setting, make_request_policy
+from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
 from weft.program import Program
 
 Floats = npt.NDArray[np.float64]
 
 TICKS_PER_S = 1_000_000_000
-NO_BUFFER = 1 << 52
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -50,6 +50,7 @@ class _Profile(BaseModel):
     policy: str
     policy_options: dict[str, Option] = {}
     lanes: Annotated[int, Field(ge=1, le=1024)]
+    default_slo_ms: Time = 1000.0
     models: dict[str, _Model]
 
 
@@ -158,11 +159,11 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
         model = profile.models[stream.model]
         terms.append(_terms(bench, index, model, len(programs)))
         programs += [_program(stream.model, model, batch) for batch in range(1, model.max_batch + 1)]
-    setting = Setting(tuple(programs), NO_BUFFER, rounds=1 << 40, lanes=profile.lanes)
-    chooser = make_policy(policy, setting, options)
+    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
+    chooser = make_request_policy(policy, setting, options)
     sent = [sorted(_ticks(np.add(each.scheduled_s, each.lag_s))) for each in bench.streams]
     feed = Arrivals(terms, [iter(each) for each in sent], end=0, strict=bench.deadlines == "strict")
-    source = Requests(setting, feed, [p.remaining for p in programs], foresight=chooser.foresight)
+    source = Requests(setting, feed, [p.remaining for p in programs], foresight=chooser.foresight, hurry=True)
     for term in terms:
         source.open(term)
     Engine(source, chooser, SimulatedHost(setting)).run()
@@ -189,11 +190,18 @@ def _terms(bench: _Bench, index: int, model: _Model, first_program: int) -> Term
     priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
     return Terms(
         programs=first_program,
-        deadline=round(bench.streams[index].deadline_s * TICKS_PER_S) if bench.deadlines != "none" else NO_DEADLINE,
+        deadline=round(_due_s(bench, index) * TICKS_PER_S),
         max_batch=model.max_batch,
         timeout=round(model.batch_timeout_ms * 1e6),
         priority=priority,
     )
+
+
+def _due_s(bench: _Bench, index: int) -> float:
+    """By when the server took a request to be due."""
+    if bench.deadlines != "none" or bench.profile is None:
+        return bench.streams[index].deadline_s
+    return bench.profile.default_slo_ms / 1e3
 
 
 def _program(name: str, model: _Model, batch: int) -> Program:
@@ -219,7 +227,7 @@ def _figures(latency_s: Floats, deadline_s: float) -> Figures:
     missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s) if len(latency_s) else None
     if not len(answered):
         return Figures(0, None, None, None, missed)
-    p50, p99 = np.percentile(answered, (50, 99)).tolist()
+    p50, p99 = ranks(answered, (0.5, 0.99))
     return Figures(len(answered), float(answered.mean()), p50, p99, missed)
 
 

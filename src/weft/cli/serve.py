@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from weft.cli.common import console, parse_options
-from weft.errors import InputError
+from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
     from weft.serving.config import ServerConfig
@@ -80,26 +81,60 @@ def command(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        done = runner.run(serve(settings, lambda name: console.print(f"loading {name}", highlight=False), _announce))
+    with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        done = runner.run(serve(settings, loading.say, loading.ready, _finishing))
     if not done:
-        raise InputError(f"stopped, but some requests were not answered within {settings.drain_s:g} s")
+        raise WeftError("stopped before every request was answered in full")
 
 
 def _settings(file: str | None, given: dict[str, Any], api_key_file: str | None) -> ServerConfig:
     """The file's settings with the command line's in their place."""
     from weft.serving.config import ServerConfig, read_api_key, read_server_config
 
-    base = read_server_config(Path(file)) if file else ServerConfig(lanes=max(1, (os.cpu_count() or 2) - 1))
     if given.get("grpc_port") == -1:
         given["grpc_port"] = None
-    key = read_api_key(Path(api_key_file) if api_key_file else None, os.environ)
-    if key:
-        given["api_key"] = key
+    if api_key_file:
+        given["api_key"] = read_api_key(Path(api_key_file), {})
+    base = read_server_config(Path(file)) if file else ServerConfig(api_key=read_api_key(None, os.environ))
     settings = replace(base, **given)
     if not settings.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
     return settings
+
+
+class _Loading:
+    """Tells which model is being loaded: on a terminal as a line that moves and goes, elsewhere as a line each."""
+
+    def __init__(self) -> None:
+        self._status = console.status("starting") if console.is_terminal else None
+
+    def __enter__(self) -> _Loading:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def say(self, name: str) -> None:
+        if self._status:
+            self._status.update(f"loading {escape(name)}: cutting and measuring it may take minutes the first time")
+        else:
+            console.print(f"loading {name}", highlight=False, markup=False)
+
+    def ready(self, server: Server) -> None:
+        if self._status:
+            self._status.stop()
+        _announce(server)
+
+
+def _finishing(requests: int) -> None:
+    console.print(f"finishing {_counted(requests, 'request')}; Ctrl-C again to stop now", highlight=False)
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def _bytes(option: str, text: str | None) -> int | None:
@@ -117,8 +152,23 @@ def _announce(server: Server) -> None:
     console.print(f"\n[bold]ready[/bold]  {scheme}://{config.host}:{server.http_port}", highlight=False)
     if server.grpc_port:
         console.print(f"       grpc {config.host}:{server.grpc_port}", highlight=False)
-    lanes = f"{config.lanes} lane{'s' * (config.lanes > 1)}"
+    lanes = _counted(config.lanes, "lane")
     console.print(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n", highlight=False)
-    for slot in service.library.slots():
-        pieces = f"{len(slot.served.prepared.segments)} segments" if slot.served else slot.state
-        console.print(f"       {slot.entry.name} {slot.entry.version}: {pieces}  {slot.message}", highlight=False)
+    slots = list(service.library.slots())
+    for slot in slots:
+        pieces = _counted(len(slot.served.prepared.segments), "segment") if slot.served else slot.state
+        _line(f"       {slot.entry.name} {slot.entry.version}: {pieces}  {slot.message}")
+    repository = service.library.repository
+    for name, why in repository.problems.items():
+        _line(f"       problem: {name}: {why}")
+    for name, what in repository.remarks.items():
+        _line(f"       remark: {name}: {what}")
+    if not any(slot.served or slot.state == "unloaded" for slot in slots):
+        _line(
+            "       warning: no model is served; add one to the repository and load it, or look at the problems above"
+        )
+
+
+def _line(text: str) -> None:
+    """One line however long, and nothing in it is markup: names and reasons come from files."""
+    console.print(text.rstrip(), highlight=False, markup=False, soft_wrap=True)

@@ -143,6 +143,7 @@ class Requests:
     remaining: estimated ticks from each layer of each program to its end.
     demote: whether late requests that are not strict are served only when nothing on time is waiting.
     foresight: percent of its remaining time that counts when a request is judged late.
+    hurry: whether a batch that would otherwise be late begins before its timeout.
     """
 
     def __init__(
@@ -153,12 +154,15 @@ class Requests:
         *,
         demote: bool = False,
         foresight: int = 0,
+        hurry: bool = False,
     ) -> None:
         self._setting, self._feed, self._remaining = setting, feed, remaining
-        self._demote, self._foresight = demote, foresight
+        self._demote, self._foresight, self._hurry = demote, foresight, hurry
         self._places = max(JOBS, 2 * setting.lanes)
         self._desks: list[_Desk] = []
         self._terms: list[Terms] = []
+        self._busy: set[int] = set()
+        """Streams that have something; those that have nothing any more are taken out when next looked at."""
         self._now = 0
 
     def open(self, terms: Terms) -> int:
@@ -193,32 +197,46 @@ class Requests:
         """Most requests that waited in each queue."""
         return [desk.deepest for desk in self._desks]
 
+    def busy(self) -> list[int]:
+        """Streams of which something waits or runs."""
+        return [stream for stream in sorted(self._busy) if not self._desks[stream].idle]
+
     def done(self) -> bool:
-        return self._feed.exhausted() and all(desk.idle for desk in self._desks)
+        return self._feed.exhausted() and not self.busy()
 
     def next_event(self) -> int:
-        waits = [
-            desk.queue[0].arrival + term.timeout
-            for desk, term in zip(self._desks, self._terms, strict=True)
-            if desk.queue
-        ]
+        waits = [self._ready_at(stream) for stream in self._busy if self._desks[stream].queue]
         return max(self._now, min([self._feed.next_arrival(), *(wait for wait in waits if wait > self._now)]))
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """Its client went away: it leaves the queue, or its batch if it is the last one of it."""
+    def put(self, ticket: Ticket) -> None:
+        """A request has come."""
+        desk = self._desks[ticket.stream]
+        if len(desk.queue) < QUEUE_PLACES:
+            desk.put(ticket)
+            self._busy.add(ticket.stream)
+        else:
+            self._feed.refused(ticket, self._now)
+
+    def withdraw(self, ticket: Ticket) -> Job | None:
+        """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
+        the others, if there are any."""
         ticket.gone = True
         desk = self._desks[ticket.stream]
         if ticket in desk.queue:
             desk.queue.remove(ticket)
+            return None
+        return next((job for job in desk.under_way.values() if ticket in job.members), None)
 
     def offer(self, device: NpuState) -> Offer:
         self._now = device.channel_free
         for ticket in self._feed.take(self._now):
-            self._enqueue(ticket)
+            self.put(ticket)
         heads: list[Candidate] = []
         clock = max(device.array_free, self._now)
-        for stream, desk in enumerate(self._desks):
+        for stream in sorted(self._busy):
+            desk = self._desks[stream]
             if desk.idle:
+                self._busy.discard(stream)
                 continue
             desk.deepest = max(desk.deepest, len(desk.queue))
             self._sort_out_queue(stream, clock)
@@ -226,7 +244,7 @@ class Requests:
             heads += self._heads_of(stream)
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
         if not on_time:
-            heads += [head for stream in range(len(self._desks)) for head in self._late_batch(stream)]
+            heads += [head for stream in sorted(self._busy) for head in self._late_batch(stream)]
         return Offer(tuple(heads), tuple(on_time or heads))
 
     def issued(self, candidate: Candidate, step: int) -> None:
@@ -248,13 +266,6 @@ class Requests:
             self._end(candidate.stream, job)
             self._feed.served(job, completion)
             self._feed.ended(job)
-
-    def _enqueue(self, ticket: Ticket) -> None:
-        desk = self._desks[ticket.stream]
-        if len(desk.queue) < QUEUE_PLACES:
-            desk.put(ticket)
-        else:
-            self._feed.refused(ticket, self._now)
 
     def _sort_out_queue(self, stream: int, clock: int) -> None:
         """Take requests that cannot be on time out of the queue."""
@@ -299,11 +310,21 @@ class Requests:
         jobs = [job for job in desk.jobs if job]
         heads = [self._head(stream, job) for job in jobs if not job.running]
         waiting = len(desk.queue)
-        ready = waiting >= term.max_batch or (waiting > 0 and self._now >= desk.queue[0].arrival + term.timeout)
+        ready = waiting > 0 and (waiting >= term.max_batch or self._now >= self._ready_at(stream))
         if ready and len(jobs) < self._places and self._may_begin(desk, [job for job in jobs if not job.late]):
             members = [desk.queue[i] for i in range(min(waiting, term.max_batch))]
             heads.append(self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members)))
         return heads
+
+    def _ready_at(self, stream: int) -> int:
+        """When what waits becomes a batch, full or not: its time is up, or it would be late."""
+        queue, term = self._desks[stream].queue, self._terms[stream]
+        if not self._hurry:
+            return queue[0].arrival + term.timeout
+        if not term.timeout:
+            return 0
+        rest = self._remaining[term.programs][0]
+        return min(min(ticket.arrival for ticket in queue) + term.timeout, queue[0].due - rest)
 
     def _may_begin(self, desk: _Desk, on_time: list[Job]) -> bool:
         """As many batches of a stream as there are lanes, and one that is due before all of those."""

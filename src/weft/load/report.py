@@ -169,7 +169,7 @@ def _figures(
     bins = {int(code): int(count) for code, count in zip(codes, counts, strict=True)}
     good = latency_s[status == OK]
     met = int(np.count_nonzero(good <= stream.deadline_ms / 1e3))
-    ranks = _ranks(good, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
+    times_s = ranks(good, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return StreamFigures(
         scheduled=len(status),
         answered=len(good),
@@ -181,12 +181,12 @@ def _figures(
         met=met,
         met_share=met / len(status) if len(status) else None,
         mean_s=float(good.mean()) if len(good) else None,
-        **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), ranks, strict=True)),
-        **dict(zip(("lag_p99_s", "lag_max_s"), _ranks(lag_s, (0.99, 1.0)), strict=True)),
+        **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), times_s, strict=True)),
+        **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
     )
 
 
-def _ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
+def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
     """The smallest values that so many of all do not exceed; every one of them was observed."""
     if not len(values):
         return [None] * len(shares)

@@ -51,6 +51,16 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
     return POLICIES[name](setting, **(options or {}))
 
 
+def make_request_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
+    """The same for requests that come and go; policies that plan for streams which never run dry are refused."""
+    policy = make_policy(name, setting, options)
+    if not policy.serves_requests:
+        raise InputError(
+            f"{name} plans for streams that never run dry; for requests with deadlines there are weft+ and punctual"
+        )
+    return policy
+
+
 def check_policy(name: str) -> None:
     """Refuse a name nobody registered."""
     if name not in POLICIES:
@@ -73,5 +83,6 @@ __all__ = [
     "View",
     "check_policy",
     "make_policy",
+    "make_request_policy",
     "options_of",
 ]

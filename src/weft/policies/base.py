@@ -16,6 +16,10 @@ from weft.program import Program
 from weft.workloads.saturated import DEFAULT_MAX_LAG
 
 NO_DEADLINE = 1 << 62
+NO_BUFFER = 1 << 52
+"""Buffer of a device that has none to fill, as a host: more than anything takes."""
+UNBOUNDED_ROUNDS = 1 << 40
+"""Rounds of a run that ends when its requests do."""
 
 
 class Candidate(NamedTuple):
@@ -103,6 +107,9 @@ class Policy:
 
     serves_requests: ClassVar[bool] = True
     """Whether it can serve requests that come and go, or only streams that never run dry."""
+
+    defers_late: ClassVar[bool] = False
+    """Whether a request that missed its deadline gives way to those that can still be on time."""
 
     for_deadlines: ClassVar[bool] = False
     """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""

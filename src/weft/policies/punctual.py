@@ -10,6 +10,7 @@ long again, so nothing starves.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
@@ -39,6 +40,7 @@ class Punctual(Policy):
     """Percent by which remaining times are taken to be longer than estimated."""
 
     for_deadlines: ClassVar[bool] = True
+    defers_late: ClassVar[bool] = True
     foresight: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
@@ -83,16 +85,17 @@ class Punctual(Policy):
 
     def _savable(self, plans: list[_Plan], now: int) -> list[_Plan]:
         """The largest set that can be on time, by deadline."""
-        saved: list[_Plan] = []
+        left_out: set[int] = set()
+        dearest: list[tuple[bool, float, int]] = []
         end = now
-        for plan in plans:
-            saved.append(plan)
+        for place, plan in enumerate(plans):
+            heappush(dearest, (not plan.yields, -plan.cost, place))
             end += plan.need
-            while end > plan.due and saved:
-                dearest = max(saved, key=lambda other: (other.yields, other.cost))
-                saved.remove(dearest)
-                end -= dearest.need
-        return saved
+            while end > plan.due and dearest:
+                worst = heappop(dearest)[2]
+                left_out.add(worst)
+                end -= plans[worst].need
+        return [plan for place, plan in enumerate(plans) if place not in left_out]
 
     def _quickest(self, saved: list[_Plan], now: int) -> Candidate:
         """The cheapest of those whose next segment leaves everybody due before it in time."""

@@ -112,13 +112,15 @@ class Lanes:
         """The thread that drives the engine waits elsewhere: for requests and for ``wake``."""
 
     def submit(self, start: Start) -> None:
-        lane, candidate = self._idle.pop(), start.candidate
+        candidate = start.candidate
         options = ort.RunOptions() if candidate.compute >= ABORT_FROM_TICKS else None
-        lane.task = _Task(candidate, self._work_of(candidate), time.monotonic_ns(), options)
+        task = _Task(candidate, self._work_of(candidate), time.monotonic_ns(), options)
+        lane = self._idle.pop()
+        lane.task = task
         if candidate.compute < INLINE_TICKS:
-            self._ended.append((lane, _computed(lane.task)))
+            self._ended.append((lane, _computed(task)))
         else:
-            lane.tasks.put(lane.task)
+            lane.tasks.put(task)
 
     def abortable(self) -> tuple[Running, ...]:
         found = tuple(
@@ -129,10 +131,15 @@ class Lanes:
         return found if any(layer.stoppable for layer in found) else ()
 
     def abort(self, candidate: Candidate) -> None:
+        self.stop(candidate.stream, candidate.query)
+
+    def stop(self, stream: int, query: int) -> None:
+        """Stop what runs of a query, if it is long enough to be stopped."""
         for lane in self.lanes:
-            if lane.task and lane.task.candidate == candidate and lane.task.options:
-                lane.task.aborted = True
-                lane.task.options.terminate = True
+            task = lane.task
+            if task and task.options and (task.candidate.stream, task.candidate.query) == (stream, query):
+                task.aborted = True
+                task.options.terminate = True
 
     def rests(self) -> list[tuple[Candidate, int]]:
         """What runs, and how many ticks each is expected to run on."""

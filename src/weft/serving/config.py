@@ -36,6 +36,10 @@ Option = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, st
 Name = Annotated[str, Field(min_length=1, strict=True), AfterValidator(printable)]
 
 
+LARGEST_BATCH = 256
+"""Rows; the engine keeps the times of every size up to a model's largest."""
+
+
 class ModelConfig(BaseModel):
     """The settings of one model; all may be left out."""
 
@@ -47,7 +51,7 @@ class ModelConfig(BaseModel):
     """Strict deadline of requests that bring none: late work is dropped."""
     priority: Annotated[int, Field(ge=0, le=3)] = 0
     """1 is the highest, 3 the lowest; 0 is the default."""
-    max_batch: Annotated[int, Field(ge=1, le=65536)] | None = None
+    max_batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
     """Most rows computed together; chosen from the model where left out."""
     batch_timeout_ms: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
     """How long the first request of a batch waits for others."""
@@ -98,6 +102,16 @@ def _key(text: str) -> str:
     return text
 
 
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _default_lanes() -> int:
+    """One core is left to the network side."""
+    return max(1, usable_cores() - 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """All that ``weft serve`` takes. A value of the wrong kind or range raises InputError."""
@@ -109,8 +123,8 @@ class ServerConfig:
     """0 lets the system choose."""
     grpc_port: Port | None = 8001
     """None, or ``false`` in a file: no gRPC."""
-    lanes: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
-    """Pieces of models that run at the same time."""
+    lanes: Annotated[int, Field(ge=1, le=1024, strict=True)] = field(default_factory=_default_lanes)
+    """Pieces of models that run at the same time; the usable cores less one where left out."""
     threads: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
     """Threads that work on one piece."""
     pin: StrictBool = False
@@ -145,11 +159,12 @@ class ServerConfig:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and still worth a line in the log."""
-        if is_loopback(self.host) or self.api_key is not None or self.tls_cert is not None:
+        if is_loopback(self.host) or self.api_key is not None:
             return ()
+        lacking = "neither an API key nor TLS is set" if self.tls_cert is None else "no API key is set"
         return (
-            f"host {self.host} can be reached from other machines and neither an API key nor TLS is set; "
-            "anyone there may send requests",
+            f"host {self.host} can be reached from other machines and {lacking}; "
+            "anyone who can reach it may send requests",
         )
 
 
@@ -256,6 +271,11 @@ def _check(config: ServerConfig) -> None:
     if (config.tls_cert is None) != (config.tls_key is None):
         given_one, missing = ("tls_key", "tls_cert") if config.tls_cert is None else ("tls_cert", "tls_key")
         raise InputError(f"{given_one} is set and {missing} is not; TLS needs both")
+    if config.pin and config.threads > 1:
+        raise InputError(
+            f"pin cannot go with threads = {config.threads}: only lanes are kept on cores, not the threads that help "
+            "them; use more lanes instead, or leave out pin"
+        )
 
 
 def _complaint(error: ValidationError, schema: type[BaseModel]) -> str:

@@ -5,22 +5,38 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of its own beside our errors
 
 import grpc
 
-from weft.errors import BadRequest, RequestError, Unauthorised
+from weft.errors import BadRequest, InputError, RequestError, Unauthorised
 from weft.serving import grpc_wire, proto
 from weft.serving.service import Call, Result, Service, internal
 
 log = logging.getLogger("weft.grpc")
+access = logging.getLogger("weft.access")
 
 STREAM_AHEAD = 16
 """Requests of one stream that are worked on at a time."""
 
+LAST_BYTES_S = 0.25
+"""How long clients of the last calls have to read what the kernel holds: gRPC's close may take it from them."""
+
 Answer = Callable[[Any, Any], Awaitable[Any]]
+
+
+class _Begun(NamedTuple):
+    """A request of a stream."""
+
+    call: Call
+    answer: asyncio.Future[Result | RequestError]
+    began_ns: int
 
 
 class GrpcFace:
@@ -29,6 +45,10 @@ class GrpcFace:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._key = service.config.api_key
+        self._logged = service.config.access_log
+        self.in_flight = 0
+        """Requests whose answers are not sent to their last byte."""
+        self._readers: set[asyncio.Task[None]] = set()
         most = service.config.max_body_bytes
         options = [
             ("grpc.max_receive_message_length", min(most, 2**31 - 1)),
@@ -49,6 +69,15 @@ class GrpcFace:
             bound = self._server.add_secure_port(address, credentials)
         await self._server.start()
         return int(bound)
+
+    async def finish(self) -> None:
+        """End the streams, which ask for no more, and wait until the last byte of every answer is sent."""
+        for reader in self._readers:
+            reader.cancel()
+        if self.in_flight:
+            while self.in_flight:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(LAST_BYTES_S)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and let those that run end."""
@@ -74,28 +103,41 @@ class GrpcFace:
             if streaming:
                 table[name] = grpc.stream_stream_rpc_method_handler(self._stream, read, write)
             else:
-                table[name] = grpc.unary_unary_rpc_method_handler(self._guarded(calls[name]), read, write)
+                table[name] = grpc.unary_unary_rpc_method_handler(self._guarded(name, calls[name]), read, write)
         return grpc.method_handlers_generic_handler(proto.SERVICE, table)
 
-    def _guarded(self, answer: Answer) -> Answer:
-        """Check the key, and turn our errors into status codes."""
+    def _guarded(self, name: str, answer: Answer) -> Answer:
+        """Check the key, turn our errors into status codes, and keep the books."""
 
         async def guarded(message: Any, context: Any) -> Any:
+            began_ns, code = time.monotonic_ns(), "OK"
+            self.in_flight += 1
+            context.add_done_callback(self._sent)
             try:
                 if answer not in (self._server_live, self._server_ready):
                     self._check_key(context)
                 return await answer(message, context)
             except RequestError as error:
-                await context.abort(grpc.StatusCode[error.code], str(error))
+                code = error.code
+                await context.abort(grpc.StatusCode[code], str(error))
             except asyncio.CancelledError:
+                code = "CANCELLED"
                 raise
             except Exception as error:
-                if isinstance(error, grpc.aio.AbortError):
-                    raise
-                log.exception("%s", answer.__name__)
+                log.exception("%s", name)
+                code = "INTERNAL"
                 await context.abort(grpc.StatusCode.INTERNAL, str(internal(error)))
+            finally:
+                self._log(context, name, code, began_ns)
 
         return guarded
+
+    def _sent(self, context: Any) -> None:
+        self.in_flight -= 1
+
+    def _log(self, context: Any, name: str, code: str, began_ns: int) -> None:
+        if self._logged:
+            access.info("%s gRPC %s %s %.3f ms", context.peer(), name, code, (time.monotonic_ns() - began_ns) / 1e6)
 
     def _check_key(self, context: Any) -> None:
         if self._key is None:
@@ -133,6 +175,7 @@ class GrpcFace:
             message.model_version,
             lambda model: grpc_wire.decode_infer(message, model),
             done,
+            lambda: grpc_wire.repository_parameters(message),
             deadline,
         )
         return call, answer
@@ -142,31 +185,47 @@ class GrpcFace:
         try:
             self._check_key(context)
         except RequestError as error:
+            self._log(context, "ModelStreamInfer", error.code, time.monotonic_ns())
             await context.abort(grpc.StatusCode[error.code], str(error))
-        begun: asyncio.Queue[tuple[Call, asyncio.Future[Result | RequestError]] | None] = asyncio.Queue(STREAM_AHEAD)
-        calls: set[Call] = set()
-
-        async def read() -> None:
-            async for message in messages:
-                call, answer = self._begin(message, None)
-                calls.add(call)
-                await begun.put((call, answer))
-            await begun.put(None)
-
-        reader = asyncio.create_task(read())
+        begun: asyncio.Queue[_Begun | None] = asyncio.Queue()
+        room = asyncio.Semaphore(STREAM_AHEAD)
+        reader = asyncio.create_task(self._read(messages, begun, room))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
         reply = proto.CLASSES["ModelStreamInferResponse"]
+        calls: list[Call] = []
         try:
             while (next_one := await begun.get()) is not None:
-                call, answer = next_one
+                calls = [next_one.call]
+                code = "OK"
                 try:
-                    yield reply(infer_response=_computed(await answer))
+                    answer = reply(infer_response=_computed(await next_one.answer))
                 except RequestError as error:
-                    yield reply(error_message=str(error))
-                calls.discard(call)
+                    answer, code = reply(error_message=str(error)), error.code
+                self._log(context, "ModelStreamInfer", code, next_one.began_ns)
+                yield answer
+                self.in_flight -= 1
+                calls = []
+                room.release()
         finally:
             reader.cancel()
+            while not begun.empty():
+                if (left := begun.get_nowait()) is not None:
+                    calls.append(left.call)
+            self.in_flight -= len(calls)
             for call in calls:
                 call.cancel()
+
+    async def _read(self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any) -> None:
+        """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
+        try:
+            async for message in messages:
+                await room.acquire()
+                began_ns = time.monotonic_ns()
+                begun.put_nowait(_Begun(*self._begin(message, None), began_ns))
+                self.in_flight += 1
+        finally:
+            begun.put_nowait(None)
 
     # All else
 
@@ -213,3 +272,12 @@ def _computed(outcome: Result | RequestError) -> Any:
     if isinstance(outcome, RequestError):
         raise outcome
     return grpc_wire.encode_infer(outcome.request, outcome.model, outcome.outputs, outcome.parameters)
+
+
+def credentials(certificate: Path, key: Path) -> Any:
+    """What a server shows its clients; InputError if it cannot be read."""
+    try:
+        pair = key.read_bytes(), certificate.read_bytes()
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
+    return grpc.ssl_server_credentials([pair])

@@ -18,9 +18,10 @@ from typing import Literal
 from weft.errors import NotFound, Overloaded, WeftError
 from weft.runtime.preparing import Recipe, prepare
 from weft.serving.config import ModelConfig
-from weft.serving.dispatch import Dispatcher, Served
+from weft.serving.dispatch import Dispatcher
 from weft.serving.repository import Entry, Repository
 from weft.serving.statistics import Statistics
+from weft.serving.streams import Served
 from weft.serving.wire import ModelSpec
 
 log = logging.getLogger("weft.models")
@@ -45,6 +46,10 @@ class Slot:
     """Somebody unloaded it, so that requests do not bring it back."""
     statistics: Statistics = field(default_factory=Statistics)
     """Of all times it was loaded."""
+    size_bytes: int = 0
+    """What it held when it was last loaded."""
+    failed_on: tuple[int, int] | None = None
+    """Time and size of the file that could not be loaded."""
 
     @property
     def config(self) -> ModelConfig:
@@ -103,6 +108,8 @@ class Library:
             while slot.served is None:
                 if slot.shut:
                     raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
+                if slot.failed_on and slot.failed_on == _signature(slot.entry.path):
+                    raise Overloaded(f"{slot.entry.name} cannot be loaded: {slot.message}", reason="load_failed")
                 await asyncio.shield(self._start_loading(slot))
         finally:
             slot.waiters -= 1
@@ -110,13 +117,24 @@ class Library:
 
     async def load(self, name: str) -> None:
         """Load a model, or load it again: from then on requests meet what is on disk now."""
-        await asyncio.to_thread(self.repository.scan)
+        await self.rescan()
         slot = self.find(name)
-        slot.shut = False
+        slot.shut, slot.failed_on = False, None
         if slot.loading:  # it began before the scan
             await asyncio.wait([slot.loading])
         slot.entry = self.repository.entry(name)
         await asyncio.shield(self._start_loading(slot))
+
+    async def rescan(self) -> None:
+        """Look again at the disk; models whose files have gone leave."""
+        await asyncio.to_thread(self.repository.scan)
+        there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
+        for key in self._slots.keys() - there:
+            self._dismiss(self._slots.pop(key), "its file is gone")
+
+    def fits(self, slot: Slot) -> bool:
+        """Whether a model can be loaded without sending another one away, as far as can be told."""
+        return self.budget_bytes is None or self.used_bytes + _guess_bytes(slot) <= self.budget_bytes
 
     def unload(self, name: str) -> None:
         """No new requests for any version of a model; its memory returns when the last one is answered."""
@@ -139,7 +157,7 @@ class Library:
         entry = slot.entry
         try:
             async with self._one_at_a_time:
-                await self._make_room(_guess_bytes(entry.path), slot)
+                await self._make_room(_guess_bytes(slot), slot)
                 loop = asyncio.get_running_loop()
                 served = await loop.run_in_executor(self._loader, self._prepared, entry)
                 self._install(slot, served)
@@ -149,7 +167,9 @@ class Library:
             slot.state = "ready" if slot.served else "unloaded"
             raise
         except Exception as error:  # whatever is wrong with a model concerns this model alone
-            slot.message = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+            slot.message = said.replace(str(entry.path), entry.path.name)  # where it lies is not the clients' business
+            slot.failed_on = _signature(entry.path)
             slot.state = "ready" if slot.served else "failed"
             log.warning("%s %s cannot be loaded: %s", entry.name, entry.version, slot.message)
             raise Overloaded(f"{entry.name} cannot be loaded: {slot.message}", reason="load_failed") from error
@@ -177,7 +197,7 @@ class Library:
         served.statistics = slot.statistics
         slot.served, slot.state, slot.message = served, "ready", "; ".join(prepared.remarks)
         slot.spec = ModelSpec(entry.name, entry.version, prepared.inputs, prepared.outputs)
-        slot.used_ns = time.monotonic_ns()
+        slot.used_ns, slot.size_bytes, slot.failed_on = time.monotonic_ns(), prepared.memory_bytes, None
         if old:
             self._leave(old)
         log.info("%s %s is loaded: %d segments", entry.name, entry.version, len(prepared.segments))
@@ -191,6 +211,9 @@ class Library:
         """
         while self.budget_bytes is not None and self.used_bytes + needed > self.budget_bytes:
             self._room_changed.clear()
+            if max(needed, wanted.size_bytes) > self.budget_bytes:
+                self._dismiss(wanted, "larger than the memory budget")
+                raise Overloaded(self._no_room(needed, wanted), reason="memory")
             loaded = [slot for slot in self._slots.values() if slot.served and (slot is not wanted or needed)]
             free = [slot for slot in loaded if not slot.waiters or slot is wanted]
             if free:
@@ -242,9 +265,20 @@ def _eviction_rank(slot: Slot, wanted: Slot) -> tuple[bool, bool, int]:
     return slot is wanted, bool(slot.served and slot.served.leases), slot.used_ns
 
 
-def _guess_bytes(path: Path) -> int:
-    """What a model will need, from the size of its files."""
+def _guess_bytes(slot: Slot) -> int:
+    """What a model will need: what it held last time, or the size of its files."""
+    path = slot.entry.path
     try:
-        return sum(file.stat().st_size for file in {path, *path.parent.glob(f"{path.stem}*.data")})
+        files = {path, *path.parent.glob(f"{path.stem}*.data")}
+        return slot.size_bytes or sum(file.stat().st_size for file in files)
     except OSError:
         return 0
+
+
+def _signature(path: Path) -> tuple[int, int] | None:
+    """What changes when a file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -79,7 +79,7 @@ def _model(service: Service, slot: Slot) -> _Model:
     served = slot.served
     if served is None:
         return _Model(labels, slot.statistics, 0, slot.waiters)
-    return _Model(labels, slot.statistics, served.prepared.memory_bytes, service.dispatcher.queued(served))
+    return _Model(labels, slot.statistics, served.prepared.memory_bytes, service.dispatcher.admission.queued(served))
 
 
 # The format

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +15,8 @@ from weft.errors import InputError
 
 STOP_S = 60.0
 """How long it may take to answer what it has accepted."""
+
+LINES_KEPT = 1000
 
 
 class ServerProcess:
@@ -25,8 +29,10 @@ class ServerProcess:
         ]
         self._arguments: Sequence[str] = [str(Path(sys.executable).parent / "weft"), "serve", *arguments, *ports]
         self.url = ""
-        self.output: list[str] = []
-        """What it printed so far."""
+        self.output: deque[str] = deque(maxlen=LINES_KEPT)
+        """The last lines that it printed."""
+        self._settled = threading.Event()
+        """It is ready, or will never be."""
 
     @property
     def pid(self) -> int:
@@ -34,15 +40,28 @@ class ServerProcess:
 
     def __enter__(self) -> ServerProcess:
         self._process = subprocess.Popen(self._arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._reader = threading.Thread(target=self._read, name="server output", daemon=True)
+        self._reader.start()
+        try:
+            self._settled.wait()
+        except BaseException:
+            self.stop()
+            raise
+        if not self.url:
+            self.stop()
+            raise InputError(f"the server did not start: {' '.join([*self.output][-3:]) or 'it said nothing'}")
+        return self
+
+    def _read(self) -> None:
+        """Keep what it prints, as long as it lives: a full pipe would stop it."""
         assert self._process.stdout
         for line in self._process.stdout:
             self.output.append(line.rstrip())
             word, _, url = line.strip().partition("  ")
-            if word == "ready" and url.startswith("http"):
+            if word == "ready" and url.startswith("http") and not self.url:
                 self.url = url.strip()
-                return self
-        self._process.wait()
-        raise InputError(f"the server did not start: {' '.join(self.output[-3:]) or 'it said nothing'}")
+                self._settled.set()
+        self._settled.set()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
@@ -52,9 +71,11 @@ class ServerProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            rest, _ = self._process.communicate(timeout=STOP_S)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            rest, _ = self._process.communicate()
-        self.output += (rest or "").splitlines()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout
+        self._process.stdout.close()
         return self._process.returncode

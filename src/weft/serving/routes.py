@@ -7,7 +7,7 @@ import hmac
 import logging
 import math
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -41,6 +41,7 @@ class Routes:
         try:
             parts = exchange.path.strip("/").split("/")
             self._check_key(exchange, "/".join(parts))
+            _check_origin(exchange)
             if parts[0] == "v2" and parts[-1] == "infer" and len(parts) in (4, 6) and parts[1] == "models":
                 self._infer(exchange, parts)
                 return
@@ -48,20 +49,28 @@ class Routes:
             if isinstance(answer, Response):
                 exchange.respond(answer)
             else:
-                task = asyncio.ensure_future(self._later(exchange, answer))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._soon(exchange, self._later(exchange, answer))
         except RequestError as error:
             exchange.respond(refusal(error))
 
+    def _soon(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """Go on in a task; whatever goes wrong there is answered, too."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except RequestError as error:
+                exchange.respond(refusal(error))
+            except Exception as error:
+                log.exception("%s %s", exchange.method, exchange.path)
+                exchange.respond(refusal(internal(error)))
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _later(self, exchange: Exchange, answer: Awaitable[Response]) -> None:
-        try:
-            exchange.respond(await answer)
-        except RequestError as error:
-            exchange.respond(refusal(error))
-        except Exception as error:
-            log.exception("%s %s", exchange.method, exchange.path)
-            exchange.respond(refusal(internal(error)))
+        exchange.respond(await answer)
 
     def _check_key(self, exchange: Exchange, path: str) -> None:
         if self._key is None or path in OPEN:
@@ -77,8 +86,22 @@ class Routes:
 
     def _infer(self, exchange: Exchange, parts: list[str]) -> None:
         _only(exchange, "POST")
-        version = _version(parts)
-        length, body = _header_length(exchange), self._body(exchange)
+        encoding = exchange.headers.get("content-encoding", "identity").lower()
+        if encoding == "identity":
+            self._begin(exchange, parts, exchange.body)
+        elif encoding in ("gzip", "deflate"):
+            self._soon(exchange, self._unpack(exchange, parts, encoding))
+        else:
+            raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
+
+    async def _unpack(self, exchange: Exchange, parts: list[str], encoding: str) -> None:
+        """Beside the loop, because a small body may hold much."""
+        body = await asyncio.to_thread(unpacked, exchange.body, encoding, self._most_bytes)
+        if exchange.open:
+            self._begin(exchange, parts, body)
+
+    def _begin(self, exchange: Exchange, parts: list[str], body: bytes) -> None:
+        version, length = _version(parts), _header_length(exchange)
 
         def read(model: ModelSpec) -> Any:
             return decode(body, length, model)
@@ -86,17 +109,9 @@ class Routes:
         def done(outcome: Result | RequestError) -> None:
             exchange.respond(refusal(outcome) if isinstance(outcome, RequestError) else _encoded(outcome))
 
-        call = self._service.infer(parts[2], version, read, done)
+        call = self._service.infer(parts[2], version, read, done, lambda: _peeked(body, length))
         if exchange.open:
             exchange.gone = call.cancel
-
-    def _body(self, exchange: Exchange) -> bytes:
-        encoding = exchange.headers.get("content-encoding", "identity").lower()
-        if encoding == "identity":
-            return exchange.body
-        if encoding not in ("gzip", "deflate"):
-            raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
-        return unpacked(exchange.body, encoding, self._most_bytes)
 
     # All else
 
@@ -291,6 +306,23 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadRequest("the request must be a JSON object")
     return found
+
+
+def _check_origin(exchange: Exchange) -> None:
+    """A page of somebody else's, open in a browser on this machine, shall not load, unload or compute here."""
+    origin = exchange.headers.get("origin")
+    if origin and exchange.method == "POST" and origin.partition("://")[2] != exchange.headers.get("host"):
+        raise BadRequest(f"requests from pages of {origin[:100]!r} are not taken")
+
+
+def _peeked(body: bytes, header_length: int | None) -> dict[str, Any]:
+    """The parameters of a request as they stand there, or none if it cannot be read."""
+    try:
+        found = orjson.loads(memoryview(body)[:header_length])
+    except orjson.JSONDecodeError:
+        return {}
+    parameters = found.get("parameters") if isinstance(found, dict) else None
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _number(query: str, key: str) -> float:

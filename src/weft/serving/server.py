@@ -9,16 +9,17 @@ import signal
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from weft.errors import InputError
+from weft.policies import Setting, make_request_policy
+from weft.policies.base import NO_BUFFER
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
-from weft.serving.grpc_service import GrpcFace
+from weft.serving.grpc_service import GrpcFace, credentials
 from weft.serving.http import Exchange, HttpServer, Limits, Response
 from weft.serving.library import Library
 from weft.serving.repository import Repository
@@ -32,12 +33,20 @@ access = logging.getLogger("weft.access")
 SWITCH_S = 0.0005
 """How long a Python thread may hold the global lock while another waits: lanes report within this."""
 
+CLOSING_S = 1.0
+"""How long connections may take to close once nothing is owed to anybody."""
+
+HURRIED_S = 0.1
+"""The same when requests were lost already."""
+
 
 class Server:
     """One server on the running event loop."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
+        self._hurry = asyncio.Event()
         self._scratch = tempfile.TemporaryDirectory(prefix="weft-") if config.cache is None else None
         cache = Path(self._scratch.name) if self._scratch else config.cache
         assert cache is not None
@@ -88,49 +97,107 @@ class Server:
         if self._grpc and config.grpc_port is not None:
             try:
                 self.grpc_port = await self._grpc.start(config.host, config.grpc_port, _grpc_tls(config))
-            except RuntimeError as error:
-                raise InputError(f"cannot listen on {config.host}:{config.grpc_port} for gRPC: {error}") from error
+            except RuntimeError as error:  # gRPC does not tell why
+                where = f"{config.host}:{config.grpc_port}"
+                raise InputError(f"cannot listen on {where} for gRPC; is the port taken? choose another") from error
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not answered, and answers that are not read to their end."""
+        calls = self._grpc.in_flight if self._grpc else 0
+        return self._http.in_flight + calls + _unread(self._http)
+
+    def hurry(self) -> None:
+        """Let ``stop`` wait for nobody."""
+        self._hurry.set()
 
     async def stop(self) -> bool:
         """Take no new requests, answer those that are there, and end; False if time ran out first."""
-        service = self.service
-        service.draining = True
-        done = True
-        try:
-            async with asyncio.timeout(self.config.drain_s):
-                await service.drained()
-        except TimeoutError:
-            done = False
-            log.warning("%d requests were not answered within %g s", self._dispatcher.pending, self.config.drain_s)
-        await self._http.drain(1.0 if done else 0.1)
+        self.service.draining = True
+        end_s = time.monotonic() + self.config.drain_s
+        await self._before(end_s, self.service.drained())
+        await self._before(end_s, self._http_finished(), *([self._grpc.finish()] if self._grpc else []))
+        lost = self.unfinished
+        if lost:
+            log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, self.config.drain_s)
+        await self._close(HURRIED_S if lost else CLOSING_S)
+        return not lost
+
+    async def _before(self, end_s: float, *things: Awaitable[None]) -> None:
+        """Wait until all of it has ended, time is up, or somebody is in a hurry."""
+        tasks: asyncio.Future[Any] = asyncio.gather(*things)
+        hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
+        left_s = max(0.0, end_s - time.monotonic())
+        await asyncio.wait([tasks, hurry], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for each in (tasks, hurry):
+            each.cancel()
+        await asyncio.gather(tasks, hurry, return_exceptions=True)
+
+    async def _http_finished(self) -> None:
+        """Connections are closed only when their answers are out: closing TLS has no patience with slow readers."""
+        while self._http.in_flight or _unread(self._http):
+            await asyncio.sleep(0.005)
+
+    async def _close(self, patience_s: float) -> None:
+        await self._http.drain(patience_s)
         if self._grpc:
-            await self._grpc.stop(1.0 if done else 0.1)
+            await self._grpc.stop(patience_s)
         self._http.close()
         self._dispatcher.close()
-        await service.library.close()
-        await asyncio.to_thread(service.telemetry.close)
+        await self.service.library.close()
+        await asyncio.to_thread(self.service.telemetry.close)
         if self._scratch:
             self._scratch.cleanup()
-        return done
 
 
-async def serve(config: ServerConfig, say: Callable[[str], None] | None, ready: Callable[[Server], None]) -> bool:
-    """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    server = Server(config)
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for an end, the second for an end at once, a third is the system's affair."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.server: Server | None = None
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        if self.server:
+            self.server.hurry()
+
+
+async def serve(
+    config: ServerConfig,
+    say: Callable[[str], None] | None,
+    ready: Callable[[Server], None],
+    finishing: Callable[[int], None] | None = None,
+) -> bool:
+    """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered.
+
+    *say* hears which model is being loaded, *finishing* how many requests are still to be answered at the end.
+    """
+    signals = _Signals()
+    server = signals.server = Server(config)
     starting = asyncio.create_task(server.start(say))
-    waiting = asyncio.create_task(stopped.wait())
+    waiting = asyncio.create_task(signals.asked.wait())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.wait([starting])
         return True
-    starting.result()
+    try:
+        starting.result()
+    finally:
+        if starting.exception():
+            waiting.cancel()
     ready(server)
     await waiting
+    if finishing and server.unfinished:
+        finishing(server.unfinished)
     return await server.stop()
 
 
@@ -158,9 +225,16 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
 def _grpc_tls(config: ServerConfig) -> Any:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    pair = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-    return grpc.ssl_server_credentials([pair])
+    return credentials(config.tls_cert, config.tls_key)
+
+
+def _unread(http: HttpServer) -> int:
+    """Connections whose clients have not taken all that was written for them."""
+    transports = [connection._transport for connection in http._connections]
+    return sum(1 for each in transports if each is not None and each.get_write_buffer_size())
 
 
 def _log_access(exchange: Exchange, response: Response, sent_bytes: int) -> None:
-    access.info("%s %s %s %d %d", exchange.peer, exchange.method, exchange.raw_path, response.status, sent_bytes)
+    took_ms = (time.monotonic_ns() - exchange.received_ns) / 1e6
+    line = exchange.peer, exchange.method or "-", exchange.raw_path or "-", response.status, sent_bytes, took_ms
+    access.info("%s %s %s %d %d bytes %.3f ms", *line)

@@ -16,10 +16,11 @@ from typing import Any
 from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError
 from weft.runtime.tensors import Array
 from weft.serving.config import ModelConfig, ServerConfig
-from weft.serving.dispatch import Ask, Dispatcher, LiveTicket
+from weft.serving.dispatch import Dispatcher
 from weft.serving.library import Library, Slot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
+from weft.serving.tickets import Ask, LiveTicket
 from weft.serving.wire import Infer, ModelSpec, Parameter
 from weft.version import __version__
 
@@ -49,17 +50,20 @@ class Result:
 
 
 Decode = Callable[[ModelSpec], Infer]
+Peek = Callable[[], Mapping[str, object]]
+"""The parameters of a request that cannot be read yet, because its model is not loaded; unchecked."""
 Done = Callable[["Result | RequestError"], None]
 
 
 class Call:
     """One request for a result, from the client's first byte to its answer."""
 
-    __slots__ = ("_done", "_service", "_slot", "arrival", "deadline", "request", "ticket", "waiting")
+    __slots__ = ("_done", "_service", "_slot", "_spec", "arrival", "deadline", "request", "ticket", "waiting")
 
     def __init__(self, service: Service, done: Done, deadline: int | None) -> None:
         self._service, self._done = service, done
         self._slot: Slot | None = None
+        self._spec: ModelSpec | None = None
         self.arrival = time.monotonic_ns()
         self.deadline = deadline
         """The transport's own, on the monotonic clock."""
@@ -70,11 +74,13 @@ class Call:
     def begin(self, slot: Slot, decode: Decode) -> None:
         """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
         assert slot.served and slot.spec
-        self._slot = slot
+        began = time.monotonic_ns()
+        self._slot, self._spec = slot, slot.spec
         slot.used_ns = self.arrival
         try:
             self.request = request = decode(slot.spec)
             ask = self._service.ask(request.parameters, slot.config, self.arrival, self.deadline)
+            slot.statistics.input_ns += time.monotonic_ns() - began
             self.ticket = self._service.dispatcher.submit(slot.served, request.inputs, ask, self._replied)
         except RequestError as error:
             slot.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
@@ -87,17 +93,16 @@ class Call:
         if isinstance(outcome, RequestError):
             self._done(outcome)
             return
-        assert self.request and self._slot
-        spec = ModelSpec(
-            ticket.model.name, self._slot.entry.version, ticket.model.prepared.inputs, ticket.model.prepared.outputs
-        )
+        assert self.request and self._slot and self._spec
         told: dict[str, Parameter] = {
             "weft_queue_us": (ticket.began - ticket.arrival) // 1000,
             "weft_compute_us": ticket.compute_ns // 1000,
             "weft_batch": ticket.batch,
         }
         self._service.telemetry.served(ticket)
-        self._done(Result(self.request, spec, outcome, told))
+        ended = time.monotonic_ns()
+        self._done(Result(self.request, self._spec, outcome, told))
+        self._slot.statistics.output_ns += time.monotonic_ns() - ended
 
     def cancel(self) -> None:
         """Its client went away."""
@@ -124,7 +129,9 @@ class Service:
 
     # Inference
 
-    def infer(self, name: str, version: str, decode: Decode, done: Done, deadline: int | None = None) -> Call:
+    def infer(
+        self, name: str, version: str, decode: Decode, done: Done, peek: Peek, deadline: int | None = None
+    ) -> Call:
         """Have a request computed; ``done`` is called once, perhaps before this returns."""
         call = Call(self, done, deadline)
         try:
@@ -137,15 +144,14 @@ class Service:
         if slot.served:
             call.begin(slot, decode)
         else:
-            call.waiting = asyncio.create_task(self._begin_when_loaded(call, slot, decode, done))
+            call.waiting = asyncio.create_task(self._begin_when_loaded(call, slot, decode, done, peek))
             self._tasks.add(call.waiting)
             call.waiting.add_done_callback(self._tasks.discard)
         return call
 
-    async def _begin_when_loaded(self, call: Call, slot: Slot, decode: Decode, done: Done) -> None:
-        patience_s = (call.deadline - call.arrival) / 1e9 if call.deadline else None
+    async def _begin_when_loaded(self, call: Call, slot: Slot, decode: Decode, done: Done, peek: Peek) -> None:
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(_patience_s(call, slot, peek)):
                 await self.library.ensure(slot)
         except TimeoutError:
             done(_counted(slot.statistics, Expired(f"{slot.entry.name}: its deadline passed while it was loading")))
@@ -231,7 +237,7 @@ class Service:
 
     async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """Every model there is and its state, after another look at the disk."""
-        await asyncio.to_thread(self.library.repository.scan)
+        await self.library.rescan()
         names = {"ready": "READY", "loading": "LOADING"}
         rows = [
             {
@@ -269,15 +275,14 @@ class Service:
         """Load what shall be there from the start; what cannot be loaded is logged and left out."""
         for slot in list(self.library.slots()):
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            if not (slot.config.preload and newest):
-                continue
+            if not (slot.config.preload and newest and self.library.fits(slot)):
+                continue  # it comes on demand
             if say:
                 say(slot.entry.name)
             try:
                 await self.library.ensure(slot)
             except Overloaded as error:
-                if error.reason == "memory":
-                    break  # the rest comes on demand
+                log.warning("%s", error)
         self.ready = True
 
     async def drained(self) -> None:
@@ -289,6 +294,17 @@ class Service:
 def _counted(statistics: Statistics, error: RequestError) -> RequestError:
     statistics.failed(time.monotonic_ns(), 0, error.reason, had_deadline=isinstance(error, Expired))
     return error
+
+
+def _patience_s(call: Call, slot: Slot, peek: Peek) -> float | None:
+    """How long a request waits for its model: until its strict deadline, if it or its model has one."""
+    found = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
+    timeout_us = peek().get("timeout")
+    if isinstance(timeout_us, int) and 0 < timeout_us < 2**62:
+        found.append(timeout_us / 1e6)
+    if not found and slot.config.timeout_ms is not None:
+        found.append(slot.config.timeout_ms / 1e3)
+    return min(found, default=None)
 
 
 def _tensor(spec: Any) -> dict[str, Any]:

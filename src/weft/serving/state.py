@@ -43,7 +43,8 @@ def state(service: Service) -> dict[str, Any]:
 def timeline(service: Service, since_s: float) -> dict[str, Any]:
     """Segments that ended after *since_s*."""
     now = time.monotonic_ns()
-    spans = service.dispatcher.recorder.since(max(round(since_s * 1e9), now - LONGEST_NS))
+    start_s = min(max(since_s, (now - LONGEST_NS) / 1e9), now / 1e9)
+    spans = service.dispatcher.recorder.since(round(start_s * 1e9))
     return {
         "now_s": now / 1e9,
         "models": sorted({slot.entry.name for slot in service.library.slots()}),
@@ -59,6 +60,7 @@ def profile(service: Service) -> dict[str, Any]:
         "policy_options": dict(service.config.policy_options),
         "lanes": service.config.lanes,
         "threads": service.config.threads,
+        "default_slo_ms": service.config.default_slo_ms,
         "models": {
             slot.entry.name: {
                 "segments": list(slot.served.prepared.segments),
@@ -66,7 +68,7 @@ def profile(service: Service) -> dict[str, Any]:
                     str(batch): list(slot.served.prepared.times_at(batch))
                     for batch in range(1, slot.served.prepared.max_batch + 1)
                 },
-                "seen_s": service.dispatcher.expected_s(slot.served),
+                "seen_s": service.dispatcher.streams.expected_s(slot.served),
                 "max_batch": slot.served.prepared.max_batch,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
             }
@@ -121,7 +123,7 @@ def _model(service: Service, slot: Slot, windows: dict[int, Window]) -> dict[str
         "p99_ms": window.p99_ms,
         "window_met": window.met,
         "window_missed": window.missed,
-        "queued": service.dispatcher.queued(slot.served) if slot.served else slot.waiters,
+        "queued": service.dispatcher.admission.queued(slot.served) if slot.served else slot.waiters,
         "queue_size": slot.config.queue_size,
         "mean_batch": seen.mean_batch,
         "segments": len(slot.served.prepared.segments) if slot.served else 0,

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 WINDOW_NS = 10_000_000_000
+EXACT_ROWS = 64
+"""Larger batches are counted at the next power of two, so that clients cannot make the list of sizes long."""
 RECENT = 8192
 """Answers remembered for the window, at most."""
 LATENCY_BOUNDS_NS = (*(step * 10**power for power in range(4, 9) for step in (10, 25, 50)), 10**10)
@@ -101,7 +103,8 @@ class Statistics:
         """A batch was computed."""
         self.executions += 1
         self.inferences += rows
-        count = self.batches.setdefault(rows, [0, 0])
+        size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
+        count = self.batches.setdefault(size, [0, 0])
         count[0] += 1
         count[1] += infer_ns
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Tracer
 
-    from weft.serving.dispatch import LiveTicket
+    from weft.serving.tickets import LiveTicket
 
 TRACES_PATH = "/v1/traces"
 """Where a collector takes spans."""

@@ -1,0 +1,227 @@
+"""Requests of the same model and shapes share a stream: they can be batched, and cost the same.
+
+What a stream's segments cost starts from what was measured when the model was loaded, and is learned from
+what they take. A shape that was never seen starts from a cautious guess, on which nobody is refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weft.engine.requests import Requests, Terms
+from weft.errors import BadRequest
+from weft.policies.base import NO_DEADLINE, Candidate
+from weft.program import Program
+from weft.runtime.lanes import INLINE_TICKS
+from weft.runtime.prepared import Prepared
+from weft.runtime.tensors import Array
+from weft.serving.statistics import Statistics
+
+STREAMS = 1024
+"""Shapes of requests that are told apart at a time."""
+UNKNOWN_NS = 1_000_000
+"""What a segment nobody measured is taken to last until it was seen."""
+UNNOTICED_NS = 20_000
+"""Differences between expected and real segment times below this, or below a twentieth, teach nothing."""
+LEARNING = 0.15
+"""Weight of the last observation in a segment's expected time."""
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Served:
+    """A loaded model in the scheduler's hands."""
+
+    def __init__(self, name: str, prepared: Prepared, *, queue_size: int = 256, batch_timeout_ms: float = 0.0) -> None:
+        self.name, self.prepared = name, prepared
+        self.queue_size, self.batch_timeout_ns = queue_size, round(batch_timeout_ms * 1e6)
+        self.statistics = Statistics()
+        self.leases = 0
+        """Requests and batches that need it; it is not closed before they have ended."""
+        self.streams: dict[tuple[Shapes, bool], Stream] = {}
+        warm = prepared.blueprint.warm_shapes
+        self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
+
+
+@dataclass(eq=False)
+class Stream:
+    """Requests for one model that have the same shapes."""
+
+    index: int
+    model: Served
+    shapes: Shapes
+    alone: bool
+    """Its requests do not share batches."""
+    rows: int
+    first_program: int
+    batches: int
+    """Most requests in a batch."""
+    places: int
+    """Programs that are its own, at least as many."""
+    measured: bool
+    """Whether its times were ever seen; a guess until then."""
+    seen: int = 0
+    """Batches computed."""
+
+
+class Streams:
+    """Which streams there are, and what their segments are expected to take."""
+
+    def __init__(self, source: Requests, programs: list[Program]) -> None:
+        self._source, self.programs = source, programs
+        self._by_use: OrderedDict[int, Stream] = OrderedDict()
+        """By their numbers, the one used least recently first."""
+        self._spare: list[Stream] = []
+
+    def __len__(self) -> int:
+        return len(self._by_use)
+
+    def __getitem__(self, index: int) -> Stream:
+        return self._by_use[index]
+
+    def of(self, model: Served, inputs: dict[str, Array], *, alone: bool = False) -> Stream:
+        """The stream a request belongs to, opened if it is the first of its shapes."""
+        shapes = tuple([(name, each.shape) for name, each in inputs.items()])
+        stream = model.streams.get((shapes, alone))
+        if stream is None:
+            self._close_old()
+            stream = model.streams[shapes, alone] = self._open(model, shapes, alone)
+            self._by_use[stream.index] = stream
+        elif len(self._by_use) > STREAMS // 2:
+            self._by_use.move_to_end(stream.index)
+        return stream
+
+    def whole_ns(self, stream: Stream, requests: int = 1) -> int:
+        """What so many requests are expected to take, in batches as large as they come."""
+        if requests <= 1:
+            return requests * self.programs[stream.first_program].remaining[0]
+        largest = self.programs[stream.first_program + stream.batches - 1].remaining[0]
+        return requests * largest // stream.batches
+
+    def expected_s(self, model: Served) -> dict[str, list[float]]:
+        """What segments of a model's most common shapes are expected to take now, by batch size."""
+        stream = max(model.streams.values(), key=lambda each: each.seen, default=None)
+        if stream is None:
+            return {}
+        programs = self.programs[stream.first_program : stream.first_program + stream.batches]
+        return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
+
+    # What segments take
+
+    def learn(self, stream: Stream, candidate: Candidate, took: int) -> None:
+        """A segment took so long; the first time a shape is seen replaces the guess."""
+        if not stream.measured:
+            for size in range(1, stream.batches + 1):
+                self._expect(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
+        elif abs(took - candidate.compute) > max(candidate.compute // 20, UNNOTICED_NS):
+            seen = min(took, 3 * candidate.compute + UNNOTICED_NS)
+            expected = round(candidate.compute + LEARNING * (seen - candidate.compute))
+            self._expect(candidate.program, candidate.layer, expected)
+
+    def doubt(self, stream: Stream) -> None:
+        """A request was turned away on the word of our estimates, so nothing is learned from it: what was learned in
+        a busy moment is forgotten bit by bit, or it would keep requests out for good."""
+        for size in range(1, stream.batches + 1):
+            index = stream.first_program + size - 1
+            now, loaded = self.programs[index], _estimated(stream.model, stream.shapes, stream.rows, size)
+            if stream.measured and now.total_compute > loaded.total_compute:
+                compute = tuple((3 * a + min(a, b)) // 4 for a, b in zip(now.compute, loaded.compute, strict=True))
+                self.programs[index] = replace(now, compute=compute)
+
+    def _expect(self, index: int, layer: int, ticks: int) -> None:
+        program = self.programs[index]
+        compute = (*program.compute[:layer], max(1, ticks), *program.compute[layer + 1 :])
+        self.programs[index] = replace(program, compute=compute)
+
+    # Coming and going
+
+    def _open(self, model: Served, shapes: Shapes, alone: bool) -> Stream:
+        prepared = model.prepared
+        rows, batches = 1, 1
+        if prepared.batchable:
+            rows = _rows(model.name, shapes)
+            batches = 1 if alone else max(1, prepared.max_batch // max(1, rows))
+        programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
+        measured = prepared.warm and _elements(shapes, rows) == model.warm_elements
+        fitting = [old for old in self._spare if old.places >= batches]
+        if fitting:
+            spare = min(fitting, key=lambda old: old.places)
+            self._spare.remove(spare)
+            first, places = spare.first_program, spare.places
+            self.programs[first : first + batches] = programs
+            stream = Stream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
+            self._source.reopen(stream.index, _terms(stream))
+        else:
+            stream = Stream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
+            self.programs += programs
+            stream.index = self._source.open(_terms(stream))
+        return stream
+
+    def _close_old(self) -> None:
+        """Keep the number of shapes that are told apart bounded."""
+        if len(self._by_use) < STREAMS:
+            return
+        for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:
+            if self._source.idle(stream.index):
+                self._close(stream)
+
+    def forget(self, model: Served) -> None:
+        """A model nobody needs leaves."""
+        for stream in list(model.streams.values()):
+            self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        del self._by_use[stream.index], stream.model.streams[stream.shapes, stream.alone]
+        self._spare.append(stream)
+
+
+class Remaining(Sequence[Sequence[int]]):
+    """The remaining times of programs that come, go and change."""
+
+    def __init__(self, programs: list[Program]) -> None:
+        self._programs = programs
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._programs[index].remaining
+
+
+def _terms(stream: Stream) -> Terms:
+    return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
+
+
+def _estimated(model: Served, shapes: Shapes, rows: int, size: int) -> Program:
+    """The segments at a batch size, from what was measured when the model was loaded.
+
+    Of shapes that were not measured, larger ones are taken to be as quick as the measured ones, so that nobody is
+    refused on a guess, and none to be so short that it would be computed on the event loop.
+    """
+    times = model.prepared.times_at(max(1, rows * size))
+    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements and model.prepared.warm else 0.0
+    if not share:
+        ticks = [UNKNOWN_NS] * len(times)
+    elif share == 1:
+        ticks = [max(1, round(time * 1e9)) for time in times]
+    else:
+        ticks = [max(INLINE_TICKS, round(time * 1e9 * min(share, 1.0))) for time in times]
+    nothing = (0,) * len(ticks)
+    return Program(model.name, model.prepared.segments, nothing, tuple(ticks), nothing)
+
+
+def _elements(shapes: Shapes, rows: int) -> float:
+    """Of one row."""
+    return sum(int(np.prod(shape)) for _, shape in shapes) / max(1, rows)
+
+
+def _rows(model: str, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    rows = {shape[0] for _, shape in shapes if shape}
+    if len(rows) != 1:
+        raise BadRequest(f"{model}: its inputs must have the same first dimension, not {sorted(rows)}")
+    return int(rows.pop())
