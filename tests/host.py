@@ -22,10 +22,9 @@ from naive import program
 from weft.engine import Completion, Engine, Requests, SimulatedHost
 from weft.engine.requests import Job, Terms, Ticket
 from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
-from weft.policies.base import NO_DEADLINE
+from weft.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.program import Program
 from weft.runtime import lanes as lanes_module
-from weft.policies.base import NO_BUFFER
 from weft.serving.dispatch import Dispatcher
 from weft.serving.streams import Served
 from weft.serving.tickets import Ask, LiveTicket
@@ -234,7 +233,7 @@ def run_load(policy: str, load: Load, **options: Option) -> Ran:
     chooser = make_policy(policy, setting, options)
     feed, host = ListedFeed(load.orders), WatchedHost(load)
     remaining = [each.remaining for each in setting.programs]
-    source = Requests(setting, feed, remaining, demote=load.demote, foresight=chooser.foresight)
+    source = Requests(setting, feed, remaining, demote=load.demote, foresight=chooser.foresight, hurry=True)
     for term in load.terms:
         source.open(term)
     Engine(source, chooser, host).run()

@@ -89,7 +89,7 @@ def test_off_a_terminal_a_model_that_loads_is_a_line(capsys: pytest.CaptureFixtu
         ({"policy": "punctuall"}, "unknown policy 'punctuall'; did you mean punctual"),
         ({"policy": "punctual", "policy_options": {"colour": 1}}, "punctual has no option 'colour'"),
         ({"policy": "edf", "policy_options": {"colour": 1}}, "edf has no option 'colour'"),
-        ({"policy": "layerweaver"}, "layerweaver plans for streams that never run dry"),
+        ({"policy": "weft"}, "weft plans for streams that never run dry"),
     ],
 )
 def test_a_policy_that_cannot_serve_is_refused_before_any_model_is_looked_at(
@@ -138,10 +138,17 @@ def test_grpc_calls_are_in_the_access_log_with_their_codes(tmp_path: Path, caplo
         stream = _method(channel.stream_stream, "ModelStreamInfer")
         answers = list(stream(iter([proto.CLASSES["ModelInferRequest"](model_name="none")])))
         assert "none" in answers[0].error_message
+        with pytest.raises(grpc.RpcError, match="no ModelInferRequest"):
+            channel.unary_unary(f"/{proto.SERVICE}/ModelInfer")(b"\xff" * 40)
+        garbage = channel.stream_stream(f"/{proto.SERVICE}/ModelStreamInfer")(iter([b"\xff" * 40, b""]))
+        assert b"cannot be parsed" in next(garbage) and next(garbage)
     lines = [record.getMessage().split() for record in caplog.records if record.name == "weft.access"]
     assert [words[1:4] for words in lines] == [
         ["gRPC", "ModelMetadata", "OK"],
         ["gRPC", "ModelMetadata", "NOT_FOUND"],
+        ["gRPC", "ModelStreamInfer", "NOT_FOUND"],
+        ["gRPC", "ModelInfer", "INVALID_ARGUMENT"],
+        ["gRPC", "ModelStreamInfer", "INVALID_ARGUMENT"],
         ["gRPC", "ModelStreamInfer", "NOT_FOUND"],
     ]
     assert all(float(words[4]) >= 0 and words[5] == "ms" for words in lines)

@@ -24,12 +24,12 @@ from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
 from weft.policies import POLICIES
 from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
-from weft.serving import dispatch, recorder
+from weft.serving import recorder, streams
 from weft.serving.dispatch import Dispatcher
-from weft.serving.streams import Served
-from weft.serving.tickets import Ask, LiveTicket
 from weft.serving.recorder import Recorder, Span
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
+from weft.serving.streams import Served
+from weft.serving.tickets import Ask, LiveTicket
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def at_rest(machine: Machine, *models: Served) -> None:
     assert all(len(sent.replies) == 1 for sent in machine.sent)
     for model in models:
         assert model.leases == 0
-        assert machine.dispatcher.queued(model) == 0
+        assert machine.dispatcher.admission.queued(model) == 0
 
 
 # Results and batches
@@ -217,7 +217,7 @@ def test_all_queues_together_have_a_limit(machine):
 def test_a_strict_deadline_that_cannot_be_met_is_refused_at_once(machine):
     one = machine()
     model = one.model([5, 5])
-    with pytest.raises(Expired, match=r"its deadline cannot be met: 10\.0 ms of work stand before its end") as caught:
+    with pytest.raises(Expired, match=r"its deadline cannot be met: .* it takes 10\.0 ms") as caught:
         one.send(model, 9.9, strict=True)
     assert (caught.value.reason, caught.value.status) == ("unmeetable", 504)
     one.run()
@@ -300,7 +300,7 @@ def test_a_strict_one_whose_time_runs_out_while_it_runs_is_answered_then_and_not
     one.run()
     assert (sent.fate, sent.end_ms) == ("expired", 35)
     assert model.prepared.ran == {0: 1, 1: 1}
-    assert model.statistics.segments == 2
+    assert (model.statistics.segments, model.statistics.aborts) == (1, 1)  # nobody wants the second any more
     at_rest(one, model)
 
 
@@ -584,13 +584,13 @@ def test_a_scheduler_that_fails_answers_everybody_and_tries_again(machine, monke
 
 
 def expected_ms(machine: Machine, model: Served, batch: int = 1) -> list[float]:
-    return [1e3 * each for each in machine.dispatcher.expected_s(model)[str(batch)]]
+    return [1e3 * each for each in machine.dispatcher.streams.expected_s(model)[str(batch)]]
 
 
 def test_expected_times_begin_with_what_was_measured_and_approach_what_is_seen(machine):
     one = machine()
     model = one.model([10, 4], factor=1.5)
-    assert one.dispatcher.expected_s(model) == {}
+    assert one.dispatcher.streams.expected_s(model) == {}
     errors = []
     for _ in range(25):
         one.send(model)
@@ -606,7 +606,7 @@ def test_a_single_slow_run_does_not_change_much(machine):
     model = one.model([10], factor=100)
     one.send(model)
     one.run()
-    assert expected_ms(one, model) == pytest.approx([10 + 0.15 * 20])
+    assert expected_ms(one, model) == pytest.approx([10 + 0.15 * 20], rel=1e-3)
 
 
 def test_times_that_are_near_enough_change_nothing(machine):
@@ -632,14 +632,21 @@ def test_a_model_that_was_never_measured_is_taken_at_its_first_word(machine):
         one.send(model, 47, strict=True)
 
 
-def test_larger_inputs_are_expected_to_take_longer(machine):
+@pytest.mark.parametrize(("width", "guess"), [(3, 40), (12, 40)])
+def test_shapes_never_seen_are_guessed_cautiously_and_then_known(machine, width, guess):
     one = machine()
-    model = one.model([10])
+    model = one.model([40], factor=3)
     model.prepared.batchable = False
-    inputs = {"x": np.zeros((1, 3), np.float32)}
-    one.dispatcher.submit(model, inputs, Ask(one.clock.ticks + 1000 * MS), lambda *_: None)
-    assert expected_ms(one, model) == [30]
+    inputs = {"x": np.zeros((1, width), np.float32)}
+    answers = []
+    one.dispatcher.submit(
+        model, inputs, Ask(one.clock.ticks + 30 * MS, strict=True), lambda *given: answers.append(given)
+    )
+    assert expected_ms(one, model) == [guess]
     one.run()
+    one.dispatcher.submit(model, inputs, Ask(one.clock.ticks + 1000 * MS), lambda *_: None)
+    one.run()
+    assert expected_ms(one, model) == [120]
 
 
 def test_the_error_of_the_estimates_is_reported(machine):
@@ -674,7 +681,7 @@ def test_estimates_that_keep_requests_out_are_doubted(machine):
 
 @pytest.fixture
 def few_streams(monkeypatch):
-    monkeypatch.setattr(dispatch, "STREAMS", 8)
+    monkeypatch.setattr(streams, "STREAMS", 8)
 
 
 def test_the_number_of_shapes_told_apart_is_bounded(machine, few_streams):
@@ -686,7 +693,7 @@ def test_the_number_of_shapes_told_apart_is_bounded(machine, few_streams):
         assert len(sent.outcome["y"]) == rows
         assert len(model.streams) <= 8
     assert len({stream for stream, _, _ in one.issues}) <= 9
-    assert len(one.dispatcher._programs) <= 9
+    assert len(one.dispatcher.streams.programs) <= 9
 
 
 def test_shapes_that_are_in_use_are_kept(machine, few_streams):
@@ -709,7 +716,7 @@ def test_the_bound_holds_for_shapes_that_batch_differently(machine, few_streams)
         one.send(model, rows=int(rows))
         one.run()
     assert len({stream for stream, _, _ in one.issues}) <= 24
-    assert len(one.dispatcher._programs) <= 400
+    assert len(one.dispatcher.streams.programs) <= 400
 
 
 def test_models_that_come_and_go_do_not_add_up(machine):
@@ -720,7 +727,7 @@ def test_models_that_come_and_go_do_not_add_up(machine):
         one.send(model)
         one.run()
     assert len({stream for stream, _, _ in one.issues}) <= 4
-    assert len(one.dispatcher._programs) <= 4 * 8
+    assert len(one.dispatcher.streams.programs) <= 4 * 8
 
 
 # Counting
@@ -918,7 +925,7 @@ def happen(machine: Machine, models: list[Served], what: Any, refused: Counter[s
     except (Overloaded, Expired) as error:
         refused[error.reason] += 1
     waiting = sum(not each.replies and not each.ticket.began for each in machine.sent)
-    assert machine.dispatcher.waiting == waiting == sum(machine.dispatcher.queued(each) for each in models)
+    assert machine.dispatcher.waiting == waiting == sum(machine.dispatcher.admission.queued(each) for each in models)
     assert machine.dispatcher.pending == sum(not each.replies for each in machine.sent)
 
 
@@ -1095,7 +1102,7 @@ def test_a_real_batch_with_a_poisonous_member(table):
 
 
 def test_real_inputs_of_every_length(free, monkeypatch):
-    monkeypatch.setattr(dispatch, "STREAMS", 8)
+    monkeypatch.setattr(streams, "STREAMS", 8)
 
     async def test(client: Client) -> None:
         model = Served("free", free)

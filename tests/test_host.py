@@ -123,7 +123,7 @@ def idle_spells(ran: Ran) -> list[tuple[int, int]]:
 
 
 @every_policy(examples=12)
-def test_a_batch_goes_when_it_is_full_or_its_most_urgent_request_has_waited(policy, load):
+def test_a_batch_goes_when_it_is_full_or_has_waited_or_would_be_late(policy, load):
     ran = run_load(policy, load)
     for (stream, query), pieces in ran.batches.items():
         terms = load.terms[stream]
@@ -131,7 +131,9 @@ def test_a_batch_goes_when_it_is_full_or_its_most_urgent_request_has_waited(poli
         if not members or len(members) == terms.max_batch:
             continue
         late = pieces[0].candidate.deadline == NO_DEADLINE
-        assert late or pieces[0].begin >= min(members, key=lambda t: t.due).arrival + terms.timeout
+        waited = min(ticket.arrival for ticket in members) + terms.timeout
+        urgent = min(ticket.due for ticket in members) - load.setting.programs[terms.programs].remaining[0]
+        assert late or pieces[0].begin >= min(waited, urgent)
 
 
 @every_policy(examples=6)

@@ -19,7 +19,7 @@ from host import MS, Kind, Load, Machine, Order, kind, run_load
 from serving import SERVING
 from weft.engine import Engine, Requests
 from weft.errors import InvalidStart
-from weft.policies import POLICIES, Start, make_policy
+from weft.policies import POLICIES, Start, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
 
 SOURCES = Path(weft.engine.engine.__file__).parents[1]
@@ -36,7 +36,7 @@ def test_simulator_and_server_have_the_same_loop_source_and_policies():
         assert module.Engine is Engine is weft.engine.engine.Engine
     for module in (weft.online, weft.serving.dispatch):
         assert module.Requests is Requests is weft.engine.requests.Requests
-        assert module.make_policy is make_policy
+        assert module.make_request_policy is make_request_policy
 
 
 def calls(path: Path, name: str) -> int:

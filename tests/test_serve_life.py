@@ -477,10 +477,9 @@ def test_more_shapes_than_are_told_apart(tmp_path: Path) -> None:
                 sizes.append(len(send(server, "GET", "/weft/state").body))
         connection.close()
         dispatcher = server.server.service.dispatcher
-        assert len(dispatcher._streams) <= 1024
-        assert len(dispatcher._numbered) == len(dispatcher._streams)
-        most = model(server, "times")["mean_batch"] and max(s.batches for s in dispatcher._streams.values())
-        assert len(dispatcher._programs) <= 1025 * most
+        assert len(dispatcher.streams) <= 1024
+        most = model(server, "times")["mean_batch"] and max(s.batches for s in dispatcher.streams._by_use.values())
+        assert len(dispatcher.streams.programs) <= 1025 * most
         assert sizes[1] < sizes[0] + 200
 
 

@@ -133,8 +133,9 @@ class Dispatcher:
         if self._batch_timer:
             self._batch_timer.cancel()
             self._batch_timer = None
-        if self.waiting:
-            delay = (self._source.next_event() - self.lanes.now()) / 1e9
+        event = self._source.next_event() if self.waiting else NO_DEADLINE
+        if event < NO_DEADLINE:
+            delay = (event - self.lanes.now()) / 1e9
             if delay > 0 or self.lanes.ready():
                 self._batch_timer = self._loop.call_later(max(0.0, delay), self._pump)
 

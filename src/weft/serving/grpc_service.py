@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of its own beside our errors
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from weft.errors import BadRequest, InputError, RequestError, Unauthorised
 from weft.serving import grpc_wire, proto
@@ -34,7 +35,8 @@ Answer = Callable[[Any, Any], Awaitable[Any]]
 class _Begun(NamedTuple):
     """A request of a stream."""
 
-    call: Call
+    call: Call | None
+    """None: it could not even be read."""
     answer: asyncio.Future[Result | RequestError]
     began_ns: int
 
@@ -99,7 +101,7 @@ class GrpcFace:
         }
         table = {}
         for name, (request, response, streaming) in proto.METHODS.items():
-            read, write = request.FromString, response.SerializeToString
+            read, write = _reader(request), response.SerializeToString
             if streaming:
                 table[name] = grpc.stream_stream_rpc_method_handler(self._stream, read, write)
             else:
@@ -116,6 +118,8 @@ class GrpcFace:
             try:
                 if answer not in (self._server_live, self._server_ready):
                     self._check_key(context)
+                if isinstance(message, RequestError):
+                    raise message
                 return await answer(message, context)
             except RequestError as error:
                 code = error.code
@@ -160,11 +164,15 @@ class GrpcFace:
         try:
             return _computed(await answer)
         except asyncio.CancelledError:
-            call.cancel()
+            if call:
+                call.cancel()
             raise
 
-    def _begin(self, message: Any, deadline: int | None) -> tuple[Call, asyncio.Future[Result | RequestError]]:
+    def _begin(self, message: Any, deadline: int | None) -> tuple[Call | None, asyncio.Future[Result | RequestError]]:
         answer: asyncio.Future[Result | RequestError] = asyncio.get_running_loop().create_future()
+        if isinstance(message, RequestError):
+            answer.set_result(message)
+            return None, answer
 
         def done(outcome: Result | RequestError) -> None:
             if not answer.done():
@@ -193,7 +201,7 @@ class GrpcFace:
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         reply = proto.CLASSES["ModelStreamInferResponse"]
-        calls: list[Call] = []
+        calls: list[Call | None] = []
         try:
             while (next_one := await begun.get()) is not None:
                 calls = [next_one.call]
@@ -214,7 +222,8 @@ class GrpcFace:
                     calls.append(left.call)
             self.in_flight -= len(calls)
             for call in calls:
-                call.cancel()
+                if call:
+                    call.cancel()
 
     async def _read(self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any) -> None:
         """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
@@ -272,6 +281,18 @@ def _computed(outcome: Result | RequestError) -> Any:
     if isinstance(outcome, RequestError):
         raise outcome
     return grpc_wire.encode_infer(outcome.request, outcome.model, outcome.outputs, outcome.parameters)
+
+
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    """Reads a message; one that cannot be read becomes the error to answer with, as gRPC itself would say UNKNOWN."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return BadRequest(f"the message is no {kind.DESCRIPTOR.name}: its {len(data)} bytes cannot be parsed")
+
+    return read
 
 
 def credentials(certificate: Path, key: Path) -> Any:

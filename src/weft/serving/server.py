@@ -50,7 +50,12 @@ class Server:
         self._scratch = tempfile.TemporaryDirectory(prefix="weft-") if config.cache is None else None
         cache = Path(self._scratch.name) if self._scratch else config.cache
         assert cache is not None
-        self._repository = Repository(config.models, cache / "models")
+        try:
+            self._repository = Repository(config.models, cache / "models")
+        except BaseException:
+            if self._scratch:
+                self._scratch.cleanup()
+            raise
         self._cache = cache / "segments"
         self.http_port: int | None = None
         self.grpc_port: int | None = None
