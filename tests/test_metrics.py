@@ -183,7 +183,7 @@ def test_requests_that_wait_are_seen(tmp_path: Path) -> None:
         async def send(count: int) -> None:
             body = json.dumps({"inputs": [ROW]}).encode()
             for _ in range(count):
-                live.server.service.infer("net", "", lambda model: decode(body, None, model), answers.append)
+                live.server.service.infer("net", "", lambda model: decode(body, None, model), answers.append, dict)
 
         answers: list[Any] = []
         live.call(send(3))

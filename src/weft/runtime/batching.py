@@ -24,6 +24,8 @@ Clock = Callable[[], float]
 
 SIZES = (2, 4, 8)
 """Batch sizes to try where none is asked for."""
+CLOCK_STEP_S = 1e-6
+"""A clock may stand still for the length of a very short run."""
 LEAST_GAIN = 0.05
 """Of time per sample, over the size before."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
@@ -134,7 +136,7 @@ def _as_far_as_it_pays(bench: _Bench) -> Measured:
 def _gain(bench: _Bench, before: int, size: int) -> float:
     """Of time per sample; by the fastest runs, which noise moves least."""
     bench.repeat(before, size)
-    return 1 - bench.fastest_s(size) / size / (bench.fastest_s(before) / before)
+    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
 
 
 def _up_to(bench: _Bench, max_batch: int) -> Measured:
