@@ -47,7 +47,7 @@ def measure(policy: str, seconds: float, seed: int, cache: str) -> list[dict[str
             for model, share in LOAD.items()
         ]
         raw = {"duration_s": seconds, "warmup_s": min(2.0, seconds / 5), "seed": seed, "stream": streams}
-        result = run_load(parse_workload(raw, "benchmark"), server.url, deadlines="soft")
+        result = run_load(parse_workload(raw, "benchmark"), server.url, deadlines="soft", alone=5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
         write_json(path, result.as_dict())

@@ -67,6 +67,15 @@ def test_times_seen_in_service_count_more_than_those_measured_at_load(tmp_path):
     assert predict(written(tmp_path, content)).streams[1].predicted.mean_s == pytest.approx(0.014)
 
 
+def test_what_is_known_of_the_way_and_of_hand_overs_is_added(tmp_path):
+    content = bench()
+    content["profile"]["hand_over_s"] = 0.0005
+    content["streams"][1]["overhead_s"] = 0.003
+    long, short = predict(written(tmp_path, content)).streams
+    assert short.predicted.mean_s == pytest.approx(0.0105 - 0.001 + 0.0025 + 0.003)
+    assert long.overhead_s == 0.001
+
+
 def test_requests_of_the_warm_up_are_served_but_not_counted(tmp_path):
     long, short = predict(written(tmp_path, bench(workload={"warmup_s": 0.05}))).streams
     assert (long.requests, short.requests) == (1, 0)

@@ -51,6 +51,7 @@ class _Profile(BaseModel):
     policy_options: dict[str, Option] = {}
     lanes: Annotated[int, Field(ge=1, le=1024)]
     default_slo_ms: Time = 1000.0
+    hand_over_s: Time = 0.0
     models: dict[str, _Model]
 
 
@@ -59,6 +60,7 @@ class _Stream(BaseModel):
 
     model: str
     deadline_s: Time
+    overhead_s: Time | None = None
     scheduled_s: list[Time]
     lag_s: list[Time]
     latency_s: list[Time | None]
@@ -95,6 +97,8 @@ class StreamPrediction:
 
     model: str
     requests: int
+    overhead_s: float
+    """Added to every predicted latency: what a request takes alone besides its segments."""
     measured: Figures
     predicted: Figures
 
@@ -105,8 +109,8 @@ class Prediction:
 
     policy: str
     lanes: int
-    transport_s: float
-    """Added to every predicted latency: what the way to the server and back takes."""
+    hand_over_s: float
+    """Added to every segment: what passes between two of them."""
     streams: tuple[StreamPrediction, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,16 +132,18 @@ def predict(path: str | Path, policy: str | None = None) -> Prediction:
     streams = []
     for stream, end_s in zip(bench.streams, ends, strict=True):
         counted = np.array(stream.scheduled_s) >= float(bench.workload.get("warmup_s", 0.0))
-        predicted_s = end_s - np.array(stream.scheduled_s) + bench.transport_s
+        overhead_s = bench.transport_s if stream.overhead_s is None else stream.overhead_s
+        predicted_s = end_s - np.array(stream.scheduled_s) + overhead_s
         streams.append(
             StreamPrediction(
                 stream.model,
                 int(counted.sum()),
+                overhead_s,
                 _figures(_measured(stream)[counted], stream.deadline_s),
                 _figures(predicted_s[counted], stream.deadline_s),
             )
         )
-    return Prediction(name, profile.lanes, bench.transport_s, tuple(streams))
+    return Prediction(name, profile.lanes, profile.hand_over_s, tuple(streams))
 
 
 def _read(path: str | Path) -> _Bench:
@@ -158,7 +164,8 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     for index, stream in enumerate(bench.streams):
         model = profile.models[stream.model]
         terms.append(_terms(bench, index, model, len(programs)))
-        programs += [_program(stream.model, model, batch) for batch in range(1, model.max_batch + 1)]
+        sizes = range(1, model.max_batch + 1)
+        programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     chooser = make_request_policy(policy, setting, options)
     sent = [sorted(_ticks(np.add(each.scheduled_s, each.lag_s))) for each in bench.streams]
@@ -204,12 +211,12 @@ def _due_s(bench: _Bench, index: int) -> float:
     return bench.profile.default_slo_ms / 1e3
 
 
-def _program(name: str, model: _Model, batch: int) -> Program:
+def _program(name: str, model: _Model, batch: int, hand_over_s: float) -> Program:
     times = model.seen_s.get(batch) or model.times_s.get(batch) or []
     if len(times) != len(model.segments):
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
     nothing = (0,) * len(times)
-    ticks = tuple(max(1, round(each * TICKS_PER_S)) for each in times)
+    ticks = tuple(max(1, round((each + hand_over_s) * TICKS_PER_S)) for each in times)
     return Program(name, tuple(model.segments), nothing, ticks, nothing)
 
 

@@ -72,6 +72,7 @@ def command(
             connections=connections,
             api_key=api_key,
             grace_s=grace,
+            alone=5,
             progress=progress if sys.stderr.isatty() else None,
         )
     _print(result)

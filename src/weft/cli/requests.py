@@ -83,6 +83,7 @@ def predict_bench(path: str, policy: str | None, json_file: str | None) -> None:
     from weft.prediction import predict
 
     prediction = predict(path, policy)
+    overheads = ", ".join(f"{each.model} {each.overhead_s * 1e3:.2f} ms" for each in prediction.streams)
     lanes = f"{prediction.lanes} lane{'s' * (prediction.lanes > 1)}"
     columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
     table = plain_table(f"{prediction.policy} on {lanes}, measured and simulated", columns, left=2)
@@ -91,7 +92,8 @@ def predict_bench(path: str, policy: str | None, json_file: str | None) -> None:
         add_row(table, "", "simulated", "", *_figures(stream.predicted))
     console.print(table)
     console.print(
-        f"[dim]simulated latencies include {prediction.transport_s * 1e3:.2f} ms for the way there and back[/dim]",
+        f"[dim]simulated with {prediction.hand_over_s * 1e3:.2f} ms more per segment for hand-overs, and per request "
+        f"for all but its segments: {overheads}[/dim]",
         highlight=False,
     )
     if json_file:

@@ -48,6 +48,10 @@ PROGRESS_S = 0.2
 SHOWN_CHARACTERS = 200
 
 
+ANSWER_HEAD_BYTES = 64 << 10
+"""Of an answer, in which its parameters are looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What the server was asked before the run."""
@@ -68,6 +72,7 @@ def run_load(
     grace_s: float = 30.0,
     context: ssl.SSLContext | None = None,
     progress: Progress | None = None,
+    alone: int = 0,
 ) -> LoadResult:
     """Send a workload to the server at *url* and wait for the answers; see ``drive``."""
     job = drive(
@@ -79,6 +84,7 @@ def run_load(
         grace_s=grace_s,
         context=context,
         progress=progress,
+        alone=alone,
     )
     with _undisturbed(), asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(job)
@@ -94,12 +100,14 @@ async def drive(
     grace_s: float = 30.0,
     context: ssl.SSLContext | None = None,
     progress: Progress | None = None,
+    alone: int = 0,
 ) -> LoadResult:
     """Send a workload to the server at *url* and wait for the answers.
 
     deadlines: strict tells the server to give up at the deadline, soft tells it the deadline, none
     nothing. connections: as many at most. grace_s: what has no answer so long after the last arrival
-    is lost. context: for https, instead of the system's certificates.
+    is lost. context: for https, instead of the system's certificates. alone: so many requests of every
+    stream are sent one after another before, to find out what they take besides being computed.
     """
     _check(deadlines, connections, grace_s)
     target = parse_url(url, context)
@@ -107,6 +115,7 @@ async def drive(
     control, pool = Pool(target, 1, keep_all=True), Pool(target, connections)
     try:
         plan = await _prepare(workload, control, deadlines, api_key)
+        overheads = [await _overhead_s(control, request, alone) for request in plan.requests]
         run = _Run(workload, plan.requests, pool, clock)
         await _reach(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
         started, cpu_s = datetime.now(UTC), time.thread_time()
@@ -130,7 +139,31 @@ async def drive(
         connections=pool.opened,
         held_back=pool.held_back,
         profile=profile,
+        overhead_s=tuple(overheads),
     )
+
+
+async def _overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
+    """What a request takes alone besides waiting and being computed, as a weft server tells those; the median."""
+    found = []
+    for _ in range(count):
+        began_s = time.perf_counter()
+        answer = await call(pool, request)
+        took_s = time.perf_counter() - began_s
+        told = _told_us(answer.body) if answer.status == OK else None
+        if told is not None:
+            found.append(took_s - told / 1e6)
+    return max(0.0, statistics.median(found)) if found else None
+
+
+def _told_us(body: bytes) -> int | None:
+    """Queueing and computing as the answer's parameters say it; its tensors may follow in binary."""
+    try:
+        answer, _ = json.JSONDecoder().raw_decode(body[:ANSWER_HEAD_BYTES].decode("latin-1"))
+        parameters = answer["parameters"]
+        return int(parameters["weft_queue_us"]) + int(parameters["weft_compute_us"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _check(deadlines: str, connections: int, grace_s: float) -> None:

@@ -110,6 +110,8 @@ class LoadResult:
     """Opened in all."""
     held_back: int
     """Requests that had to wait because no more connections were allowed."""
+    overhead_s: tuple[float | None, ...] = ()
+    """Of each stream: what a request takes alone besides its segments, where that was measured."""
     profile: Any = None
     """What the server has measured of its models, if it is a weft server."""
     remarks: tuple[str, ...] = field(init=False)
@@ -137,7 +139,10 @@ class LoadResult:
             "connections": self.connections,
             "held_back": self.held_back,
             "remarks": list(self.remarks),
-            "streams": [each.as_dict(latencies=latencies) for each in self.streams],
+            "streams": [
+                {**each.as_dict(latencies=latencies), "overhead_s": overhead_s}
+                for each, overhead_s in zip(self.streams, self.overhead_s or (None,) * len(self.streams), strict=True)
+            ],
             "profile": self.profile,
         }
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from weft.devices.decoupled import Issue
 from weft.engine.engine import Completion, Engine
 from weft.engine.requests import Job, Requests, Ticket
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError
@@ -59,6 +60,8 @@ class Dispatcher:
         """Requests that no lane has begun."""
         self.recorder = Recorder()
         self._last_job: dict[int, Job] = {}
+        self._last_end: dict[int, int] = {}
+        self._hand_overs = [0, 0]
         self._pumping = False
         self._batch_timer: asyncio.TimerHandle | None = None
         self.emptied: Callable[[Served], None] | None = None
@@ -251,6 +254,7 @@ class Dispatcher:
         stream, job = self.streams[candidate.stream], self._source.job_of(candidate)
         took, statistics = times.compute_end - times.compute_start, stream.model.statistics
         assert job is not None and isinstance(job.work, Batch)
+        self._note_hand_over(lane, job, times)
         self._note_preemption(lane, job)
         job.work.compute_ns += took
         self.recorder.add(
@@ -272,6 +276,18 @@ class Dispatcher:
             statistics.segment_ns += took
             statistics.segment_error_ns += abs(took - candidate.compute) if stream.measured else 0
             self.streams.learn(stream, candidate, took)
+
+    @property
+    def hand_over_s(self) -> float:
+        """Mean time from the end of a segment to the start of the next of the same batch on the same lane."""
+        count, total = self._hand_overs
+        return total / count / 1e9 if count else 0.0
+
+    def _note_hand_over(self, lane: int, job: Job, times: Issue) -> None:
+        if self._last_job.get(lane) is job:
+            self._hand_overs[0] += 1
+            self._hand_overs[1] += times.compute_start - self._last_end[lane]
+        self._last_end[lane] = times.compute_end
 
     def _note_preemption(self, lane: int, job: Job) -> None:
         """Whether this lane left another batch half-way for this one."""

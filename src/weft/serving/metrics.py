@@ -168,6 +168,12 @@ def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, flo
     return {reason: counts.get(reason, 0) for reason in reasons}
 
 
+def _answers(service: Service) -> Mapping[str, float]:
+    statuses = (200, 400, 401, 404, 405, 408, 413, 431, 500, 501, 503, 504)
+    counted = service.http_answers
+    return {str(status): counted[status] for status in sorted({*statuses, *counted})}
+
+
 def _refused(service: Service) -> dict[str, float]:
     """All reasons there are, and those that were met without being foreseen."""
     counts = service.refused.failures
@@ -315,6 +321,12 @@ FAMILIES = (
         "counter",
         "Requests that met no model, by reason.",
         _server_by("reason", _refused),
+    ),
+    Family(
+        "weft_http_answers_total",
+        "counter",
+        "HTTP answers by status, whatever was asked.",
+        _server_by("status", _answers),
     ),
     Family(
         "weft_lane_busy_seconds_total",

@@ -199,7 +199,7 @@ SCHEMAS: dict[str, Json] = {
         policy=_TEXT,
         policy_options=_map(_is(["boolean", "number"])),
         **_each("format lanes threads", _COUNT),
-        default_slo_ms=_NUMBER,
+        **_each("default_slo_ms hand_over_s", _NUMBER),
         models=_map(_ref("ModelProfile")),
     ),
     "ModelProfile": _object(

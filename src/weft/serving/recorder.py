@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-SPANS = 50_000
+SPANS = 12_000
 OUT_OF_ORDER_NS = 1_000_000_000
 
 

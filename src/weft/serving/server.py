@@ -82,7 +82,7 @@ class Server:
         )
         self.service = Service(config, library, self._dispatcher, telemetry)
         limits = Limits(body_bytes=config.max_body_bytes, connections=config.max_connections)
-        self._http = HttpServer(Routes(self.service).handle, limits, _log_access if config.access_log else None)
+        self._http = HttpServer(Routes(self.service).handle, limits, self._answered)
         self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
         try:
             await self._listen()
@@ -92,6 +92,11 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    def _answered(self, exchange: Exchange, response: Response, sent_bytes: int) -> None:
+        self.service.http_answers[response.status] += 1
+        if self.config.access_log:
+            _log_access(exchange, response, sent_bytes)
 
     async def _listen(self) -> None:
         config = self.config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ class Call:
             self._done(error)
         except Exception as error:  # nobody shall wait because of a fault of ours
             log.exception("%s: a request could not be taken", slot.entry.name)
-            self._done(internal(error))
+            self._done(_counted(slot.statistics, internal(error)))
 
     def _replied(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -124,6 +125,8 @@ class Service:
         self.ready = False
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self.http_answers: Counter[int] = Counter()
+        """By status, whatever was asked."""
         self.refused = Statistics()
         """Requests that met no model."""
 

@@ -61,6 +61,7 @@ def profile(service: Service) -> dict[str, Any]:
         "lanes": service.config.lanes,
         "threads": service.config.threads,
         "default_slo_ms": service.config.default_slo_ms,
+        "hand_over_s": service.dispatcher.hand_over_s,
         "models": {
             slot.entry.name: {
                 "segments": list(slot.served.prepared.segments),
@@ -68,7 +69,8 @@ def profile(service: Service) -> dict[str, Any]:
                     str(batch): list(slot.served.prepared.times_at(batch))
                     for batch in range(1, slot.served.prepared.max_batch + 1)
                 },
-                "seen_s": service.dispatcher.streams.expected_s(slot.served),
+                "seen_s": service.dispatcher.streams.expected_s(slot.served)
+                | service.dispatcher.streams.mean_s(slot.served),
                 "max_batch": slot.served.prepared.max_batch,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
             }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ class Stream:
     """Whether its times were ever seen; a guess until then."""
     seen: int = 0
     """Batches computed."""
+    sums: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Requests in a batch -> of each segment: how many were computed, and their time."""
 
 
 class Streams:
@@ -105,16 +107,28 @@ class Streams:
 
     def expected_s(self, model: Served) -> dict[str, list[float]]:
         """What segments of a model's most common shapes are expected to take now, by batch size."""
-        stream = max(model.streams.values(), key=lambda each: each.seen, default=None)
+        stream = _commonest(model)
         if stream is None:
             return {}
         programs = self.programs[stream.first_program : stream.first_program + stream.batches]
         return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
 
+    def mean_s(self, model: Served) -> dict[str, list[float]]:
+        """What they took on average, for the batch sizes that were computed."""
+        stream = _commonest(model)
+        return {
+            str(size * stream.rows): [ns / count / 1e9 for count, ns in sums]
+            for size, sums in (stream.sums.items() if stream else ())
+            if stream and all(count for count, _ in sums)
+        }
+
     # What segments take
 
     def learn(self, stream: Stream, candidate: Candidate, took: int) -> None:
         """A segment took so long; the first time a shape is seen replaces the guess."""
+        sums = stream.sums.setdefault(candidate.size, [(0, 0)] * len(self.programs[candidate.program]))
+        count, total = sums[candidate.layer]
+        sums[candidate.layer] = count + 1, total + took
         if not stream.measured:
             for size in range(1, stream.batches + 1):
                 self._expect(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
@@ -191,6 +205,10 @@ class Remaining(Sequence[Sequence[int]]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._programs[index].remaining
+
+
+def _commonest(model: Served) -> Stream | None:
+    return max(model.streams.values(), key=lambda each: each.seen, default=None)
 
 
 def _terms(stream: Stream) -> Terms:
