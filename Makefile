@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench soak clean
 
 $(READY): pyproject.toml requirements-models.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,13 @@ check: $(READY) ## Format, lint, types, tests.
 bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/scheduler_speed.py
 	$(BIN)/python benchmarks/online_speed.py
+	$(BIN)/python benchmarks/cutting_cost.py
+	$(BIN)/python benchmarks/head_of_line.py
+	$(BIN)/python benchmarks/prediction_error.py
+	$(BIN)/python benchmarks/serving_overhead.py
+
+soak: $(READY) ## Ten minutes of load with clients that misbehave; memory, books and latencies are checked.
+	$(BIN)/python benchmarks/soak.py
 
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache

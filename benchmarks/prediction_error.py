@@ -85,7 +85,8 @@ def _rows(policy: str, seed: int, result: LoadResult, prediction: Prediction) ->
                 "p99_ms": measured.p99_s * 1e3,
                 "predicted_p99_ms": predicted.p99_s * 1e3,
                 "p99_error": predicted.p99_s / measured.p99_s - 1,
-                "transport_ms": prediction.transport_s * 1e3,
+                "overhead_ms": found.overhead_s * 1e3,
+                "hand_over_ms": prediction.hand_over_s * 1e3,
                 "lag_p99_ms": (load.figures.lag_p99_s or 0.0) * 1e3,
             }
         )

@@ -562,6 +562,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def unread(self) -> bool:
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def close_if_idle(self) -> None:
         busy = self._exchange is not None or self._began_s is not None or self._rest
         if self._transport is not None and not busy:
@@ -614,6 +618,11 @@ class HttpServer:
     def connections(self) -> int:
         """Open connections, without those that were refused."""
         return len(self._connections)
+
+    @property
+    def unread(self) -> int:
+        """Connections whose clients have not taken all that was written for them."""
+        return sum(1 for connection in self._connections if connection.unread)
 
     async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> int:
         """Listen, and give the port (the system chooses it when ``port`` is 0); may be called for several addresses."""

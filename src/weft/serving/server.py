@@ -115,7 +115,7 @@ class Server:
     def unfinished(self) -> int:
         """Requests that are not answered, and answers that are not read to their end."""
         calls = self._grpc.in_flight if self._grpc else 0
-        return self._http.in_flight + calls + _unread(self._http)
+        return self._http.in_flight + calls + self._http.unread
 
     def hurry(self) -> None:
         """Let ``stop`` wait for nobody."""
@@ -145,7 +145,7 @@ class Server:
 
     async def _http_finished(self) -> None:
         """Connections are closed only when their answers are out: closing TLS has no patience with slow readers."""
-        while self._http.in_flight or _unread(self._http):
+        while self._http.in_flight or self._http.unread:
             await asyncio.sleep(0.005)
 
     async def _close(self, patience_s: float) -> None:
@@ -236,12 +236,6 @@ def _grpc_tls(config: ServerConfig) -> Any:
     if config.tls_cert is None or config.tls_key is None:
         return None
     return credentials(config.tls_cert, config.tls_key)
-
-
-def _unread(http: HttpServer) -> int:
-    """Connections whose clients have not taken all that was written for them."""
-    transports = [connection._transport for connection in http._connections]
-    return sum(1 for each in transports if each is not None and each.get_write_buffer_size())
 
 
 def _log_access(exchange: Exchange, response: Response, sent_bytes: int) -> None:
