@@ -185,12 +185,12 @@ def scratch_bytes(graph: GraphProto, tensors: Mapping[str, Tensor]) -> int:
 
 def weight_bytes(graph: GraphProto) -> int:
     """Of the initialisers, wherever they lie, and of what the bodies of control flow hold."""
-    own = sum(
+    own: int = sum(
         math.prod(each.dims) * helper.tensor_dtype_to_np_dtype(each.data_type).itemsize for each in graph.initializer
     )
     constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
     bodies = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    return own + sum(each.ByteSize() for each in constants) + sum(weight_bytes(body) for body in bodies)
+    return own + sum(int(each.ByteSize()) for each in constants) + sum(weight_bytes(body) for body in bodies)
 
 
 def _constant_outputs(graph: GraphProto) -> list[str]:
