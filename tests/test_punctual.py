@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host import Load, Order, kind, run_load
+from host import Kind, Load, Order, kind, run_load
 from naive import program
 from weft.devices.decoupled import NpuState
 from weft.errors import InputError
@@ -327,3 +327,14 @@ def test_a_long_segment_of_low_priority_is_not_stopped_for_ever():
     orders = [Order(0, 0, 100), *(Order(1, at, at + 15, 9) for at in range(20, 20_000, 50))]
     ran = run_load("punctual", Load((kind(100), kind(10)), tuple(orders), abortable=frozenset({0})))
     assert ran.ends[0] < 10_000
+
+
+def test_who_goes_does_not_depend_on_the_order_of_the_candidates():
+    """A late one whose renewed deadline ties with an urgent one's took the lane back that it was stopped for."""
+    load = Load(
+        kinds=(Kind(batches=((66,),)), Kind(batches=((32,),))),
+        orders=(Order(0, 0, 1, 1, False), Order(0, 0, 1, 1, False), Order(1, 0, 64, 3, False)),
+        lanes=2,
+        abortable=frozenset({0, 1}),
+    )
+    assert len(run_load("punctual", load).host.aborts) <= 2

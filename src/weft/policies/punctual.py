@@ -51,7 +51,7 @@ class Punctual(Policy):
         if len(view.candidates) == 1:
             return Start(view.candidates[0])
         now = max(view.device.channel_free, view.device.array_free)
-        plans = sorted((self._plan(candidate, now) for candidate in view.candidates), key=lambda plan: plan.due)
+        plans = sorted((self._plan(candidate, now) for candidate in view.candidates), key=_order)
         saved = self._savable(plans, now)
         return Start(self._quickest(saved, now) if saved else min(plans, key=lambda plan: plan.cost).candidate)
 
@@ -106,6 +106,12 @@ class Punctual(Policy):
             end += plan.need
             slack = min(slack, plan.due - end)
         return best.candidate
+
+
+def _order(plan: _Plan) -> tuple[int, bool, float, int, int]:
+    """By deadline; ties do not depend on the order of the candidates, or a segment could be stopped for one that then
+    does not go."""
+    return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query
 
 
 def _waited(candidate: Candidate, now: int) -> int:
