@@ -647,7 +647,12 @@ def test_typed_contents_that_are_refused():
 
 
 def test_model_metadata():
-    message = grpc_wire.model_metadata(TWO, ["1", "3"])
+    tensors = {
+        kind: [each._asdict() | {"shape": list(each.shape)} for each in getattr(TWO, kind)]
+        for kind in ("inputs", "outputs")
+    }
+    told = {"name": "two", "versions": ["1", "3"], "platform": "onnxruntime_onnx", **tensors}
+    message = grpc_wire.model_metadata(told)
     parsed = service_pb2.ModelMetadataResponse.FromString(message.SerializeToString())
     assert (parsed.name, list(parsed.versions), parsed.platform) == ("two", ["1", "3"], "onnxruntime_onnx")
     assert [(entry.name, entry.datatype, list(entry.shape)) for entry in parsed.inputs] == [

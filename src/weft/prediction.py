@@ -7,7 +7,7 @@ times vary more than their mean says, or something besides the segments takes ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -236,15 +236,3 @@ def _figures(latency_s: Floats, deadline_s: float) -> Figures:
         return Figures(0, None, None, None, missed)
     p50, p99 = ranks(answered, (0.5, 0.99))
     return Figures(len(answered), float(answered.mean()), p50, p99, missed)
-
-
-def relative_errors(prediction: Prediction) -> Sequence[tuple[float, float]]:
-    """Of each stream: how far the predicted mean and p99 lie from the measured ones, as shares of those."""
-    return [
-        (_apart(each.predicted.mean_s, each.measured.mean_s), _apart(each.predicted.p99_s, each.measured.p99_s))
-        for each in prediction.streams
-    ]
-
-
-def _apart(predicted: float | None, measured: float | None) -> float:
-    return predicted / measured - 1 if predicted is not None and measured else float("nan")

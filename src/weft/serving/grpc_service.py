@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import time
@@ -16,7 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of i
 import grpc
 from google.protobuf.message import DecodeError
 
-from weft.errors import BadRequest, InputError, RequestError, Unauthorised
+from weft.errors import BadRequest, InputError, RequestError
 from weft.serving import grpc_wire, proto
 from weft.serving.service import Call, Result, Service, internal
 
@@ -46,7 +45,6 @@ class GrpcFace:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._key = service.config.api_key
         self._logged = service.config.access_log
         self.in_flight = 0
         """Requests whose answers are not sent to their last byte."""
@@ -144,16 +142,7 @@ class GrpcFace:
             access.info("%s gRPC %s %s %.3f ms", context.peer(), name, code, (time.monotonic_ns() - began_ns) / 1e6)
 
     def _check_key(self, context: Any) -> None:
-        if self._key is None:
-            return
-        given = ""
-        for key, value in context.invocation_metadata() or ():
-            if key == "x-api-key":
-                given = value
-            elif key == "authorization" and value[:7].lower() == "bearer ":
-                given = value[7:].strip()
-        if not hmac.compare_digest(str(given).encode(), self._key.encode()):
-            raise Unauthorised("this server wants an API key: metadata authorization: Bearer KEY")
+        self._service.check_key({key: str(value) for key, value in context.invocation_metadata() or ()})
 
     # Inference
 
@@ -252,10 +241,7 @@ class GrpcFace:
         return grpc_wire.server_metadata(self._service.metadata())
 
     async def _model_metadata(self, message: Any, context: Any) -> Any:
-        answer = await self._service.model_metadata(message.name, message.version)
-        slot = await self._service.loaded(message.name, message.version)
-        assert slot.spec
-        return grpc_wire.model_metadata(slot.spec, answer["versions"], answer["platform"])
+        return grpc_wire.model_metadata(await self._service.model_metadata(message.name, message.version))
 
     async def _model_config(self, message: Any, context: Any) -> Any:
         return grpc_wire.model_config(await self._service.model_config(message.name, message.version))

@@ -17,8 +17,6 @@ from weft.runtime.tensors import Array, TensorSpec
 from weft.serving import proto, wire
 from weft.serving.wire import Fitted, Infer, ModelSpec, Parameter, Wanted
 
-PLATFORM = "onnxruntime_onnx"
-
 _CONTENTS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
@@ -89,13 +87,9 @@ def encode_infer(
     return response
 
 
-def model_metadata(model: ModelSpec, versions: Iterable[str], platform: str = PLATFORM) -> Any:
-    """The ``ModelMetadataResponse`` of a model."""
-    response = proto.CLASSES["ModelMetadataResponse"](name=model.name, versions=versions, platform=platform)
-    for specs, field in ((model.inputs, response.inputs), (model.outputs, response.outputs)):
-        for spec in specs:
-            field.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
-    return response
+def model_metadata(answer: Mapping[str, Any]) -> Any:
+    """The ``ModelMetadataResponse`` of what GET v2/models/NAME answers."""
+    return _filled("ModelMetadataResponse", answer)
 
 
 def server_metadata(answer: Mapping[str, Any]) -> Any:

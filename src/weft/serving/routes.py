@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import zlib
@@ -32,7 +31,6 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._key = service.config.api_key.encode() if service.config.api_key else None
         self._most_bytes = service.config.max_body_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,14 +71,8 @@ class Routes:
         exchange.respond(await answer)
 
     def _check_key(self, exchange: Exchange, path: str) -> None:
-        if self._key is None or path in OPEN:
-            return
-        given = exchange.headers.get("x-api-key", "")
-        scheme, _, token = exchange.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            given = token.strip()
-        if not hmac.compare_digest(given.encode(), self._key):
-            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
+        if path not in OPEN:
+            self._service.check_key(exchange.headers)
 
     # Inference
 

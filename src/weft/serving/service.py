@@ -7,6 +7,7 @@ HTTP and gRPC.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError
+from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError, Unauthorised
 from weft.runtime.tensors import Array
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -129,6 +130,17 @@ class Service:
         """By status, whatever was asked."""
         self.refused = Statistics()
         """Requests that met no model."""
+
+    def check_key(self, headers: Mapping[str, str]) -> None:
+        """Refuse a request without the server's key, if it has one; *headers* have lower-case names."""
+        if self.config.api_key is None:
+            return
+        given = headers.get("x-api-key", "")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        if not hmac.compare_digest(given.encode(), self.config.api_key.encode()):
+            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
 
     # Inference
 

@@ -61,8 +61,6 @@ class Wanted(NamedTuple):
 
     name: str
     binary: bool
-    classification: int = 0
-    """How many classes instead of the tensor; always 0, because asking for classes is refused."""
 
 
 @dataclass(slots=True)
