@@ -17,24 +17,25 @@ import pytest
 import live
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+chaos_clients = pytest.importorskip("chaos")
 soak = pytest.importorskip("soak")
 
 ROUNDS, HEALTHY = 6, 40
 
 
-async def among_chaos(chaos: soak.Chaos) -> Counter[str]:
+async def among_chaos(chaos: chaos_clients.Chaos) -> Counter[str]:
     """Well-behaved requests while everybody else misbehaves; what became of them."""
-    storm = asyncio.create_task(soak.run_chaos(chaos, rounds=ROUNDS))
-    statuses = [await chaos.asked("healthy", soak.infer("mlp"), 200) for _ in range(HEALTHY)]
+    storm = asyncio.create_task(chaos_clients.run_chaos(chaos, rounds=ROUNDS))
+    statuses = [await chaos.asked("healthy", chaos_clients.infer("mlp"), 200) for _ in range(HEALTHY)]
     await storm
-    return Counter(f"mlp {soak.REASONS.get(status, status)}" for status in statuses)
+    return Counter(f"mlp {chaos_clients.REASONS.get(status, status)}" for status in statuses)
 
 
 def test_chaotic_clients_harm_nobody_and_the_books_balance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    soak.write_repository(tmp_path)
+    chaos_clients.write_repository(tmp_path)
     with live.running(tmp_path) as server:
         ports = server.server.http_port, server.server.grpc_port
-        chaos = soak.Chaos("127.0.0.1", *ports, random.Random(0), stall=False)
+        chaos = chaos_clients.Chaos("127.0.0.1", *ports, random.Random(0), stall=False)
         with caplog.at_level(logging.WARNING):
             healthy = asyncio.run(among_chaos(chaos))
         books, metrics = soak.settled_books(server.url), soak.read_metrics(server.url)
@@ -49,7 +50,7 @@ def test_chaotic_clients_harm_nobody_and_the_books_balance(tmp_path: Path, caplo
 
 
 def test_books_that_miss_a_request_are_noticed() -> None:
-    ledger, healthy = soak.Ledger(), Counter({"mlp success": 3})
+    ledger, healthy = chaos_clients.Ledger(), Counter({"mlp success": 3})
     ledger.counted["guest success"], ledger.abandoned["chain"] = 2, 1
     metrics = {'nv_inference_request_success{model="mlp"}': 5.0, "weft_requests_refused_total": 0.0}
     balanced = soak.Books(Counter({"mlp success": 3, "guest success": 2}), 0, 0, 0)
