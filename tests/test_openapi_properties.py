@@ -472,3 +472,13 @@ def test_requests_that_nearly_fit_are_computed_or_refused(live: Live, document: 
 
     trial()
     alive(live)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [each for each in OPERATIONS if "{version}" in each[0]], ids=lambda each: each
+)
+def test_a_version_without_a_number_gets_an_answer_that_is_described(
+    live: Live, document: Document, path: str, method: str
+) -> None:
+    request = Request(method.upper(), path.format(model="mix", version=""))
+    judge(document, request, send(live, request))

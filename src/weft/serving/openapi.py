@@ -295,7 +295,7 @@ PATHS: tuple[Path, ...] = (
     _unsupported("/v2/cudasharedmemory/status", "cudaSharedMemory"),
     _unsupported("/v2/trace/setting", "traceSetting"),
     _unsupported("/v2/logging", "logging"),
-    *_of_model("/trace/setting", "get", "modelTrace", "Not supported", None, works=False),
+    *_of_model("/trace/setting", "get", "modelTrace", "Not supported", None, works=False, own=(404,)),
 )  # fmt: skip
 
 
