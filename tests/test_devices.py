@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from weft.devices import Npu, check_activations, load_npu, parse_npu, presets
+from weft.devices import Npu, check_activations, load_device, load_npu, parse_npu, presets
 from weft.errors import DeviceError
 from weft.profiles import LayerCost, Profile
 from weft.program import Clock
@@ -48,11 +48,15 @@ def refused(raw: dict[str, Any]) -> str:
 
 
 def test_every_preset_loads_under_its_own_name():
-    assert presets() == ["nnpi-like", "tpuv3-like", "weaver-plus"]
+    decoupled = ["nnpi-like", "tpuv3-like", "weaver-plus"]
+    tiled = ["zc706-inception-v3", "zc706-resnet50", "zcu104-inception-v3", "zcu104-inception-v3-printed"]
+    tiled.append("zcu104-resnet50")
+    assert presets() == [*decoupled, *tiled]
     for name in presets():
-        npu = load_npu(name)
-        assert npu.name == name
-        assert npu.source
+        device = load_device(name)
+        assert device.name == name
+        assert device.source
+        assert device.kind == ("npu" if name in decoupled else "tiled")
 
 
 def test_the_memory_centric_preset_has_the_numbers_of_table_one():
@@ -86,8 +90,8 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name():
 
 
 def test_a_name_like_no_preset_is_refused_with_all_of_them():
-    with pytest.raises(DeviceError, match="known: nnpi-like, tpuv3-like, weaver-plus"):
-        load_npu("zzzzzzzz")
+    with pytest.raises(DeviceError, match="known: nnpi-like, tpuv3-like, weaver-plus, zc706-inception-v3, "):
+        load_npu("!!!!!!!!")
 
 
 # Files

@@ -14,8 +14,8 @@ SOURCES = Path(weft.__file__).parent
 MODULES = sorted(SOURCES.rglob("*.py"))
 
 STOREYS = (
-    "version", "errors", "jsonfile", "kernels", "models", "workloads", "devices", "costs", "profiles", "program",
-    "bound", "trace", "policies", "engine", "reports", "simulation", "sweep", "online", "sustain",
+    "version", "errors", "jsonfile", "kernels", "models", "workloads", "devices", "costs", "explore", "profiles",
+    "program", "bound", "trace", "policies", "engine", "reports", "simulation", "sweep", "online", "sustain",
     "runtime", "load", "prediction", "serving", "papers", "cli",
 )  # fmt: skip
 """A part may import those to its left; ``weft`` itself shows the public names of all but the last."""
@@ -24,7 +24,7 @@ ALONE = {"kernels": set(), "models": {"errors"}, "devices": {"errors", "jsonfile
 """Parts that keep to less than their storey allows: all they may import of the package."""
 
 ONLY_IN = {
-    "matplotlib": ("reports/timeline.py", "reports/loads.py", "papers/"),
+    "matplotlib": ("reports/timeline.py", "reports/loads.py", "reports/designs.py", "papers/"),
     "numba": ("kernels/",),
     "onnx": ("models/", "runtime/"),
     "typer": ("cli/",),

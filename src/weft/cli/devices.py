@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -15,19 +14,23 @@ app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 @app.command("list")
 def list_devices() -> None:
     """The presets that ship with weft."""
-    from weft.devices import load_npu, presets
+    from weft.devices import TiledNpu, load_device, presets
 
-    table = plain_table("devices", ("device", "from", "TOP/s", "GB/s", "weights MiB", "ops/byte"), left=2)
+    table = plain_table(
+        "devices", ("device", "kind", "from", "TOP/s", "GB/s", "weights or tiles MiB", "ops/byte"), left=3
+    )
     for name in presets():
-        npu = load_npu(name)
+        device = load_device(name)
+        on_chip_mib = device.bram_bits / 2**23 if isinstance(device, TiledNpu) else device.weight_buffer_mib
         add_row(
             table,
             name,
-            npu.source,
-            number(npu.macs_per_s, 1, scale=2e-12),
-            number(npu.bandwidth_gb_s, 0),
-            number(npu.weight_buffer_mib, 0),
-            number(npu.ridge_ops_per_byte, 0),
+            device.kind,
+            device.source,
+            number(device.macs_per_s, 2, scale=2e-12),
+            number(device.bandwidth_gb_s, 1),
+            number(on_chip_mib, 1),
+            number(device.ridge_ops_per_byte, 0),
         )
     console.print(table)
 
@@ -35,8 +38,6 @@ def list_devices() -> None:
 @app.command("show")
 def show(device: Annotated[str, typer.Argument(help="A preset or a TOML file.")]) -> None:
     """Every value of a device; a starting point for a file of your own."""
-    from weft.devices import load_npu
+    from weft.devices import as_toml, load_device
 
-    for key, value in load_npu(device).model_dump(exclude_none=True).items():
-        text = json.dumps(value, ensure_ascii=False)  # what JSON writes of our values is TOML too
-        console.print(f"{key} = {text}", highlight=False, markup=False, soft_wrap=True)
+    console.print(as_toml(load_device(device)), highlight=False, markup=False, soft_wrap=True, end="")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from weft.cli import bench, compare, devices, models, profile, reproduce, serve, simulate, sustain, timeline
+from weft.cli import bench, compare, devices, explore, models, profile, reproduce, serve, simulate, sustain, timeline
 from weft.errors import WeftError
 from weft.version import __version__
 
@@ -37,6 +37,7 @@ def _root(
 
 app.add_typer(models.app, name="models")
 app.add_typer(devices.app, name="devices")
+app.add_typer(explore.app, name="explore")
 app.command("profile")(profile.command)
 app.command("simulate")(simulate.command)
 app.command("compare")(compare.command)

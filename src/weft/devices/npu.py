@@ -1,6 +1,7 @@
 """An NPU whose memory channel and PE array work in parallel, joined by one weight buffer.
 
-The description is a frozen value read from TOML (``load_npu``); nothing here estimates or runs.
+The description is a frozen value read from TOML (``load_npu``); nothing here estimates or runs. The other
+kind of NPU is in ``weft.devices.tiled``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable
 
 MIB = 2**20
+FOLDERS = {"device": "presets", "platform": "platforms"}
+"""Where the descriptions that ship with the package lie."""
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -88,26 +91,37 @@ class Npu(BaseModel):
 
 
 def presets() -> list[str]:
-    """Names of the devices that ship with the package."""
-    folder = resources.files("weft.devices") / "presets"
+    """Names of the devices that ship with the package, of every kind."""
+    return shipped("device")
+
+
+def shipped(kind: Literal["device", "platform"]) -> list[str]:
+    """Names of the descriptions of that kind that ship with the package."""
+    folder = resources.files("weft.devices") / FOLDERS[kind]
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def load_npu(name_or_path: str) -> Npu:
     """A preset by name, or the device a TOML file describes."""
-    if name_or_path in presets():
-        text = (resources.files("weft.devices") / "presets" / f"{name_or_path}.toml").read_text("utf-8")
+    return parse_npu(read_description("device", name_or_path), name_or_path)
+
+
+def read_description(kind: Literal["device", "platform"], name_or_path: str) -> dict[str, Any]:
+    """What one of our own TOML files says, by name, or the user's file at a path."""
+    if name_or_path in shipped(kind):
+        text = (resources.files("weft.devices") / FOLDERS[kind] / f"{name_or_path}.toml").read_text("utf-8")
     else:
-        text = _read(name_or_path)
+        text = _read(kind, name_or_path)
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
         raise DeviceError(f"{name_or_path}: not a TOML file: {error}") from error
-    return parse_npu(raw, name_or_path)
 
 
 def parse_npu(raw: dict[str, Any], where: str) -> Npu:
     """The device a mapping describes; *where* opens the error message."""
+    if raw.get("kind") == "tiled":
+        raise DeviceError(f'{where}: a tiled NPU has no weight buffer to schedule; this needs a device of kind "npu"')
     try:
         return Npu.model_validate(raw)
     except ValidationError as error:
@@ -126,10 +140,10 @@ def check_activations(npu: Npu, peaks: Sequence[tuple[str, int]]) -> None:
         )
 
 
-def _read(path: str) -> str:
+def _read(kind: Literal["device", "platform"], path: str) -> str:
     if not path.endswith(".toml"):
-        raise DeviceError(unknown_name("device", path, presets()) + " (a device file ends in .toml)")
+        raise DeviceError(unknown_name(kind, path, shipped(kind)) + f" (a {kind} file ends in .toml)")
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a zero in it
-        raise DeviceError(f"{path}: cannot read the device file: {error}") from error
+        raise DeviceError(f"{path}: cannot read the {kind} file: {error}") from error

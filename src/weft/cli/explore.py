@@ -1,0 +1,182 @@
+"""``weft explore``: the design that suits some models on a board, by exhaustive search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from weft.cli.common import (
+    JsonFile,
+    Shapes,
+    add_row,
+    console,
+    number,
+    parse_shapes,
+    plain_table,
+    progress_bar,
+    warn_of_unknown_ops,
+)
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.devices import Platform
+    from weft.explore import Exploration
+    from weft.models.layer import Model
+
+app = typer.Typer(help="Search for the hardware that suits a model.", no_args_is_help=True)
+
+
+@app.command("npu")
+def explore_npu(
+    model: Annotated[list[str], typer.Option("--model", "-m", help="A zoo name or an .onnx file; repeatable.")],
+    platform: Annotated[str, typer.Option("--platform", help="zc706, zcu104 or a TOML file.")] = "zc706",
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Batch sizes from 1 to this one count.")] = 8,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="What each batch size counts, as 1,1,2; all the same by default.")
+    ] = None,
+    batching: Annotated[
+        Literal["fluid", "r", "p", "fc", "none"], typer.Option("--batching", help="How batches enter a product.")
+    ] = "fluid",
+    stackable: Annotated[bool, typer.Option("--stackable/--no-stackable", help="PEs that pair up or split.")] = True,
+    p_reading: Annotated[
+        Literal["straddle", "refetch", "groups", "broadcast"],
+        typer.Option("--p-reading", help="What samples side by side do."),
+    ] = "straddle",
+    elementwise: Annotated[
+        Literal["free", "ddr"], typer.Option("--elementwise", help="What layers that are no product cost.")
+    ] = "free",
+    edges: Annotated[
+        Literal["added", "within", "none"], typer.Option("--edges", help="What filling and draining a layer costs.")
+    ] = "added",
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="GB/s, or a calibration of the platform; its own by default.")
+    ] = None,
+    shape: Shapes = None,
+    top: Annotated[int, typer.Option("--top", help="Designs to list.")] = 10,
+    png: Annotated[str | None, typer.Option("--png", help="Picture; an .svg is written beside it.")] = None,
+    json_file: JsonFile = None,
+    toml: Annotated[str | None, typer.Option("--toml", help="Write the best design as a device file.")] = None,
+) -> None:
+    """Find the tiled NPU <T_R, T_P, T_C> with the highest throughput over the batch sizes."""
+    from weft.devices import as_toml, load_platform
+    from weft.explore import explore
+    from weft.jsonfile import write_json
+
+    if top < 1:
+        raise InputError(f"--top {top}: list at least one design")
+    if png and not png.endswith(".png"):
+        raise InputError(f"{png}: the picture ends in .png; an .svg is written beside it")
+    board = load_platform(platform)
+    models = _load_models(model, shape)
+    with progress_bar("exploring", 1) as advance:
+        found = explore(
+            models,
+            board,
+            max_batch=max_batch,
+            weights=_parse_weights(weights),
+            batching=batching,
+            stackable=stackable,
+            p_reading=p_reading,
+            elementwise=elementwise,
+            edges=edges,
+            bandwidth_gb_s=_parse_bandwidth(bandwidth, board),
+            progress=lambda done, of: advance(None, done, of),
+        )
+    _print(found, models, top)
+    if png:
+        from weft.reports.designs import draw_designs
+
+        for file in draw_designs(found, png):
+            console.print(f"picture   {file}", highlight=False)
+    if json_file:
+        write_json(json_file, exploration_as_dict(found))
+        console.print(f"json      {json_file}", highlight=False)
+    if toml:
+        _write(toml, as_toml(found.device().model_copy(update={"platform": platform})))
+        console.print(f"device    {toml}", highlight=False)
+
+
+def exploration_as_dict(found: Exploration) -> dict[str, object]:
+    """The search as a JSON file tells it: every design as columns, and the indices of the best and of the fronts."""
+    t_r, t_p, t_c = (sizes.tolist() for sizes in found.tile)
+    return {
+        "format": 1,
+        "platform": found.platform.name,
+        "models": list(found.models),
+        "weights": list(found.weights),
+        "options": found.template.model_dump(exclude={"kind", "name", "source", "platform", "t_r", "t_p", "t_c"}),
+        "best": found.best,
+        "latency_front": found.latency_front,
+        "size_front": found.size_front,
+        "designs": {"t_r": t_r, "t_p": t_p, "t_c": t_c, "score": found.scores.tolist()},
+        "times_s": {name: found.times_s[place].tolist() for place, name in enumerate(found.models)},
+    }
+
+
+def _load_models(names: list[str], shapes: list[str] | None) -> list[Model]:
+    from weft.models.sources import load_model
+
+    given = parse_shapes(shapes, names)
+    models = [load_model(name, shapes=given.get(name)) for name in names]
+    for loaded in models:
+        warn_of_unknown_ops(loaded.name, loaded.unknown_ops)
+    return models
+
+
+def _parse_weights(text: str | None) -> list[float] | None:
+    try:
+        return [float(part) for part in text.split(",")] if text is not None else None
+    except ValueError:
+        raise InputError(f"--weights {text!r} is not of the form 1,1,2") from None
+
+
+def _parse_bandwidth(text: str | None, board: Platform) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return board.calibrated_gb_s(text)
+
+
+def _print(found: Exploration, models: list[Model], top: int) -> None:
+    from weft.costs.tiled import lookup_table
+
+    board, device = found.platform, found.device()
+    names = ", ".join(found.models)
+    columns = ["<T_R, T_P, T_C>", "score", "of best", "DSP %", "BRAM %", "batch 1 ms", f"batch {found.max_batch} /s"]
+    table = plain_table(f"{names} on {board.name}", columns)
+    for index in found.ranked(top):
+        design = found.device(index)
+        add_row(
+            table,
+            f"<{design.t_r}, {design.t_p}, {design.t_c}>",
+            number(float(found.scores[index]), 1),
+            number(float(found.scores[index] / found.scores[found.best]), 4),
+            number(design.dsps / board.dsps, 2, scale=100),
+            number(design.bram_bits / board.bram_bits, 2, scale=100),
+            number(float(found.latency_s[index]), 2, scale=1e3),
+            number(float(found.throughput[index]), 2),
+            style="bold" if index == found.best else "",
+        )
+    console.print(table)
+    console.print(
+        f"{len(found)} designs at {device.clock_mhz:g} MHz and {device.bandwidth_gb_s:g} GB/s", highlight=False
+    )
+    for loaded in models:
+        entries = lookup_table(loaded, device, found.max_batch)
+        console.print(
+            f"{loaded.name}: look-up table of {len(entries.layers)} layers x {entries.max_batch} batch sizes, "
+            f"{entries.storage_bits} bits",
+            highlight=False,
+            markup=False,
+        )
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise InputError(f"{path}: cannot write: {problem}") from problem

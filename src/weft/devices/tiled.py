@@ -1,0 +1,203 @@
+"""An NPU that computes every layer as one tiled matrix product and bends to the layer and the batch.
+
+``T_C`` processing elements, each a tree of ``T_P`` multipliers, stream ``T_R`` rows at a time; the three
+tiles are double-buffered on chip (Fluid Batching, sections II-C and III-A). A ``Platform`` is the board
+such a design must fit. Descriptions only: what a layer costs is in ``weft.costs.tiled``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from weft.devices.npu import Count, Npu, Positive, parse_npu, read_description, shipped
+from weft.errors import DeviceError, unknown_name
+from weft.jsonfile import first_problem, printable
+
+Batching = Literal["fluid", "r", "p", "fc", "none"]
+PReading = Literal["straddle", "refetch", "groups", "broadcast"]
+Elementwise = Literal["free", "ddr"]
+Edges = Literal["added", "within", "none"]
+Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
+
+
+class Calibration(BaseModel):
+    """A bandwidth that makes the model agree with something, and with what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Name
+    bandwidth_gb_s: Positive
+    reason: str
+
+
+class Platform(BaseModel):
+    """What a board offers a design. The field names are the keys of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["platform"] = "platform"
+    name: Name
+    source: str = ""
+    dsps: Count
+    """Multipliers; one per MAC."""
+    bram_bits: Annotated[int, Field(ge=1, le=2**50)]
+    """On-chip memory for tiles."""
+    luts: Count | None = None
+    registers: Count | None = None
+    clock_mhz: Positive
+    bandwidth_gb_s: Positive
+    """Off-chip bandwidth in 10^9 bytes per second that a design on this board gets unless it says otherwise."""
+    calibration: tuple[Calibration, ...] = Field(default=(), strict=False)
+    """Other bandwidths, with the reason for each."""
+
+    def calibrated_gb_s(self, name: str) -> float:
+        """The bandwidth of the calibration of that name."""
+        found = {entry.name: entry.bandwidth_gb_s for entry in self.calibration}
+        if name not in found:
+            raise DeviceError(f"{self.name}: " + unknown_name("calibration", name, found))
+        return found[name]
+
+
+class PeShape(NamedTuple):
+    """The array as one setting of the stackable PEs shapes it."""
+
+    k: float
+    """1: as built; 2: trees twice as wide, half as many; 0.5: twice as many, half as wide."""
+    t_r: int
+    t_p: int
+    t_c: int
+
+
+class TiledNpu(BaseModel):
+    """A design <T_R, T_P, T_C>. The field names are the keys of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["tiled"] = "tiled"
+    name: Name
+    source: str = ""
+    """Where the numbers come from."""
+    platform: str | None = None
+    """The board it must fit: a name that ships with the package or a TOML file."""
+    t_r: Count
+    """Rows (output positions) of a tile."""
+    t_p: Count
+    """Width of a PE's MAC tree (the reduction)."""
+    t_c: Count
+    """PEs (output channels)."""
+    clock_mhz: Positive
+    """The platform's, where the file names one and leaves this out."""
+    bandwidth_gb_s: Positive
+    """Off-chip bandwidth in 10^9 bytes per second; the platform's, where the file leaves it out."""
+    element_bits: Annotated[int, Field(ge=1, le=64)] = 16
+    batching: Batching = "fluid"
+    """How a batch enters a product: the best mixture per layer and batch (fluid), samples below each other (r), side
+    by side (p), below each other in all but convolutions, which take them one by one (fc), always one by one (none)."""
+    stackable: bool = True
+    """Whether PEs may pair up (k = 2) or split (k = 1/2) per layer."""
+    p_reading: PReading = "straddle"
+    """What P-batched samples do. ``straddle``: their columns lie end to end over the PEs, and a sample cut by the end
+    of a pass is fetched once; ``refetch``: the same, but fetched in both passes; ``groups``: only whole samples share
+    a pass; ``broadcast``: all PEs get the same input slice, so samples take turns."""
+    elementwise: Elementwise = "free"
+    """Layers that are no product: done on the way (free), or read from and written to memory (ddr)."""
+    edges: Edges = "added"
+    """The load of the first tiles and the write of a last one: on top of the layer's roofline, taken out of its
+    overlapped traffic (within), or neglected."""
+    decision_us: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+    """What the scheduler takes each time it is asked; one that is asked at every layer pays this at every layer."""
+
+    @property
+    def clock_hz(self) -> float:
+        return self.clock_mhz * 1e6
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        return self.bandwidth_gb_s * 1e9
+
+    @property
+    def element_bytes(self) -> float:
+        return self.element_bits / 8
+
+    @property
+    def dsps(self) -> int:
+        return self.t_p * self.t_c
+
+    @property
+    def bram_bits(self) -> int:
+        """Bits of the three tiles, each twice."""
+        return 2 * self.element_bits * (self.t_r * self.t_p + self.t_p * self.t_c + self.t_r * self.t_c)
+
+    @property
+    def macs_per_s(self) -> float:
+        return self.t_p * self.t_c * self.clock_hz
+
+    @property
+    def ridge_ops_per_byte(self) -> float:
+        """Operations (two per MAC) per off-chip byte at which both resources are busy all the time."""
+        return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
+
+    @property
+    def shapes(self) -> tuple[PeShape, ...]:
+        """The shapes the array can take, the built one first."""
+        built = PeShape(1.0, self.t_r, self.t_p, self.t_c)
+        if not self.stackable:
+            return (built,)
+        half = self.t_r // 2  # so that the buffers of the built shape hold the tiles of the others
+        bent = (PeShape(2.0, half, 2 * self.t_p, self.t_c // 2), PeShape(0.5, half, self.t_p // 2, 2 * self.t_c))
+        return (built, *(shape for shape in bent if min(shape[1:]) > 0))
+
+
+def platforms() -> list[str]:
+    """Names of the platforms that ship with the package."""
+    return shipped("platform")
+
+
+def load_platform(name_or_path: str) -> Platform:
+    """A platform by name, or the one a TOML file describes."""
+    try:
+        return Platform.model_validate(read_description("platform", name_or_path))
+    except ValidationError as error:
+        raise DeviceError(f"{name_or_path}: {first_problem(error, Platform)}") from error
+
+
+def load_device(name_or_path: str) -> Npu | TiledNpu:
+    """A preset by name, or the device a TOML file describes, of either kind."""
+    raw = read_description("device", name_or_path)
+    return parse_tiled(raw, name_or_path) if raw.get("kind") == "tiled" else parse_npu(raw, name_or_path)
+
+
+def parse_tiled(raw: dict[str, Any], where: str) -> TiledNpu:
+    """The design a mapping describes, completed by and checked against its platform; *where* opens the error."""
+    platform = load_platform(raw["platform"]) if isinstance(raw.get("platform"), str) else None
+    given = {"clock_mhz": platform.clock_mhz, "bandwidth_gb_s": platform.bandwidth_gb_s} if platform else {}
+    try:
+        device = TiledNpu.model_validate({**given, **raw})
+    except ValidationError as error:
+        raise DeviceError(f"{where}: {first_problem(error, TiledNpu)}") from error
+    if platform:
+        check_platform(device, platform, where)
+    return device
+
+
+def check_platform(device: TiledNpu, platform: Platform, where: str) -> None:
+    """Refuse a design that needs more of the board than there is; *where* opens the error."""
+    for resource, demand, bound, way_out in (
+        ("DSPs (T_P x T_C)", device.dsps, platform.dsps, "lower t_p or t_c"),
+        ("bits of BRAM (double-buffered tiles)", device.bram_bits, platform.bram_bits, "lower t_r"),
+    ):
+        if demand > bound:
+            raise DeviceError(
+                f"{where}: <{device.t_r}, {device.t_p}, {device.t_c}> needs {demand} {resource} and "
+                f"{platform.name} has {bound}; {way_out}"
+            )
+
+
+def as_toml(device: Npu | TiledNpu) -> str:
+    """A file that describes the device."""
+    values = device.model_dump(exclude_none=True)
+    # what JSON writes of our values is TOML too
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())

@@ -1,0 +1,123 @@
+"""The products of a tiled NPU, counted and priced: what ``weft.costs.tiled`` describes, compiled.
+
+Sizes are whole numbers held as floats: exact to 2^53, and they do not wrap around beyond it. The plain twin
+enumerates the loop nest tile by tile (tests/test_tiled.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+STRADDLE, REFETCH, GROUPS, BROADCAST = range(4)
+"""What lanes side by side do; see ``TiledNpu.p_reading``."""
+EDGES_ADDED, EDGES_WITHIN, EDGES_NONE = range(3)
+"""What the load of the first tiles and the write of a last one cost; see ``TiledNpu.edges``."""
+
+
+class Work(NamedTuple):
+    """What a product asks of the two resources."""
+
+    cycles: float
+    elements: float
+    """Read from and written to off-chip memory."""
+    fill_elements: float
+    """Loaded before the first cycle."""
+    drain_elements: float
+    """The largest tile written, which nothing hides at the end."""
+
+
+@numba.njit(cache=True)
+def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> Work:
+    """Cycles and traffic of *batch* samples, B_R of them below each other.
+
+    product: rows, depth, columns, groups; tile: T_R, T_P, T_C.
+    """
+    rows, depth, columns, groups = product[0], product[1], product[2], product[3]
+    t_r, t_p, t_c = tile[0], tile[1], tile[2]
+    lanes = float(batch - b_r + 1)
+    full, rest = float(batch // b_r), float(batch % b_r)
+    own_passes = np.ceil(columns / t_c)
+    fetches = batch * own_passes
+    if reading in (STRADDLE, REFETCH):
+        passes = np.ceil(lanes * columns / t_c)
+        first_lanes = min(lanes, np.ceil(t_c / columns))
+        if reading == REFETCH:
+            of_full = _pieces(full, columns, t_c)
+            fetches = b_r * of_full + rest * (_pieces(full + 1.0, columns, t_c) - of_full)
+    else:
+        beside = max(1.0, np.floor(t_c / columns)) if reading == GROUPS else 1.0
+        passes = np.ceil(lanes / beside) * own_passes
+        first_lanes = min(lanes, beside)
+    row_tiles = np.ceil(b_r * rows / t_r)
+    tall, short = min(t_r, b_r * rows), min(t_r, rest * rows)
+    tall_lanes, first_columns = min(first_lanes, full), min(t_c, first_lanes * columns)
+    first_rows = tall_lanes * tall + (short if first_lanes > full else 0.0)
+    tall_columns = min(t_c, tall_lanes * columns)
+    short_columns = min(t_c, min(first_lanes, full + 1.0) * columns) - tall_columns
+    return Work(
+        groups * b_r * rows * np.ceil(depth / t_p) * passes,
+        groups * (rows * depth * fetches + depth * columns * row_tiles * lanes + batch * rows * columns),
+        min(depth, t_p) * (first_rows + first_columns),
+        tall_columns * tall + short_columns * short,
+    )
+
+
+@numba.njit(cache=True)
+def _pieces(lanes: float, columns: float, t_c: float) -> float:
+    """Into which the ends of passes and of lanes cut that many lanes, laid end to end."""
+    if lanes * columns == 0:
+        return 0.0
+    a, b = columns, t_c
+    while b > 0:
+        a, b = b, a % b
+    both_end = columns / a * t_c
+    return float(np.ceil(lanes * columns / t_c) + lanes - np.ceil(lanes * columns / both_end))
+
+
+@numba.njit(cache=True)
+def time_s(work: Work, s_per_cycle: float, s_per_element: float, edges: int) -> float:
+    """The roofline of the two resources, and the edges as they are read."""
+    compute, traffic = work.cycles * s_per_cycle, work.elements * s_per_element
+    if edges == EDGES_NONE:
+        return max(compute, traffic)
+    edge = (work.fill_elements + work.drain_elements) * s_per_element
+    return max(compute, traffic - edge if edges == EDGES_WITHIN else traffic) + edge
+
+
+@numba.njit(cache=True)
+def best_times(
+    products: Floats,
+    shapes: Floats,
+    batch: int,
+    splits: tuple[int, int],
+    readings: tuple[int, int],
+    costs: tuple[float, float],
+    times: Floats,
+    chosen: Ints,
+) -> None:
+    """Fill *times* (designs, products) with the best time, and *chosen* (designs, products, 2) with its shape and B_R.
+
+    products: (products, 4), see ``work``; shapes: (designs, shapes, 3), a zero marks one that cannot be; splits:
+    highest and lowest B_R; readings: of lanes and of edges; costs: seconds per cycle and per element. Among equals
+    the first shape wins, then the highest B_R.
+    """
+    for design in range(shapes.shape[0]):
+        for place in range(products.shape[0]):
+            times[design, place] = np.inf
+            for shape in range(shapes.shape[1]):
+                tile = shapes[design, shape]
+                if min(tile[0], tile[1], tile[2]) < 1:
+                    continue
+                for b_r in range(splits[0], splits[1] - 1, -1):
+                    found = time_s(work(products[place], tile, batch, b_r, readings[0]), *costs, readings[1])
+                    if found < times[design, place]:
+                        times[design, place] = found
+                        chosen[design, place, 0] = shape
+                        chosen[design, place, 1] = b_r
