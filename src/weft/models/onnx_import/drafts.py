@@ -45,6 +45,13 @@ class Draft:
     stored: tuple[Stored, ...] = ()
     sealed: bool = False
     """Came out of the body of an If, Loop or Scan: runs when that runs, so nothing is fused across."""
+    step: int = -1
+    """The node of the whole graph it came from, by its place in the file."""
+    segment: int = 0
+    """The subnet of the whole graph it belongs to, where exits cut it.
+
+    Fusion need not look at it: whatever an exit needs of a group it gets through the group's last member.
+    """
 
     def within(self, path: str) -> Draft:
         return replace(self, layer=replace(self.layer, name=f"{path}/{self.layer.name}"), sealed=True)

@@ -2,7 +2,8 @@
 
 The way through: read the file and settle the input shapes (here), walk the graph (``walk``) with
 the outputs of each node inferred (``infer``) and its work counted (``ops``), fold followers
-into the multiplications before them (``fusion``), then name layers and share out parameters.
+into the multiplications before them (``fusion``), find where it can be cut (``cuts``), then name
+layers and share out parameters.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import onnx.inliner
 
 from weft.errors import ModelError
 from weft.models.layer import Layer, Model
+from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
 from weft.models.onnx_import.drafts import Draft
 from weft.models.onnx_import.infer import Inference, tensor_type
 from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
@@ -37,10 +39,12 @@ def import_onnx(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     name: str | None = None,
+    exits: Sequence[str] | None = None,
 ) -> Model:
     """The layers of an ONNX model. *shapes*: input name -> full shape, where the file leaves it open.
 
-    A leading size that is open and not given is the batch and taken as 1.
+    A leading size that is open and not given is the batch and taken as 1. *exits*: the outputs that
+    are exits, from shallow to deep, the last being the end; without them, those the file marks.
     """
     if isinstance(source, onnx.ModelProto):
         proto, folder, title = source, None, name or source.graph.name or "model"
@@ -49,14 +53,20 @@ def import_onnx(
         proto, folder, title = _read(path), path.parent, name or path.stem
     where = title if folder is None else str(source)
     try:
-        return _imported(proto, folder, title, shapes or {})
+        return _imported(proto, folder, title, shapes or {}, exits)
     except ModelError as error:
         raise ModelError(_one_line(f"{where}: {error}")) from error
     except RecursionError as error:
         raise ModelError(f"{where}: graphs are nested too deeply; inline them before importing") from error
 
 
-def _imported(proto: onnx.ModelProto, folder: Path | None, title: str, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+def _imported(
+    proto: onnx.ModelProto,
+    folder: Path | None,
+    title: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    exits: Sequence[str] | None,
+) -> Model:
     proto = _without_functions(proto)
     if not proto.graph.node:
         raise ModelError("holds no graph with nodes; is it an ONNX model?")
@@ -67,7 +77,10 @@ def _imported(proto: onnx.ModelProto, folder: Path | None, title: str, shapes: M
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
     inference = Inference(opsets, proto.ir_version, folder)
     inputs = _inputs(proto.graph, shapes, inference)
-    drafts = walk(proto.graph, ChainMap(dict(inputs)), inference).drafts
+    names = named_exits(proto, exits)
+    subnets = Subnets.of(proto.graph, names) if names else None
+    segments = subnets.segments(len(proto.graph.node)) if subnets else None
+    drafts = walk(proto.graph, ChainMap(dict(inputs)), inference, segments).drafts
     layers = _named(_with_parameters(drafts))
     if any(entry.key == TABLES and entry.value == "stream" for entry in proto.metadata_props):
         layers = tuple(map(_streamed, layers))
@@ -75,11 +88,15 @@ def _imported(proto: onnx.ModelProto, folder: Path | None, title: str, shapes: M
         raise ModelError("nothing in it takes time: every node is constant or only relabels its input")
     if sum(layer.macs for layer in layers) > _MOST_MACS:
         raise ModelError("its multiplications do not fit 64 bits; check the sizes passed with --shape")
+    ends = block_ends(drafts)
     return Model(
         name=title,
         layers=layers,
         inputs=tuple((each, tensor.shape) for each, tensor in inputs.items()),
         unknown_ops=tuple(dict.fromkeys(layer.op for layer in layers if layer.kind == "unknown")),
+        exits=subnets.exits(drafts) if subnets else (),
+        block_ends=tuple(end.after for end in ends),
+        block_shapes=tuple(end.shape for end in ends),
     )
 
 

@@ -81,6 +81,8 @@ class Tensor:
     """The tensors of the file a constant was made from."""
     view_of: Tensor | None = None
     """The tensor whose memory this one only looks at differently."""
+    made_of: tuple[Tensor, ...] = ()
+    """The tensors that live on in this one, where an operator without cost or a loop handed it out."""
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.shape) or self.elements > MAX_ELEMENTS:
@@ -93,6 +95,11 @@ class Tensor:
     @property
     def root(self) -> Tensor:
         return self.view_of or self
+
+    @property
+    def origins(self) -> tuple[Tensor, ...]:
+        """The memory it needs, as layers wrote it."""
+        return self.root.made_of or (self.root,)
 
 
 def constant(shape: Sequence[int], dtype: int, value: Array | None = None) -> Tensor:

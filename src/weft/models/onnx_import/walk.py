@@ -35,8 +35,14 @@ class Walked(NamedTuple):
     outputs: list[Tensor]
 
 
-def walk(graph: onnx.GraphProto, scope: Scope, inference: Inference) -> Walked:
-    """The layers of *graph*; *scope* holds its inputs and whatever it may see from outside."""
+def walk(
+    graph: onnx.GraphProto, scope: Scope, inference: Inference, segments: Mapping[int, int] | None = None
+) -> Walked:
+    """The layers of *graph*; *scope* holds its inputs and whatever it may see from outside.
+
+    segments: node, by its place in the file -> its subnet; subnets follow one another.
+    """
+    segments = segments or {}
     for proto in graph.initializer:
         scope[proto.name] = from_proto(proto, inference.folder)
     for sparse in graph.sparse_initializer:
@@ -44,26 +50,31 @@ def walk(graph: onnx.GraphProto, scope: Scope, inference: Inference) -> Walked:
         scope[sparse.values.name] = replace(dense, shape=tuple(sparse.dims), value=None)
     declared = {each.name: each.type for each in (*graph.value_info, *graph.output)}
     drafts: list[Draft] = []
-    for index, proto_node in execution_order(graph, scope):
+    for index, proto_node in execution_order(graph, scope, segments):
         name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
         try:
-            drafts += _CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared))
+            made = _CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared))
         except ModelError as error:
             raise ModelError(f"{name} ({op}): {error}") from error
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError) as error:
             raise ModelError(f"{name} ({op}) is malformed: {error}") from error
+        if op in _CONTROL:
+            made = _awaiting(made, proto_node, scope)
+        drafts += [replace(each, step=index, segment=segments.get(index, 0)) for each in made]
     outputs = [_lookup(scope, each.name, "the graph output") for each in graph.output]
     return Walked(fuse(drafts, outputs), outputs)
 
 
-def execution_order(graph: onnx.GraphProto, given: Mapping[str, object]) -> list[tuple[int, onnx.NodeProto]]:
-    """Nodes with their place in the file, producers first, else as the file has them."""
-    producers = _producers(graph)
+def execution_order(
+    graph: onnx.GraphProto, given: Mapping[str, object], segments: Mapping[int, int]
+) -> list[tuple[int, onnx.NodeProto]]:
+    """Nodes with their place in the file: producers first, else subnet by subnet, else as the file has them."""
+    producers = producers_of(graph)
     waiting: list[set[int]] = []
     followers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.node):
         needs = set()
-        for name in _needs(node):
+        for name in names_read(node):
             if name in producers:
                 needs.add(producers[name])
             elif name not in given:
@@ -71,15 +82,15 @@ def execution_order(graph: onnx.GraphProto, given: Mapping[str, object]) -> list
         waiting.append(needs)
         for producer in needs:
             followers.setdefault(producer, []).append(index)
-    ready = [index for index, needs in enumerate(waiting) if not needs]
+    ready = sorted((segments.get(index, 0), index) for index, needs in enumerate(waiting) if not needs)
     order: list[tuple[int, onnx.NodeProto]] = []
     while ready:
-        index = heapq.heappop(ready)
+        _, index = heapq.heappop(ready)
         order.append((index, graph.node[index]))
         for follower in followers.get(index, ()):
             waiting[follower].discard(index)
             if not waiting[follower]:
-                heapq.heappush(ready, follower)
+                heapq.heappush(ready, (segments.get(follower, 0), follower))
     if len(order) < len(graph.node):
         stuck = next(index for index, needs in enumerate(waiting) if needs)
         node = graph.node[stuck]
@@ -123,17 +134,38 @@ class _Step:
 def _plain(step: _Step) -> list[Draft]:
     inputs = step.inputs()
     results = step.inference.outputs(step.proto, inputs, step.declared)
-    step.scope.update((name, tensor) for name, tensor in zip(step.proto.output, results, strict=True) if name)
-    named = tuple(tensor for name, tensor in zip(step.proto.output, results, strict=True) if name)
-    if all(tensor.constant for tensor in named) or _is_control(inputs, named):
+    found = {name: tensor for name, tensor in zip(step.proto.output, results, strict=True) if name}
+    drafts = _counted(step, inputs, tuple(found.values()))
+    if not drafts:
+        found = {name: _gathered(tensor, inputs) for name, tensor in found.items()}
+    step.scope.update(found)
+    return drafts
+
+
+def _counted(step: _Step, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[Draft]:
+    if all(tensor.constant for tensor in outputs) or _is_control(inputs, outputs):
         return []
-    return count(Node(step.name, qualified(step.proto), inputs, named, Attributes(step.proto)))
+    return count(Node(step.name, qualified(step.proto), inputs, outputs, Attributes(step.proto)))
+
+
+def _gathered(tensor: Tensor, inputs: Iterable[Tensor | None]) -> Tensor:
+    """What an operator without a layer of its own hands out: it lives as long as its inputs do."""
+    if tensor.constant or tensor.view_of is not None:
+        return tensor
+    sources = (origin for each in inputs if each is not None and not each.constant for origin in each.origins)
+    return replace(tensor, made_of=tuple(dict.fromkeys(sources)))
 
 
 def _is_control(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
     """Whether a node computes a lone index or flag from others: the host's work, not the accelerator's."""
     tensors = [each for each in (*inputs, *outputs) if each is not None]
     return all(each.elements == 1 and each.dtype in INTEGERS for each in tensors)
+
+
+def _awaiting(drafts: list[Draft], node: onnx.NodeProto, scope: Scope) -> list[Draft]:
+    """The layers of a body, of which the first waits for the condition and whatever else enters it."""
+    given = [scope[name].root for name in node.input if name and not scope[name].constant]
+    return [replace(each, reads=tuple(dict.fromkeys([*each.reads, *given]))) for each in drafts[:1]] + drafts[1:]
 
 
 def _branch(step: _Step) -> list[Draft]:
@@ -221,7 +253,7 @@ def _sliced(tensor: Tensor, axis: int) -> Tensor:
 def _stacked(tensor: Tensor, axis: int, trips: int) -> Tensor:
     sizes = list(tensor.shape)
     sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, trips)
-    return Tensor(tuple(sizes), tensor.dtype, tensor.bits, exact=tensor.exact)
+    return Tensor(tuple(sizes), tensor.dtype, tensor.bits, exact=tensor.exact, made_of=tensor.origins)
 
 
 def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
@@ -230,7 +262,7 @@ def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
     return scope[name]
 
 
-def _producers(graph: onnx.GraphProto) -> dict[str, int]:
+def producers_of(graph: onnx.GraphProto) -> dict[str, int]:
     producers: dict[str, int] = {}
     for index, node in enumerate(graph.node):
         for name in filter(None, node.output):
@@ -240,7 +272,7 @@ def _producers(graph: onnx.GraphProto) -> dict[str, int]:
     return producers
 
 
-def _needs(node: onnx.NodeProto) -> set[str]:
+def names_read(node: onnx.NodeProto) -> set[str]:
     """The names a node reads, those its nested graphs take from outside included."""
     names = set(filter(None, node.input))
     for attribute in node.attribute:
@@ -253,5 +285,5 @@ def _captured(graph: onnx.GraphProto) -> set[str]:
     inside = {each.name for each in (*graph.input, *graph.initializer)}
     inside |= {each.values.name for each in graph.sparse_initializer}
     inside |= {name for node in graph.node for name in node.output}
-    used = {name for node in graph.node for name in _needs(node)} | {each.name for each in graph.output}
+    used = {name for node in graph.node for name in names_read(node)} | {each.name for each in graph.output}
     return used - inside - {""}

@@ -1,0 +1,168 @@
+"""Where a graph can be cut: at exits that its outputs are named as, and at block ends.
+
+An exit's subnet holds what its output needs and no earlier exit needed. At a block end a single
+activation crosses to the layers after; there an exit can be placed (``weft.models.exits``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import onnx
+
+from weft.errors import ModelError
+from weft.models.layer import Exit, Gemm
+from weft.models.onnx_import.drafts import Draft
+from weft.models.onnx_import.tensors import Tensor
+from weft.models.onnx_import.walk import names_read, producers_of
+
+EXITS = "weft.exits"
+"""Model metadata: the names of the outputs that are exits, from shallow to deep, separated by commas."""
+
+
+def named_exits(proto: onnx.ModelProto, exits: Sequence[str] | None) -> tuple[str, ...]:
+    """The outputs that are exits: those the caller names, else those the file marks, checked."""
+    if isinstance(exits, str):
+        raise ModelError(f"exits = {exits!r} must be a list of output names")
+    names = _marked(proto) if exits is None else tuple(exits)
+    outputs = [each.name for each in proto.graph.output]
+    for name in names:
+        if name not in outputs:
+            raise ModelError(f"no output is called {name!r} to be an exit; the outputs are: {', '.join(outputs)}")
+        if names.count(name) > 1:
+            raise ModelError(f"the exit {name!r} is named twice")
+    if exits is not None and len(names) < 2:
+        raise ModelError("exits need at least two outputs: an early one and, last, the end of the model")
+    return names if len(names) > 1 else ()
+
+
+def _marked(proto: onnx.ModelProto) -> tuple[str, ...]:
+    text = next((entry.value for entry in proto.metadata_props if entry.key == EXITS), "")
+    if not isinstance(text, str):  # protobuf hands out bytes where a text is not UTF-8
+        raise ModelError(f"its metadata {EXITS!r} is not text; the file is damaged, export or download it again")
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Subnets:
+    """The nodes of a graph divided among its exits."""
+
+    names: tuple[str, ...]
+    needs: tuple[frozenset[int], ...]
+    """For each exit the nodes its output needs, by their places in the file."""
+
+    @classmethod
+    def of(cls, graph: onnx.GraphProto, names: Sequence[str]) -> Subnets:
+        return cls(tuple(names), tuple(_ancestors(graph, names)))
+
+    def segments(self, nodes: int) -> dict[int, int]:
+        """Node -> the first exit that needs it; one past the last exit where none does."""
+        first = dict.fromkeys(range(nodes), len(self.names))
+        for place, needed in reversed(list(enumerate(self.needs))):
+            first.update(dict.fromkeys(needed, place))
+        return first
+
+    def exits(self, drafts: Sequence[Draft]) -> tuple[Exit, ...]:
+        """The exits among layers that were ordered by ``segments``, the end left out."""
+        counts = [sum(each.segment == place for each in drafts) for place in range(len(self.names))]
+        for place, count in enumerate(counts):
+            if not count:
+                raise ModelError(self._nothing_new(place, drafts))
+        macs = [sum(each.layer.macs for each in drafts if each.step in needed) for needed in self.needs]
+        for (early, less), (late, more) in pairwise(zip(self.names, macs, strict=True)):
+            if less > more:
+                raise ModelError(
+                    f"exits are out of order: {early!r} needs {less} MACs and {late!r} after it {more}; "
+                    "name them from shallow to deep"
+                )
+        return tuple(map(Exit, self.names[:-1], accumulate(counts)))
+
+    def _nothing_new(self, place: int, drafts: Collection[Draft]) -> str:
+        name = self.names[place]
+        if not place:
+            return f"the exit {name!r} needs no layer: it hands out an input or a constant"
+        whose = next((each for each in drafts if each.sealed and each.step in self.needs[place]), None)
+        inside = (
+            f"; both may come out of the body of {whose.layer.name.split('/')[0]}, which cannot be cut" if whose else ""
+        )
+        return (
+            f"the exit {name!r} adds no layer to what {self.names[place - 1]!r} needs; "
+            f"name exits from shallow to deep{inside}"
+        )
+
+
+def _ancestors(graph: onnx.GraphProto, names: Sequence[str]) -> list[frozenset[int]]:
+    makers = producers_of(graph)
+    found = []
+    for name in names:
+        needed: set[int] = set()
+        waiting = [makers[name]] if name in makers else []
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += [makers[each] for each in names_read(graph.node[node]) if each in makers]
+        found.append(frozenset(needed))
+    return found
+
+
+class BlockEnd(NamedTuple):
+    """After how many layers, and the positions and channels of what crosses."""
+
+    after: int
+    shape: tuple[int, int]
+
+
+def block_ends(drafts: Sequence[Draft]) -> list[BlockEnd]:
+    """The places at which one activation crosses, in order."""
+    last_read, products = _last_reads(drafts), _next_products(drafts)
+    alive: set[Tensor] = set()
+    ends = []
+    for after, (done, following) in enumerate(pairwise(drafts), start=1):
+        alive.update(tensor for tensor in done.writes if tensor in last_read)
+        alive.difference_update([tensor for tensor in _sources(done) if last_read.get(tensor, after) < after])
+        inside = done.step == following.step  # of one operator, or of a body
+        if len(alive) == 1 and not inside:
+            (crossing,) = alive
+            ends.append(BlockEnd(after, _positions_and_channels(crossing, products[after])))
+    return ends
+
+
+def _last_reads(drafts: Sequence[Draft]) -> dict[Tensor, int]:
+    """Computed activation -> the place of the last layer that reads it.
+
+    What inputs become without a multiplication (a mask, an embedding) is as good as an input and left out.
+    """
+    computed: set[Tensor] = set()
+    last: dict[Tensor, int] = {}
+    for place, each in enumerate(drafts):
+        known = [tensor for tensor in _sources(each) if tensor in computed]
+        last.update(dict.fromkeys(known, place))
+        if each.layer.macs or known:
+            computed.update(each.writes)
+    return last
+
+
+def _sources(draft: Draft) -> list[Tensor]:
+    return [origin for tensor in draft.reads for origin in tensor.origins]
+
+
+def _next_products(drafts: Sequence[Draft]) -> list[Gemm | None]:
+    """For each layer the first product with weights from there on."""
+    found: list[Gemm | None] = []
+    for each in reversed(drafts):
+        found.append(each.layer.gemm if each.layer.weights else found[-1] if found else None)
+    return found[::-1]
+
+
+def _positions_and_channels(tensor: Tensor, gemm: Gemm | None) -> tuple[int, int]:
+    """The size of an activation; which axis its channels are is told by the product that reads it next."""
+    sizes = tensor.shape[1:] or (1,)
+    candidates = {sizes[0], sizes[-1]}
+    width = gemm.k * gemm.groups // gemm.kernel if gemm is not None else 0
+    if width not in candidates:
+        width = sizes[0] if len(sizes) > 2 else sizes[-1]
+    return max(1, tensor.elements // max(1, width)), max(1, width)

@@ -1,0 +1,185 @@
+"""By which exit each sample leaves: drawn from rates, or found by a confidence rule in a record of a real network.
+
+A record is an .npz file with what a trained network said of every sample of a test set at every exit.
+The rule is the usual one: a sample leaves at the first exit whose confidence reaches the threshold,
+and at the end otherwise. Exits are counted from 0, the end being the last.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import WorkloadError
+from weft.workloads.arrivals import BLOCK
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Rng = np.random.Generator
+
+MOST_VALUES = 10**8
+"""Values in one array of a record; more is a damaged file."""
+
+MOST_EXITS = 256
+
+RATE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExitRecord:
+    """What a network said of each sample of a test set at each exit."""
+
+    confidence: Floats
+    """(samples, exits), 0 to 1."""
+    correct: Bools
+    """Whether that answer was right, in the same shape."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.confidence)
+
+    @property
+    def exits(self) -> int:
+        """How many, the end included."""
+        return int(self.confidence.shape[1])
+
+    def fates(self, threshold: float) -> Ints:
+        """The exit by which each sample leaves: the first that is confident, the end for the rest."""
+        confident = self.confidence >= threshold
+        confident[:, -1] = True
+        return np.asarray(confident.argmax(axis=1), np.int64)
+
+    def rates(self, threshold: float) -> tuple[float, ...]:
+        """Share of the samples that leave by each exit."""
+        counts = np.bincount(self.fates(threshold), minlength=self.exits)
+        return tuple((counts / self.samples).tolist())
+
+    def accuracy(self, threshold: float) -> float:
+        """Share of the samples whose answer, given where they leave, is right."""
+        return float(self.correct[np.arange(self.samples), self.fates(threshold)].mean())
+
+
+class Fates(NamedTuple):
+    """Successive samples: the exit each leaves by, and its row in the record (-1 where rates were drawn from)."""
+
+    exits: Ints
+    rows: Ints
+
+
+def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[Fates]:
+    """Endless blocks of independent samples that leave by each exit with the given probability."""
+    bounds = np.cumsum(rates)
+    bounds[-1] = np.inf  # rounding must not leave a sample without an exit
+    rows = np.full(BLOCK, -1, np.int64)
+    while True:
+        yield Fates(np.asarray(np.searchsorted(bounds, rng.random(BLOCK), side="right"), np.int64), rows)
+
+
+def from_record(record: ExitRecord, threshold: float, rng: Rng) -> Iterator[Fates]:
+    """Endless blocks of samples drawn from the rows of a record."""
+    fates = record.fates(threshold)
+    while True:
+        rows = rng.integers(record.samples, size=BLOCK)
+        yield Fates(fates[rows], rows)
+
+
+def number_or_names(value: Any) -> Any:
+    """A validator for ``exits``: how many early ones, or the names of outputs with the end last."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MOST_EXITS:
+            raise ValueError(f"must be 1 to {MOST_EXITS} early exits, the end not counted")
+    elif value is not None:
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+            raise ValueError("must be a number of exits, or a list of names of the model's outputs")
+        if len(value) < 2:
+            raise ValueError("must name at least two outputs: an early exit and, last, the end of the model")
+    return value
+
+
+def miscounted(key: str, found: int, early_exits: int) -> str:
+    """The sentence for shares or a record that do not fit the model's exits."""
+    if not early_exits:
+        return f"{key} is for {found} exits, but the model has none; place some with exits = {found - 1}"
+    return f"{key} is for {found} exits, must be for {early_exits + 1}: {early_exits} early and the end"
+
+
+def check_rates(rates: Sequence[float]) -> None:
+    """Raise ValueError unless *rates* are the shares of a whole."""
+    if any(not 0 <= rate <= 1 for rate in rates):  # false for NaN
+        raise ValueError(f"exit_rates = {_listed(rates)}: each must be 0 to 1")
+    whole = math.fsum(rates)
+    if abs(whole - 1) > RATE_TOLERANCE:
+        raise ValueError(f"exit_rates = {_listed(rates)} sum to {whole:g}, must sum to 1; the last is the end's")
+
+
+def read_record(path: str | Path) -> ExitRecord:
+    """The record in an .npz file; everything about it is checked."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            confidence, correct = (_array(archive, name) for name in ("confidence", "correct"))
+            return _checked(confidence, correct)
+    except WorkloadError as error:
+        raise WorkloadError(f"{path}: {error}") from error
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot read the record: {error.strerror or error}") from error
+    except Exception as error:  # zipfile, zlib and numpy's header parser each raise their own kinds
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise WorkloadError(f"{path}: not a record of exits ({reason}); write it with numpy.savez") from error
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """One array of the file. Its header is checked before memory is asked for."""
+    if f"{name}.npy" not in archive.namelist():
+        found = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:8]) or "nothing"
+        raise WorkloadError(f"a record of exits has the arrays 'confidence' and 'correct'; this file holds {found}")
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if header is None:
+            raise WorkloadError(f"{name} is stored in an unknown version of numpy's format; write it with numpy.savez")
+        shape, _, dtype = header(file)
+    if dtype.hasobject or math.prod(shape) > MOST_VALUES or math.prod(shape) * dtype.itemsize > info.file_size:
+        raise WorkloadError(f"{name} has the shape {_shape(shape)} of {dtype}, which is not in the file or too large")
+    with archive.open(info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _checked(confidence: npt.NDArray[Any], correct: npt.NDArray[Any]) -> ExitRecord:
+    if confidence.dtype.kind != "f":
+        raise WorkloadError(f"confidence is of type {confidence.dtype}, must be floating point")
+    if correct.dtype.kind != "b":
+        raise WorkloadError(f"correct is of type {correct.dtype}, must be boolean")
+    if confidence.ndim != 2 or confidence.shape[0] < 1 or confidence.shape[1] < 2:
+        raise WorkloadError(
+            f"confidence has the shape {_shape(confidence.shape)}, must be samples x exits, "
+            "at least 1 x 2 (the end is an exit)"
+        )
+    if correct.shape != confidence.shape:
+        raise WorkloadError(f"correct is {_shape(correct.shape)}, must be {_shape(confidence.shape)} as confidence is")
+    inside = (confidence >= 0) & (confidence <= 1)  # False for NaN
+    if not inside.all():
+        row, column = map(int, np.argwhere(~inside)[0])
+        raise WorkloadError(
+            f"confidence of sample {row} at exit {column} is {float(confidence[row, column]):g}, must be 0 to 1"
+        )
+    return ExitRecord(confidence.astype(np.float64), correct)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _listed(rates: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{rate:g}" for rate in rates) + "]"
