@@ -11,7 +11,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ class Order(NamedTuple):
     due: int
     priority: int = 1
     strict: bool = False
+    leaves: int = 0
+    """After how many segments it is done; 0: after all."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,14 @@ class Kind:
 
     batches: tuple[tuple[int, ...], ...]
     timeout: int = 0
+    exits: tuple[int, ...] = ()
 
     @property
     def programs(self) -> list[Program]:
-        return [program(f"b{size}", *[(0, ticks) for ticks in each]) for size, each in enumerate(self.batches, start=1)]
+        found = [
+            program(f"b{size}", *[(0, ticks) for ticks in each]) for size, each in enumerate(self.batches, start=1)
+        ]
+        return [replace(each, exits=self.exits) for each in found]
 
 
 def kind(*segments: int, batch: int = 1, timeout: int = 0) -> Kind:
@@ -109,9 +115,13 @@ class ListedFeed:
     """Hands out requests at their times and writes down what becomes of each."""
 
     def __init__(self, orders: Sequence[Order]) -> None:
-        self.tickets = [Ticket(*order) for order in sorted(orders, key=lambda order: order.arrival)]
+        self.tickets = [
+            Ticket(*order[:5], leaves=order.leaves) for order in sorted(orders, key=lambda order: order.arrival)
+        ]
         self.fates: dict[Ticket, list[Fate]] = {ticket: [] for ticket in self.tickets}
         self.ended_jobs: list[Job] = []
+        self.merges: list[tuple[int, int, int]] = []
+        """Sizes of two batches that became one, and the layer at which they stood."""
         self._next = 0
 
     def take(self, now: int) -> Iterator[Ticket]:
@@ -128,6 +138,17 @@ class ListedFeed:
     def served(self, job: Job, completion: Completion) -> None:
         for ticket in job.members:
             self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+
+    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+        leaving = [ticket for ticket in job.members if 0 < ticket.leaves <= job.layer]
+        for ticket in leaving:
+            assert ticket.leaves == job.layer, "it went past its exit"
+            self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+        return [ticket for ticket in job.members if ticket not in leaving]
+
+    def merged(self, job: Job, other: Job) -> None:
+        assert job.layer == other.layer and not job.running and not other.running
+        self.merges.append((len(job.members), len(other.members), job.layer))
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         self.fates[ticket].append(Fate("dropped", now))
@@ -233,7 +254,7 @@ def run_load(policy: str, load: Load, **options: Option) -> Ran:
     chooser = make_policy(policy, setting, options)
     feed, host = ListedFeed(load.orders), WatchedHost(load)
     remaining = [each.remaining for each in setting.programs]
-    source = Requests(setting, feed, remaining, demote=load.demote, foresight=chooser.foresight, hurry=True)
+    source = Requests(chooser, feed, remaining, demote=load.demote, hurry=True)
     for term in load.terms:
         source.open(term)
     Engine(source, chooser, host).run()
@@ -382,6 +403,7 @@ class Scripted:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
         self.blueprint = SimpleNamespace(warm_shapes={"x": (1, 1)})
         self.batchable, self.max_batch, self.warm = True, len(ms), True
+        self.exits, self.mergeable, self.rowless = (), True, {}
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
         self.ran: Counter[int] = Counter()
         self.closed = False
@@ -490,7 +512,8 @@ class Machine:
                 break
             self.clock.ticks = max(self.clock.ticks, upcoming)
             self._let_go()
-            for entry in sorted(entry for entry in self._agenda if entry[0] <= self.clock.ticks):
+            due = [entry for entry in self._agenda if entry[0] <= self.clock.ticks]
+            for entry in sorted(due, key=lambda entry: entry[:2]):
                 self._agenda.remove(entry)
                 entry[2]()
         if until_ms is not None:

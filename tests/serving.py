@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from naive import program, small_npu
 from weft.engine import Answer, Arrivals, Engine, Requests, SimulatedNpu
 from weft.engine.requests import Terms
-from weft.online import ONLINE, UNBOUNDED_ROUNDS, Case, estimates
+from weft.online import ONLINE, Case, estimates
 from weft.policies import POLICIES, Candidate, Option, Setting, make_policy
+from weft.policies.base import UNBOUNDED_ROUNDS
 from weft.program import Clock, Program
 from weft.workloads.online import Stream, Workload
 
@@ -96,7 +97,7 @@ def case_of(flows: Sequence[Flow], *, buffer: int = 100, end: int = 1000, warm: 
     )
     setting = Setting(tuple(programs), buffer, UNBOUNDED_ROUNDS)
     alone = tuple(setting.programs[term.programs].total_work * clock.tick_s for term in terms)
-    return Case(workload, small_npu(max(2, buffer)), clock, setting, tuple(terms), alone)
+    return Case(workload, small_npu(max(2, buffer)), clock, setting, setting, tuple(terms), alone)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Req
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
     )
-    source = kind(case.setting, feed, estimates(case, chooser), demote=late == "demote", foresight=chooser.foresight)
+    source = kind(chooser, feed, estimates(case, chooser), demote=late == "demote")
     for term in case.terms:
         source.open(term)
     executor = SimulatedNpu(case.setting)

@@ -14,14 +14,24 @@ from host import Kind, Load, Order, Ran, WatchedHost, kind, loads, run_load
 from serving import SERVING
 from weft.engine import SimulatedHost
 from weft.policies import POLICIES
-from weft.policies.base import NO_DEADLINE, Candidate, Start
+from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start
 
 
-def every_policy(examples: int, **shape):
+PROMPT = [name for name in SERVING if POLICIES[name].waits is Policy.waits]
+"""Those that do not wait for a batch to be filled longer than its stream says."""
+
+WHOLE = [name for name in SERVING if not POLICIES[name].refills]
+"""Those whose batches keep their requests."""
+
+TIMED = [name for name in PROMPT if name in WHOLE and POLICIES[name].batches]
+"""Those that wait as long as its stream says."""
+
+
+def every_policy(examples: int, policies=SERVING, **shape):
     """Run a test on random loads under every policy that serves requests."""
 
     def wrap(test):
-        @pytest.mark.parametrize("policy", SERVING)
+        @pytest.mark.parametrize("policy", policies)
         @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
         @given(load=loads(**shape))
         def wrapped(policy, load):
@@ -66,7 +76,7 @@ def test_no_more_segments_run_at_a_time_than_there_are_lanes(policy, load):
         assert sum(piece.begin <= now < piece.end for piece in pieces) <= load.lanes
 
 
-@every_policy(examples=12)
+@every_policy(examples=12, policies=WHOLE)
 def test_every_request_is_answered_once_and_with_the_end_of_its_batch(policy, load):
     ran = run_load(policy, load)
     assert len(ran.feed.fates) == len(load.orders)
@@ -98,7 +108,7 @@ def test_a_strict_request_that_ends_late_was_still_on_time_when_its_last_segment
             assert ran.batches[ticket.stream, fate.query][-1].begin <= ticket.due
 
 
-@every_policy(examples=12, timeouts=(0,))
+@every_policy(examples=12, policies=PROMPT, timeouts=(0,))
 def test_no_lane_is_idle_while_something_could_go(policy, load):
     ran = run_load(policy, load)
     waits = []
@@ -122,7 +132,7 @@ def idle_spells(ran: Ran) -> list[tuple[int, int]]:
     ]
 
 
-@every_policy(examples=12)
+@every_policy(examples=12, policies=TIMED)
 def test_a_batch_goes_when_it_is_full_or_has_waited_or_would_be_late(policy, load):
     ran = run_load(policy, load)
     for (stream, query), pieces in ran.batches.items():

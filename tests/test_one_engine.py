@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,11 @@ COMPARABLE = [name for name in SERVING if name != "fair"]
 
 
 def test_simulator_and_server_have_the_same_loop_source_and_policies():
-    for module in (weft.online, weft.simulation, weft.serving.dispatch):
+    for module in (weft.online.plain, weft.simulation, weft.serving.dispatch):
         assert module.Engine is Engine is weft.engine.engine.Engine
-    for module in (weft.online, weft.serving.dispatch):
+    for module in (weft.online.plain, weft.serving.dispatch):
         assert module.Requests is Requests is weft.engine.requests.Requests
+    for module in (weft.online.run, weft.serving.dispatch):
         assert module.make_request_policy is make_request_policy
 
 
@@ -136,7 +138,7 @@ def shared_loads(draw: st.DrawFn) -> Load:
 )
 @given(load=shared_loads())
 def test_the_server_issues_what_the_simulator_issues(policy, load, monkeypatch):
-    simulated = run_load(policy, scaled(load))
+    simulated = run_load(policy, replace(scaled(load), demote=POLICIES[policy].demotes))
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == simulated.issues
     start = machine.start

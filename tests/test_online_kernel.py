@@ -12,6 +12,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -23,12 +24,12 @@ from hypothesis import strategies as st
 
 from naive import profile, small_npu
 from serving import COMPILED, Flow, case_of, cases, flow
-from weft import online
 from weft.engine.requests import LATE
 from weft.kernels import online as kernel
-from weft.online import Case, Tally, prepare, simulate_requests
+from weft.online import Case, Tally, prepare, simulate_requests, weaving
 from weft.policies import Option
 from weft.profiles import write_profile
+from weft.program import Clock
 from weft.workloads.online import Stream, Workload
 
 CLOCKS = [kernel.ARRAY, kernel.FETCHED, kernel.COMPUTED, kernel.STEPS]
@@ -92,18 +93,18 @@ def test_tokens_of_long_requests_that_have_waited_long_stay_within_64_bits(late)
 @contextmanager
 def places_for_issues(count: int) -> Iterator[None]:
     """Few places to remember issues at, so that they are soon used up."""
-    fresh = online._fresh_state
+    fresh = weaving._fresh_state
 
     def few(case: Case) -> kernel.State:
         before, peak = np.empty(count, np.int64), np.empty(count, np.int64)
         before[0], peak[0] = 0, kernel.NEVER
         return fresh(case)._replace(before=before, peak=peak)
 
-    online._fresh_state = few
+    weaving._fresh_state = few
     try:
         yield
     finally:
-        online._fresh_state = fresh
+        weaving._fresh_state = fresh
 
 
 SPARSE = flow((1, 3), arrivals=tuple(range(0, 400, 5)))
@@ -142,7 +143,7 @@ def tiny_layers(npu, rate: float, duration_s: float) -> Case:
     stream = Stream(model="tiny", rate=rate, deadline_ms=1, max_batch=1, batch_timeout_ms=0)
     workload = Workload(stream=(stream,), duration_s=duration_s, warmup_s=0)
     case = case_of([flow((1, 20))], buffer=npu.weight_buffer_bytes)
-    return Case(workload, npu, online.Clock.of(npu), case.setting, case.terms, case.alone_s)
+    return replace(case, workload=workload, device=npu, clock=Clock.of(npu))
 
 
 # Longer runs, from files
@@ -174,7 +175,7 @@ def test_arrivals_fed_in_several_blocks_are_served_as_one(pair, policy, late):
     case = prepare(pair, small_npu(3000))
     assert_equal(case, policy, late)
     report = simulate_requests(case, policy, late=late).report
-    assert report.streams[0].arrived > online.BLOCK + 500
+    assert report.streams[0].arrived > weaving.BLOCK + 500
 
 
 @pytest.mark.parametrize("policy", COMPILED)

@@ -21,7 +21,7 @@ DROPPED, REFUSED = -1, -2
 
 def ends(served, stream: int = 0) -> list[tuple[int, int]]:
     """Arrival and end of a stream's requests, in the order they were answered."""
-    return [(arrival, end) for owner, arrival, end in served.answers if owner == stream]
+    return [(arrival, end) for owner, arrival, end, _ in served.answers if owner == stream]
 
 
 # Batches
@@ -199,7 +199,7 @@ def test_the_client_of_a_dropped_request_comes_back_too():
     case = case_of([closed], buffer=1, end=400)
     for compiled in (True, False):
         run = simulate_requests(case, "fifo", late="drop", record=True, compiled=compiled)
-        fates = [end for _, _, end in run.tally.answers]
+        fates = [end for _, _, end, _ in run.tally.answers]
         assert fates.count(DROPPED) > 5
         assert run.tally.answers[-1].arrival > 350
         assert len(fates) == run.report.streams[0].arrived

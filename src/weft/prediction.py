@@ -170,7 +170,7 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     chooser = make_request_policy(policy, setting, options)
     sent = [sorted(_ticks(np.add(each.scheduled_s, each.lag_s))) for each in bench.streams]
     feed = Arrivals(terms, [iter(each) for each in sent], end=0, strict=bench.deadlines == "strict")
-    source = Requests(setting, feed, [p.remaining for p in programs], foresight=chooser.foresight, hurry=True)
+    source = Requests(chooser, feed, [p.remaining for p in programs], demote=chooser.demotes, hurry=True)
     for term in terms:
         source.open(term)
     Engine(source, chooser, SimulatedHost(setting)).run()

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from weft.devices import Npu
 from weft.errors import DeviceError, ProfileError
+from weft.models.layer import Model
 from weft.profiles import LayerCost, Profile, cut
 
 COARSEST_TICK_S = 2e-11
@@ -43,6 +44,11 @@ class Clock:
             )
         return cls(per_byte, bandwidth, buffer)
 
+    @classmethod
+    def nanoseconds(cls) -> Clock:
+        """Of a device without a memory channel of its own to count by."""
+        return cls(1, 1e9, MAX_BUFFER_TICKS)
+
     @property
     def tick_s(self) -> float:
         return 1 / (self.bytes_per_s * self.ticks_per_byte)
@@ -60,6 +66,10 @@ class Program:
     fetch: tuple[int, ...]
     compute: tuple[int, ...]
     weight_bytes: tuple[int, ...]
+    exits: tuple[int, ...] = ()
+    """After how many layers samples may leave, in order; the end is not among them."""
+    exit_rates: tuple[float, ...] = ()
+    """Share of the samples that leave at each, the end last; empty where that is not known."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -114,6 +124,47 @@ def lower(profile: Profile, npu: Npu) -> Program:
     if program.total_work == 0:
         raise ProfileError(f"{profile.model}: no layer takes a measurable time on {npu.name}")
     return program
+
+
+def one_at_a_time(
+    model: Model,
+    times_s: Sequence[float],
+    clock: Clock,
+    *,
+    exit_rates: tuple[float, ...] = (),
+    decision_s: float = 0.0,
+    by_layer: bool = True,
+) -> Program:
+    """A model in ticks on a device that computes one layer at a time, weights and all.
+
+    A schedulable layer is one that multiplies, with the others around it; or, not *by_layer*, everything between two
+    exits. Before each of them the scheduler takes *decision_s*.
+    """
+    ends = {each.after for each in model.exits}
+    pieces: list[list[int]] = [[]]
+    for index, layer in enumerate(model.layers):
+        begins = by_layer and layer.gemm and any(model.layers[i].gemm for i in pieces[-1])
+        if pieces[-1] and (index in ends or begins):
+            pieces.append([])
+        pieces[-1].append(index)
+    compute = tuple(max(1, clock.ticks(math.fsum(times_s[i] for i in piece) + decision_s)) for piece in pieces)
+    nothing = (0,) * len(pieces)
+    return Program(
+        model.name,
+        tuple(_called(model, piece) for piece in pieces),
+        nothing,
+        compute,
+        nothing,
+        tuple(count for count, piece in enumerate(pieces) if piece[0] in ends),
+        exit_rates,
+    )
+
+
+def _called(model: Model, piece: Sequence[int]) -> str:
+    """A piece by the layer that multiplies, or by its first and last."""
+    weighty = [index for index in piece if model.layers[index].gemm] or list(piece)
+    first, last = model.layers[weighty[0]].name, model.layers[weighty[-1]].name
+    return first if first == last else f"{first}..{last}"
 
 
 def _chunks(layer: LayerCost, npu: Npu) -> Sequence[LayerCost]:

@@ -14,9 +14,9 @@ from functools import lru_cache
 from multiprocessing import get_context
 from typing import Any
 
-from weft.devices import Npu, load_npu
+from weft.devices import load_device
 from weft.errors import WorkloadError
-from weft.online import Case, prepare, simulate_requests
+from weft.online import Case, Device, prepare, simulate_requests
 from weft.policies import Option
 from weft.reports.requests import RequestReport
 from weft.workloads.online import Workload
@@ -76,9 +76,9 @@ class Sustained:
         return asdict(self)
 
 
-def sustain(question: Question, npu: Npu | None = None) -> Sustained:
+def sustain(question: Question, device: Device | None = None) -> Sustained:
     """Search for the largest sustained load."""
-    case = _prepared(question.workload, npu or load_npu(question.workload.device))
+    case = _prepared(question.workload, device or load_device(question.workload.device))
     tried: dict[float, list[float]] = {}
 
     def sustained(factor: float) -> bool:
@@ -109,21 +109,21 @@ def sustain(question: Question, npu: Npu | None = None) -> Sustained:
 
 def sustain_all(
     questions: Sequence[Question],
-    npu: Npu | None = None,
+    device: Device | None = None,
     *,
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Sustained]:
     """Search for every question, spread over processes; answers stand in the order of the questions."""
     answers: list[Sustained] = []
-    for answer in _spread([(question, npu) for question in questions], processes):
+    for answer in _spread([(question, device) for question in questions], processes):
         answers.append(answer)
         if progress:
             progress(len(answers), len(questions))
     return answers
 
 
-def _spread(tasks: list[tuple[Question, Npu | None]], processes: int) -> Iterable[Sustained]:
+def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iterable[Sustained]:
     if processes <= 1 or len(tasks) <= 1:
         yield from (sustain(*task) for task in tasks)
         return
@@ -131,21 +131,21 @@ def _spread(tasks: list[tuple[Question, Npu | None]], processes: int) -> Iterabl
         yield from pool.map(_sustain_task, tasks)
 
 
-def _sustain_task(task: tuple[Question, Npu | None]) -> Sustained:
+def _sustain_task(task: tuple[Question, Device | None]) -> Sustained:
     return sustain(*task)
 
 
-def _prepared(workload: Workload, npu: Npu) -> Case:
+def _prepared(workload: Workload, device: Device) -> Case:
     """The case of a workload; its rates do not matter, so neighbours in a sweep share one."""
-    return replace(_priced(workload.scaled(1.0).model_copy(update=_NO_RATES), npu), workload=workload)
+    return replace(_priced(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
 
 
 _NO_RATES: Mapping[str, Any] = {"total_rate": None, "ratio": None, "seed": 0, "duration_s": 1.0, "warmup_s": 0.0}
 
 
 @lru_cache(maxsize=64)
-def _priced(workload: Workload, npu: Npu) -> Case:
-    return prepare(workload, npu)
+def _priced(workload: Workload, device: Device) -> Case:
+    return prepare(workload, device)
 
 
 def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:

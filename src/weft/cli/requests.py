@@ -24,13 +24,13 @@ def simulate_workload(
 ) -> None:
     """Run one workload file under one policy; print, and write what was asked for."""
     from weft.cli.timeline import write_exports
-    from weft.devices import load_npu
+    from weft.devices import load_device
     from weft.jsonfile import write_json
     from weft.online import prepare, request_trace, simulate_requests
     from weft.workloads.online import read_workload
 
     workload = read_workload(path)
-    case = prepare(workload, load_npu(device or workload.device), cost)
+    case = prepare(workload, load_device(device or workload.device), cost)
     record = any(exports.values())
     run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
     print_requests(run.report)

@@ -20,6 +20,8 @@ class Answer(NamedTuple):
     arrival: int
     end: int
     """When its last layer was computed; -1 if it was dropped, -2 if the queue was full."""
+    layers: int = 0
+    """After how many layers it left; 0 where it was not meant to leave before the end."""
 
 
 class Arrivals:
@@ -27,12 +29,20 @@ class Arrivals:
 
     times: per open stream, ascending ticks. end: closed streams send nothing from then on.
     strict: whether late requests are dropped.
+    leaves: per stream, after how many layers each of its requests is done; none where it has no exits.
     """
 
     def __init__(
-        self, terms: Sequence[Terms], times: Sequence[Iterator[int]], *, end: int, strict: bool = False
+        self,
+        terms: Sequence[Terms],
+        times: Sequence[Iterator[int]],
+        *,
+        end: int,
+        strict: bool = False,
+        leaves: Sequence[Iterator[int] | None] | None = None,
     ) -> None:
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
+        self._leaves = leaves or [None] * len(terms)
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [deque([0] * term.clients) for term in terms]
         self.answers: list[Answer] = []
@@ -63,6 +73,19 @@ class Arrivals:
         for ticket in job.members:
             self._answer(ticket, end, end)
 
+    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+        end = completion.times.compute_end
+        staying = [ticket for ticket in job.members if ticket.leaves > job.layer]
+        for ticket in job.members:
+            if ticket.leaves <= job.layer:
+                self._answer(ticket, end, end)
+        if not staying:
+            self._batches.append((job.members[0].stream, job.members[0].arrival))
+        return staying
+
+    def merged(self, job: Job, other: Job) -> None:
+        """A simulated batch is its members."""
+
     def dropped(self, ticket: Ticket, now: int) -> None:
         self._answer(ticket, DROPPED, now)
 
@@ -83,11 +106,12 @@ class Arrivals:
         ]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
-        term = self._terms[stream]
-        return Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
+        term, leaves = self._terms[stream], self._leaves[stream]
+        after = 0 if leaves is None else next(leaves)
+        return Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict, leaves=after)
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
         """Record what became of a request; the client of a closed stream will be back."""
-        self.answers.append(Answer(ticket.stream, ticket.arrival, end))
+        self.answers.append(Answer(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
             self._returning[ticket.stream].append(now + self._terms[ticket.stream].think)

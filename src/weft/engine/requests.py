@@ -1,9 +1,11 @@
 """Requests that arrive, wait, are batched and have deadlines, as a source of work.
 
 Each stream has a queue, in order of deadlines. A batch is ready when it is full or its first request has
-waited long enough; it then becomes a job, whose layers are offered one by one. Requests and jobs that can
-no longer be on time are kept, demoted (served when nothing on time is waiting) or dropped. Where requests
-come from and where answers go is the feed's affair: a simulated arrival process or real clients.
+waited long enough; it then becomes a job, whose layers are offered one by one. At an exit some of a job's
+requests may leave. A policy that refills is offered beginnings of every size at any time, and jobs that stand
+at the same layer become one. Requests and jobs that can no longer be on time are kept, demoted (served when
+nothing on time is waiting) or dropped. Where requests come from and where answers go is the feed's affair: a
+simulated arrival process or real clients.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import NpuState
 from weft.engine.engine import Completion, Offer
-from weft.policies.base import NO_DEADLINE, Candidate, Setting
+from weft.policies.base import NO_DEADLINE, Candidate, Policy
 from weft.program import Program
 
 JOBS = 4
@@ -51,6 +54,8 @@ class Ticket:
     """Dropped when it can no longer be on time."""
     gone: bool = False
     """Nobody waits for it any more."""
+    leaves: int = 0
+    """After how many layers it is done, where that is known beforehand; 0: after all."""
 
 
 @dataclass(eq=False)
@@ -60,10 +65,10 @@ class Job:
     program: int
     query: int
     members: list[Ticket]
-    """In order of deadlines."""
     late: bool = False
+    deadline: int = 0
+    """When the first of its members that can still be on time is due; of any, where late ones are not told apart."""
     layer: int = 0
-    first_on_time: int = 0
     last_issued: int = -1
     running: bool = False
     work: object = None
@@ -89,6 +94,14 @@ class Feed(Protocol):
         """The last layer of a batch was computed."""
         ...
 
+    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+        """A layer that ends at an exit was computed: answer the members who leave there; who stays, in order?"""
+        ...
+
+    def merged(self, job: Job, other: Job) -> None:
+        """Another batch joins one at the same layer; its members follow the ones already there."""
+        ...
+
     def dropped(self, ticket: Ticket, now: int) -> None:
         """It can no longer be on time."""
         ...
@@ -102,7 +115,7 @@ class Feed(Protocol):
         ...
 
     def ended(self, job: Job) -> None:
-        """Nothing of a batch runs any more; told last, whatever became of it."""
+        """Nothing of a batch runs any more; told last, whatever became of it, and of one that joined another, too."""
         ...
 
 
@@ -140,25 +153,25 @@ def _due(ticket: Ticket) -> int:
 class Requests:
     """Offers the next layer of every job in flight, and the first layer of every batch that is ready.
 
+    policy: for whom; it says how batches are made and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
     demote: whether late requests that are not strict are served only when nothing on time is waiting.
-    foresight: percent of its remaining time that counts when a request is judged late.
     hurry: whether a batch that would otherwise be late begins before its timeout.
     """
 
     def __init__(
         self,
-        setting: Setting,
+        policy: Policy,
         feed: Feed,
         remaining: Sequence[Sequence[int]],
         *,
         demote: bool = False,
-        foresight: int = 0,
         hurry: bool = False,
     ) -> None:
-        self._setting, self._feed, self._remaining = setting, feed, remaining
-        self._demote, self._foresight, self._hurry = demote, foresight, hurry
-        self._places = max(JOBS, 2 * setting.lanes)
+        self._setting, self._feed, self._remaining = policy.setting, feed, remaining
+        self._demote, self._hurry = demote, hurry
+        self._foresight, self._refills, self._waits = policy.foresight, policy.refills, policy.waits
+        self._batches = policy.batches
         self._desks: list[_Desk] = []
         self._terms: list[Terms] = []
         self._busy: set[int] = set()
@@ -167,21 +180,28 @@ class Requests:
 
     def open(self, terms: Terms) -> int:
         """Another stream; returns its number."""
-        self._desks.append(_Desk(self._places))
+        self._desks.append(_Desk(0))
         self._terms.append(terms)
+        self.reopen(len(self._desks) - 1, terms)
         return len(self._desks) - 1
 
     def reopen(self, stream: int, terms: Terms) -> None:
         """Give the number of a stream that has nothing left to another one."""
         assert self._desks[stream].idle
-        self._desks[stream], self._terms[stream] = _Desk(self._places), terms
+        terms = terms if self._batches else terms._replace(max_batch=1)
+        self._desks[stream], self._terms[stream] = _Desk(self._places(terms)), terms
+
+    def _places(self, terms: Terms) -> int:
+        """Batches of a stream that may be in flight; where they are refilled, each may be of one request."""
+        lanes = self._setting.lanes
+        return max(JOBS, 2 * lanes, terms.max_batch * lanes if self._refills else 0)
 
     def idle(self, stream: int) -> bool:
         """Whether nothing of the stream waits or runs."""
         return self._desks[stream].idle
 
     def waiting(self, stream: int) -> Sequence[Ticket]:
-        """Requests in a stream's queue, in order of deadlines."""
+        """Requests in a stream's queue that can still be on time, in order of deadlines."""
         return self._desks[stream].queue
 
     def jobs(self, stream: int) -> list[Job]:
@@ -222,9 +242,10 @@ class Requests:
         the others, if there are any."""
         ticket.gone = True
         desk = self._desks[ticket.stream]
-        if ticket in desk.queue:
-            desk.queue.remove(ticket)
-            return None
+        for waiting in (desk.queue, desk.late):
+            if ticket in waiting:
+                waiting.remove(ticket)
+                return None
         return next((job for job in desk.under_way.values() if ticket in job.members), None)
 
     def offer(self, device: NpuState) -> Offer:
@@ -241,7 +262,9 @@ class Requests:
             desk.deepest = max(desk.deepest, len(desk.queue))
             self._sort_out_queue(stream, clock)
             self._sort_out_jobs(stream, clock)
-            heads += self._heads_of(stream)
+            heads += self._refilling_heads_of(stream) if self._refills else self._heads_of(stream)
+        if self._refills:
+            return Offer(tuple(heads), tuple(heads))
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
         if not on_time:
             heads += [head for stream in sorted(self._busy) for head in self._late_batch(stream)]
@@ -262,10 +285,49 @@ class Requests:
             self._feed.ended(job)
         elif completion.aborted:
             job.layer -= 1
-        elif job.layer == len(self._setting.programs[job.program]):
-            self._end(candidate.stream, job)
+        else:
+            self._advance(candidate.stream, job, completion)
+
+    def _advance(self, stream: int, job: Job, completion: Completion) -> None:
+        """A layer of a batch was computed: all of its requests are done, or some leave, or it meets another batch."""
+        program: Program = self._setting.programs[job.program]
+        if job.layer == len(program):
+            self._end(stream, job)
             self._feed.served(job, completion)
             self._feed.ended(job)
+            return
+        if job.layer in program.exits:
+            staying = self._feed.leave(job, completion)
+            if not staying:
+                self._end(stream, job)
+                self._feed.ended(job)
+                return
+            self._regroup(stream, job, staying)
+        if self._refills:
+            self._merge(stream, job)
+
+    def _regroup(self, stream: int, job: Job, members: list[Ticket]) -> None:
+        """Give a batch other members."""
+        job.program = self._terms[stream].programs + len(members) - 1
+        job.members = members
+        if not job.late:
+            job.deadline = min([t.due for t in members if t.due >= job.deadline], default=min(t.due for t in members))
+
+    def _merge(self, stream: int, job: Job) -> None:
+        """Let batches that stand where this one stands join it, as far as they fit; the one that began first stays."""
+        for other in [each for each in self.jobs(stream) if each is not job and not each.running]:
+            together = len(job.members) + len(other.members)
+            if other.layer != job.layer or together > self._terms[stream].max_batch:
+                continue
+            kept, joining = (job, other) if job.query < other.query else (other, job)
+            self._feed.merged(kept, joining)
+            self._end(stream, joining)
+            kept.late = kept.late and joining.late
+            kept.deadline = min(kept.deadline, joining.deadline)
+            kept.last_issued = max(kept.last_issued, joining.last_issued)
+            self._regroup(stream, kept, kept.members + joining.members)
+            self._feed.ended(joining)
+            job = kept
 
     def _sort_out_queue(self, stream: int, clock: int) -> None:
         """Take requests that cannot be on time out of the queue."""
@@ -288,22 +350,25 @@ class Requests:
     def _sort_out_jobs(self, stream: int, clock: int) -> None:
         """See which jobs have become late, and end those that nobody waits for."""
         for job in self._desks[stream].jobs:
-            if not job or job.late or job.running or not (self._demote or any(t.strict or t.gone for t in job.members)):
+            if not job or job.running or (job.late and not self._refills):
+                continue
+            if not (self._demote or any(ticket.strict or ticket.gone for ticket in job.members)):
                 continue
             latest = clock + self._remaining[job.program][job.layer] * self._foresight // 100
-            while job.first_on_time < len(job.members) and _lost(job.members[job.first_on_time], latest):
-                job.first_on_time += 1
-            if job.first_on_time < len(job.members):
-                continue
-            if all(ticket.strict or ticket.gone for ticket in job.members):
+            if not self._refills:
+                latest = max(latest, job.deadline)  # who was lost stays lost
+            saved = [ticket.due for ticket in job.members if not ticket.gone and ticket.due >= latest]
+            if saved:
+                job.late, job.deadline = False, min(saved)
+            elif all(ticket.strict or ticket.gone for ticket in job.members):
                 self._end(stream, job)
                 for ticket in job.members:
                     self._feed.dropped(ticket, clock)
                 self._feed.ended(job)
             elif self._demote:
-                job.late = True
+                job.late, job.deadline = True, NO_DEADLINE
             else:
-                job.first_on_time = 0
+                job.deadline = min(ticket.due for ticket in job.members)
 
     def _heads_of(self, stream: int) -> list[Candidate]:
         desk, term = self._desks[stream], self._terms[stream]
@@ -311,14 +376,45 @@ class Requests:
         heads = [self._head(stream, job) for job in jobs if not job.running]
         waiting = len(desk.queue)
         ready = waiting > 0 and (waiting >= term.max_batch or self._now >= self._ready_at(stream))
-        if ready and len(jobs) < self._places and self._may_begin(desk, [job for job in jobs if not job.late]):
+        if ready and len(jobs) < desk.places and self._may_begin(desk, [job for job in jobs if not job.late]):
             members = [desk.queue[i] for i in range(min(waiting, term.max_batch))]
-            heads.append(self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members)))
+            heads.append(self._head(stream, self._new_job(stream, members)))
         return heads
+
+    def _refilling_heads_of(self, stream: int) -> list[Candidate]:
+        """All batches that stand still, and beginnings of every size with which these would fit into one batch.
+
+        Those that can still be on time begin first, then late ones.
+        """
+        desk, term = self._desks[stream], self._terms[stream]
+        jobs = [job for job in desk.jobs if job]
+        begun = sum([len(job.members) for job in jobs])
+        standing = sum([len(job.members) for job in jobs if not job.running])
+        room = min(term.max_batch - standing, term.max_batch * self._setting.lanes - begun)
+        first = list(islice(chain(desk.queue, desk.late), max(0, room)))
+        waiting = len(desk.queue) + len(desk.late)
+        batches = [job for job in jobs if not job.running]
+        batches += [self._new_job(stream, first[:size], not desk.queue) for size in range(1, len(first) + 1)]
+        return [
+            self._head(stream, job)._replace(
+                dues=tuple([ticket.due for ticket in job.members]),
+                waiting=waiting - (len(job.members) if job.layer == 0 else 0),
+            )
+            for job in batches
+        ]
+
+    def _new_job(self, stream: int, members: list[Ticket], late: bool = False) -> Job:
+        """A batch that could begin; requests that can be on time stand first in it."""
+        program = self._terms[stream].programs + len(members) - 1
+        return Job(program, self._desks[stream].queries, members, late, NO_DEADLINE if late else members[0].due)
 
     def _ready_at(self, stream: int) -> int:
         """When what waits becomes a batch, full or not: its time is up, or it would be late."""
         queue, term = self._desks[stream].queue, self._terms[stream]
+        if self._refills:
+            return 0
+        if self._waits is not None:
+            return min(ticket.arrival + (ticket.due - ticket.arrival) * self._waits // 100 for ticket in queue)
         if not self._hurry:
             return queue[0].arrival + term.timeout
         if not term.timeout:
@@ -328,15 +424,17 @@ class Requests:
 
     def _may_begin(self, desk: _Desk, on_time: list[Job]) -> bool:
         """As many batches of a stream as there are lanes, and one that is due before all of those."""
-        return len(on_time) < self._setting.lanes or desk.queue[0].due < min(job.members[0].due for job in on_time)
+        return len(on_time) < self._setting.lanes or desk.queue[0].due < min(
+            min(t.due for t in job.members) for job in on_time
+        )
 
     def _late_batch(self, stream: int) -> list[Candidate]:
         """A batch of late requests that could begin."""
         desk, term = self._desks[stream], self._terms[stream]
-        if not desk.late or len(desk.under_way) == self._places:
+        if not desk.late or len(desk.under_way) == desk.places:
             return []
         members = [desk.late[i] for i in range(min(len(desk.late), term.max_batch))]
-        return [self._head(stream, Job(term.programs + len(members) - 1, desk.queries, members, late=True))]
+        return [self._head(stream, self._new_job(stream, members, late=True))]
 
     def _head(self, stream: int, job: Job) -> Candidate:
         program: Program = self._setting.programs[job.program]
@@ -349,7 +447,7 @@ class Requests:
             last_issued=job.last_issued,
             program=job.program,
             arrival=min([ticket.arrival for ticket in job.members]),
-            deadline=NO_DEADLINE if job.late else job.members[job.first_on_time].due,
+            deadline=job.deadline,
             remaining=self._remaining[job.program][job.layer],
             whole=self._remaining[job.program][0],
             priority=max([ticket.priority for ticket in job.members]),
@@ -360,9 +458,8 @@ class Requests:
         """Turn the waiting requests a candidate stands for into a job."""
         desk = self._desks[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
-        waiting = desk.late if late else desk.queue
-        members = [waiting.popleft() for _ in range(candidate.size)]
-        job = Job(candidate.program, desk.queries, members, late)
+        members = [(desk.late if late or not desk.queue else desk.queue).popleft() for _ in range(candidate.size)]
+        job = self._new_job(candidate.stream, members, late)
         desk.jobs[desk.jobs.index(None)] = job
         desk.under_way[job.query] = job
         desk.queries += 1
@@ -372,7 +469,3 @@ class Requests:
         desk = self._desks[stream]
         desk.jobs[desk.jobs.index(job)] = None
         del desk.under_way[job.query]
-
-
-def _lost(ticket: Ticket, latest: int) -> bool:
-    return ticket.gone or ticket.due < latest

@@ -8,14 +8,17 @@ from dataclasses import fields
 from weft.errors import InputError, unknown_name
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Setting, Start, View
+from weft.policies.batching import Adaptive, LazyBatching, Serial
 from weft.policies.edf import EarliestDeadline
 from weft.policies.fairness import Band
+from weft.policies.fluid import Fluid
 from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.layerweaver_plus import LayerweaverPlus
 from weft.policies.prema import Prema
 from weft.policies.priority import PriorityClasses
 from weft.policies.punctual import Punctual
+from weft.policies.top_up import TopUp
 from weft.policies.weft import Weft
 from weft.policies.weft_plus import WeftPlus
 
@@ -33,6 +36,11 @@ POLICIES: dict[str, type[Policy]] = {
     "weft+": WeftPlus,
     "priority": PriorityClasses,
     "punctual": Punctual,
+    "serial": Serial,
+    "adaptive": Adaptive,
+    "lazy-batching": LazyBatching,
+    "fluid": Fluid,
+    "top-up": TopUp,
 }
 """To add a policy, write it and add one line here."""
 

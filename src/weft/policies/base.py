@@ -46,6 +46,10 @@ class Candidate(NamedTuple):
     priority: int = 1
     size: int = 1
     """Requests in the batch."""
+    dues: tuple[int, ...] = ()
+    """When each of them is due, for policies that refill batches."""
+    waiting: int = 0
+    """Requests of its stream that have not begun, its own not counted; for the same policies."""
 
 
 class Running(NamedTuple):
@@ -102,9 +106,6 @@ class Policy:
 
     setting: Setting
 
-    foresight: ClassVar[int] = 0
-    """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
-
     serves_requests: ClassVar[bool] = True
     """Whether it can serve requests that come and go, or only streams that never run dry."""
 
@@ -113,6 +114,29 @@ class Policy:
 
     for_deadlines: ClassVar[bool] = False
     """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
+
+    batches: ClassVar[bool] = True
+    """Whether requests may share a batch."""
+
+    refills: ClassVar[bool] = False
+    """Whether it fills batches up while they run: it is offered beginnings of every size, and batches of a stream
+    that stand at the same layer become one."""
+
+    by_layer: ClassVar[bool] = True
+    """Whether it is asked at every layer, or, on a device that computes one layer at a time, only at exits."""
+
+    demotes: ClassVar[bool] = False
+    """Whether requests that cannot be on time any more wait behind the others where no rule for them is given."""
+
+    @property
+    def foresight(self) -> int:
+        """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
+        return 0
+
+    @property
+    def waits(self) -> int | None:
+        """Percent of the time a request is allowed that its batch waits to be filled; None: as its stream says."""
+        return None
 
     def decide(self, view: View) -> Start:
         """Pick one of ``view.candidates``."""

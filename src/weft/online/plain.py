@@ -1,0 +1,72 @@
+"""The plain engine over simulated requests, counted as the compiled loops count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.devices import Npu
+from weft.engine.arrivals import Arrivals
+from weft.engine.engine import Engine
+from weft.engine.requests import Requests
+from weft.engine.simulated_host import SimulatedHost
+from weft.engine.simulated_npu import SimulatedNpu
+from weft.kernels import online as k
+from weft.online.case import Case, Ints, estimates
+from weft.online.tally import Tally
+from weft.policies import Policy
+
+
+def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
+    """Run a case to its end."""
+    setting = policy.setting
+    executor = SimulatedNpu(setting) if isinstance(case.device, Npu) else SimulatedHost(setting)
+    streams = range(len(case.terms))
+    feed = Arrivals(
+        case.terms,
+        [_singly(case.arrivals(index, seed)) for index in streams],
+        end=case.clock.ticks(case.workload.duration_s),
+        strict=late == "drop",
+        leaves=[None if (found := case.leaves(i, setting, seed)) is None else _singly(found) for i in streams],
+    )
+    source = Requests(policy, feed, estimates(case, policy), demote=late == "demote")
+    for term in case.terms:
+        source.open(term)
+    steps = Engine(source, policy, executor).run()
+    return _tallied(case, feed, source.deepest, executor, steps)
+
+
+def _singly(blocks: Iterator[Ints]) -> Iterator[int]:
+    return (int(each) for block in blocks for each in block)
+
+
+def _tallied(
+    case: Case, feed: Arrivals, deepest: list[int], executor: SimulatedNpu | SimulatedHost, steps: int
+) -> Tally:
+    warm = case.clock.ticks(case.workload.warmup_s)
+    counts = np.zeros((len(case.terms), 10), np.int64)
+    histogram = np.zeros((len(case.terms), k.BINS), np.int64)
+    for stream, arrival, end, _ in feed.answers:
+        if arrival < warm:
+            continue
+        row = counts[stream]
+        row[k.ARRIVED] += 1
+        if end < 0:
+            row[k.VIOLATED] += 1
+            row[k.DROPPED if end == -1 else k.REFUSED] += 1
+            continue
+        latency = end - arrival
+        row[k.COMPLETED] += 1
+        row[k.LATENCY_SUM] += latency
+        row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)
+        row[k.VIOLATED] += latency > case.terms[stream].deadline
+        histogram[stream, k.bin_of(latency)] += 1
+    counts[:, k.BATCHES], counts[:, k.DEEPEST] = feed.batches(warm), deepest
+    clocks = np.zeros(9, np.int64)
+    clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
+    clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
+    clocks[k.COMPUTED] = sum(head.compute for head, _ in executor.log)
+    clocks[k.STEPS] = steps
+    issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
+    return Tally(clocks, counts, histogram, tuple(feed.answers), np.array(issues, np.int64).reshape(-1, 8))

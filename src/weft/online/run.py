@@ -1,0 +1,148 @@
+"""``simulate_requests``: a workload under a policy, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.devices import Npu
+from weft.engine.requests import LATE
+from weft.errors import InputError, WorkloadError, unknown_name
+from weft.kernels import online as k
+from weft.online import plain, refilling, weaving
+from weft.online.case import Case, Device, estimates
+from weft.online.tally import Tally
+from weft.policies import POLICIES, Option, Policy, check_policy, make_request_policy
+from weft.reports.requests import RequestReport, stream_report
+from weft.trace import Trace
+from weft.version import __version__
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestRun:
+    """A run and the latencies behind its report."""
+
+    report: RequestReport
+    tally: Tally
+    tick_s: float
+
+
+def simulate_requests(
+    case: Case,
+    policy: str,
+    *,
+    late: str = "demote",
+    options: Mapping[str, Option] | None = None,
+    seed: int | None = None,
+    record: bool = False,
+    compiled: bool = True,
+) -> RequestRun:
+    """Serve a workload under a policy.
+
+    late: what becomes of requests that can no longer be on time: keep, demote or drop.
+    record: keep every answer and every issue (small runs only).
+    """
+    if late not in LATE:
+        raise InputError(unknown_name("rule for late requests", late, LATE))
+    check_policy(policy)
+    chooser = make_request_policy(policy, case.setting_of(POLICIES[policy]), options)
+    if late == "drop":
+        _check_closed(case, chooser)
+    if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
+        tally = weaving.serve(case, chooser, late, seed, record)
+    elif compiled and refilling.applies(case, chooser):
+        tally = refilling.serve(case, chooser, late, seed, record)
+    else:
+        tally = plain.serve(case, chooser, late, seed)
+    return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
+
+
+def _check_closed(case: Case, policy: Policy) -> None:
+    """Refuse a closed stream whose requests would all be dropped as they arrive: its clients would never rest."""
+    rests = estimates(case, policy)
+    for stream, term in zip(case.workload.stream, case.terms, strict=True):
+        if term.think >= 0 and term.deadline < rests[term.programs][0] * policy.foresight // 100:
+            raise WorkloadError(
+                f"{stream.model}: deadline_ms = {stream.deadline_ms:g} is shorter than the model takes alone, so every "
+                "request of its clients would be dropped at once; allow more time, or keep or demote late requests"
+            )
+
+
+def request_trace(case: Case, run: RequestRun) -> Trace:
+    """The spans of a recorded run; a query is a batch of its stream."""
+    setting = case.setting_of(POLICIES[run.report.policy])
+    stream, query, layer, program, *_ = run.tally.issues.T
+    sizes = np.array([size for p in setting.programs for size in p.weight_bytes], np.int64)
+    first = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)
+    fetch_start, fetch_end, compute_start, compute_end = (run.tally.issues[:, 4:] * run.tick_s).T.copy()
+    return Trace(
+        streams=tuple(spec.model for spec in case.workload.stream),
+        layers=tuple(setting.programs[term.programs].names for term in case.terms),
+        stream=stream,
+        query=query,
+        layer=layer,
+        fetch_start_s=fetch_start,
+        fetch_end_s=fetch_end,
+        compute_start_s=compute_start,
+        compute_end_s=compute_end,
+        weight_bytes=sizes[first[program] + layer],
+        settings={
+            "weft": __version__,
+            "device": case.device.name,
+            **_memory(case.device),
+            "policy": run.report.policy,
+            "late": run.report.late,
+            "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
+        },
+    )
+
+
+def _memory(device: Device) -> dict[str, float]:
+    """What the occupancy of the weight buffer is drawn with, where there is one."""
+    if not isinstance(device, Npu):
+        return {}
+    return {
+        "weight_buffer_bytes": device.weight_buffer_bytes,
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+    }
+
+
+def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
+    tick_s, workload = case.clock.tick_s, case.workload
+    makespan = float(tally.clocks[k.ARRAY]) * tick_s
+    span = max(makespan, workload.duration_s) - workload.warmup_s
+    offered_span = workload.duration_s - workload.warmup_s
+    streams = tuple(
+        stream_report(
+            stream.model,
+            tally.counts[index].tolist(),
+            tally.histogram[index],
+            deadline_s=stream.deadline_ms / 1e3,
+            tick_s=tick_s,
+            span_s=offered_span,
+        )
+        for index, stream in enumerate(workload.stream)
+    )
+    arrived = sum(stream.arrived for stream in streams)
+
+    def worth(counts: Sequence[int], seconds: float) -> float:
+        return sum(count * alone for count, alone in zip(counts, case.alone_s, strict=True)) / seconds
+
+    on_time = [s.completed - (s.violated - s.dropped - s.refused) for s in streams]
+    return RequestReport(
+        device=case.device.name,
+        policy=policy,
+        late=late,
+        stp=worth([s.completed for s in streams], span),
+        goodput_stp=worth(on_time, span),
+        offered_stp=worth([s.arrived for s in streams], offered_span),
+        violation_rate=sum(s.violated for s in streams) / arrived if arrived else 0.0,
+        worst_violation_rate=max(s.violation_rate for s in streams),
+        pe_utilisation=float(tally.clocks[k.COMPUTED]) * tick_s / makespan if makespan else 0.0,
+        dram_utilisation=float(tally.clocks[k.FETCHED]) * tick_s / makespan if makespan else 0.0,
+        makespan_s=makespan,
+        decisions=int(tally.clocks[k.STEPS]),
+        streams=streams,
+    )

@@ -1,0 +1,113 @@
+"""Ours for models with exits: how much to take from the queue, by looking ahead once for every answer.
+
+Fluid Batching takes all that fits or nothing. Here every size is priced: taking more makes the device work better
+for all who come later, and delays those who are under way. Requests that cannot be on time any more wait behind the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+from weft.errors import InputError
+from weft.policies.base import Candidate
+from weft.policies.refilling import Flight, Refilling
+from weft.program import Program
+
+
+class Part(NamedTuple):
+    """Requests that stand at one layer."""
+
+    layer: int
+    size: int
+    dues: tuple[int, ...]
+    """Of those whose deadlines are known."""
+
+
+@dataclass(frozen=True)
+class TopUp(Refilling):
+    """Goes on with the batch that is least far, or begins with 1, 2, ... of those who wait: what costs least.
+
+    A sweep from the first layer to the end, which takes along every batch it passes, says when each exit is passed;
+    nobody is expected to make it shorter by leaving. A request costs the time until the exit it takes and, if it is
+    due before, a missed deadline, each exit weighed with its rate. Those left in the queue go in a second sweep, the
+    rest of them in full batches. Last, every tick until all are done is paid for by a few requests yet to come.
+    """
+
+    miss: int = 400
+    """What a missed deadline costs: percent of the time that one request takes alone."""
+    backlog: int = 4
+    """Requests yet to come that wait until all who are here are done."""
+    foresight: int = 100
+    """Percent of the time of a request alone that counts when it is judged too late to be on time."""
+
+    for_deadlines: ClassVar[bool] = True
+    defers_late: ClassVar[bool] = True
+    demotes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):
+            if not 0 <= value <= 10_000:
+                raise InputError(f"top-up: {name} = {value} must be 0 to 10000")
+
+    def propose(self, flight: Flight, now: int) -> Candidate:
+        batches, beginnings = flight
+        if not beginnings or (batches and not self.at_exit(batches[0])):
+            return batches[0]
+        return min((*batches[:1], *beginnings), key=lambda first: self._cost(first, flight, now))
+
+    def _cost(self, first: Candidate, flight: Flight, now: int) -> float:
+        """All that is to be paid from now on if *first* goes."""
+        batches, seen = flight.batches, flight.beginnings[-1]
+        most = self._most(flight)
+        taken = 0 if first.layer else first.size
+        under_way = batches if first.layer else (first, *batches)
+        cost, end = self._sweep(first, [Part(each.layer, each.size, each.dues) for each in under_way], most, now, now)
+        left = seen.size + seen.waiting - taken
+        following = min(left, most)
+        if following:
+            more, end = self._sweep(first, [Part(0, following, seen.dues[taken:])], most, end, now)
+            cost += more
+        left -= following
+        if left:
+            full = self.rest(seen, 0, most)
+            cost += left * (end - now) + full * (left * (left + most) / (2 * most))
+            end += full * left // most
+        return cost + self.backlog * (end - now)
+
+    def _sweep(self, model: Candidate, parts: Sequence[Part], most: int, start: int, now: int) -> tuple[float, int]:
+        """What the requests of *parts*, in order of layers, cost if the first of them starts then; and its end."""
+        program = self.setting.programs[model.program]
+        miss = self.rest(model, 0, 1) * self.miss // 100
+        layer, time, size, cost = parts[0].layer, start, 0, 0.0
+        for stop in sorted({*program.exits, len(program), *[part.layer for part in parts]}):
+            if stop <= layer:
+                continue
+            size += sum([part.size for part in parts if part.layer == layer])
+            time += self.span(model, layer, stop, min(size, most))
+            for part in parts:
+                share = leaving(program, part.layer).get(stop, 0.0)
+                if share:
+                    late = sum([due < time for due in part.dues])
+                    cost += share * (part.size * (time - now) + miss * late)
+            layer = stop
+        return cost, time
+
+    def _most(self, flight: Flight) -> int:
+        """The largest batch there can be, as far as that can be seen."""
+        if self.setting.lanes == 1:
+            return sum([each.size for each in flight.batches]) + flight.beginnings[-1].size
+        return max([each.size for each in (*flight.batches, *flight.beginnings)])
+
+
+@lru_cache(maxsize=4096)
+def leaving(program: Program, layer: int) -> dict[int, float]:
+    """Of the requests that stand at a layer, the share that leaves by each exit ahead; all at the end if not known."""
+    ends = (*program.exits, len(program))
+    rates = program.exit_rates or (0.0,) * (len(ends) - 1) + (1.0,)
+    ahead = {end: rate for end, rate in zip(ends, rates, strict=True) if end > layer}
+    whole = sum(ahead.values())
+    return {end: rate / whole for end, rate in ahead.items()} if whole else {len(program): 1.0}
