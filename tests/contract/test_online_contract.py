@@ -19,12 +19,15 @@ from weft.online import Case, simulate_requests
 from weft.policies import POLICIES
 from weft.policies.base import NO_DEADLINE
 
+WHOLE = [name for name in SERVING if not POLICIES[name].refills]
+"""Those whose batches keep their requests; test_refilling.py has the others."""
 
-def every_policy(examples: int):
+
+def every_policy(examples: int, policies=SERVING):
     """Run a test on random workloads under every policy that serves requests."""
 
     def wrap(test):
-        @pytest.mark.parametrize("policy", SERVING)
+        @pytest.mark.parametrize("policy", policies)
         @settings(max_examples=examples, derandomize=True, deadline=None)
         @given(case=cases(), late=st.sampled_from(LATE))
         def wrapped(policy, case, late):
@@ -80,7 +83,7 @@ def test_the_report_counts_what_the_answers_say(policy, case, late):
     assert run.report.decisions == len(served.log) == run.tally.clocks[k.STEPS]
 
 
-@every_policy(examples=14)
+@every_policy(examples=14, policies=WHOLE)
 def test_the_layers_of_a_batch_run_once_and_in_order_and_its_requests_are_answered_with_the_last(policy, case, late):
     served = serve_case(policy, case, late=late)
     ended = Counter()
@@ -121,7 +124,7 @@ def test_the_buffer_is_never_exceeded_when_a_fetch_ends(policy, case, late):
         assert sum(held) <= case.setting.buffer
 
 
-@every_policy(examples=14)
+@every_policy(examples=14, policies=WHOLE)
 def test_of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(policy, case, late):
     under_way: dict[int, set[int]] = defaultdict(set)
     for candidate, _ in serve_case(policy, case, late=late).log:
@@ -149,7 +152,7 @@ def watched(late: str) -> type[Requests]:
     return Watched
 
 
-@every_policy(examples=14)
+@every_policy(examples=14, policies=WHOLE)
 def test_a_late_request_is_on_offer_only_where_nothing_on_time_is(policy, case, late):
     serve_case(policy, case, late=late, kind=watched(late))
 

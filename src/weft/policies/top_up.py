@@ -62,14 +62,14 @@ class TopUp(Refilling):
     def _cost(self, first: Candidate, flight: Flight, now: int) -> float:
         """All that is to be paid from now on if *first* goes."""
         batches, seen = flight.batches, flight.beginnings[-1]
-        most = self._most(flight)
+        most = sum([each.size for each in batches]) + seen.size  # as large as a batch can become
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
-        cost, end = self._sweep(first, [Part(each.layer, each.size, each.dues) for each in under_way], most, now, now)
+        cost, end = self._sweep(first, [Part(each.layer, each.size, each.dues) for each in under_way], now, now)
         left = seen.size + seen.waiting - taken
         following = min(left, most)
         if following:
-            more, end = self._sweep(first, [Part(0, following, seen.dues[taken:])], most, end, now)
+            more, end = self._sweep(first, [Part(0, following, seen.dues[taken:])], end, now)
             cost += more
         left -= following
         if left:
@@ -78,7 +78,7 @@ class TopUp(Refilling):
             end += full * left // most
         return cost + self.backlog * (end - now)
 
-    def _sweep(self, model: Candidate, parts: Sequence[Part], most: int, start: int, now: int) -> tuple[float, int]:
+    def _sweep(self, model: Candidate, parts: Sequence[Part], start: int, now: int) -> tuple[float, int]:
         """What the requests of *parts*, in order of layers, cost if the first of them starts then; and its end."""
         program = self.setting.programs[model.program]
         miss = self.rest(model, 0, 1) * self.miss // 100
@@ -87,7 +87,7 @@ class TopUp(Refilling):
             if stop <= layer:
                 continue
             size += sum([part.size for part in parts if part.layer == layer])
-            time += self.span(model, layer, stop, min(size, most))
+            time += self.span(model, layer, stop, size)
             for part in parts:
                 share = leaving(program, part.layer).get(stop, 0.0)
                 if share:
@@ -95,12 +95,6 @@ class TopUp(Refilling):
                     cost += share * (part.size * (time - now) + miss * late)
             layer = stop
         return cost, time
-
-    def _most(self, flight: Flight) -> int:
-        """The largest batch there can be, as far as that can be seen."""
-        if self.setting.lanes == 1:
-            return sum([each.size for each in flight.batches]) + flight.beginnings[-1].size
-        return max([each.size for each in (*flight.batches, *flight.beginnings)])
 
 
 @lru_cache(maxsize=4096)
