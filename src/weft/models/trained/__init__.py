@@ -1,0 +1,129 @@
+"""Networks with exits that the project trained itself, and what they answered on their whole test sets.
+
+The files beside this one were written by ``training/early_exits.py``: NAME.onnx is the network, NAME.npz its answers
+on the test set, NAME.samples.npz a few test images, and NAME.json the card that says where all of it comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+_HERE = Path(__file__).parent
+
+
+class Samples(NamedTuple):
+    """Some images of the test set."""
+
+    image: NDArray[np.uint8]
+    """(images, channels, height, width)."""
+    label: NDArray[np.uint8]
+    row: NDArray[np.uint16]
+    """Which row of the record each image has."""
+
+    def inputs(self) -> NDArray[np.float32]:
+        """The images as the network takes them: from 0 to 1."""
+        return self.image.astype(np.float32) / np.float32(255)
+
+
+class Record(NamedTuple):
+    """What every exit said about every image of the test set; columns in the order of the exits."""
+
+    confidence: NDArray[np.float32]
+    """(images, exits): the largest softmax."""
+    prediction: NDArray[np.uint8]
+    """(images, exits): the class it stands for."""
+    correct: NDArray[np.bool_]
+    label: NDArray[np.uint8]
+    """(images,)."""
+
+
+class _Written(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ExitCard(_Written):
+    """One exit on the test set."""
+
+    name: str
+    macs: int
+    """Of one image up to here, the heads on the way included."""
+    accuracy: float
+    """If all images left here."""
+    rate: float
+    """Share of the images that leave here at the card's threshold."""
+    accuracy_of_leavers: float | None
+    """None where nobody leaves."""
+
+
+class Card(_Written):
+    """Where a network comes from and what it is worth."""
+
+    name: str
+    input: str
+    data: str
+    licence: str
+    training: str
+    """How: epochs, seed, version and device, images, loss."""
+    seed: int
+    versions: dict[str, str]
+    """Of the packages that wrote the files."""
+    exits: tuple[ExitCard, ...]
+    threshold: float
+    """The confidence at which images leave; chosen on images that were neither trained on nor tested with."""
+    threshold_rule: str
+    held_out_accuracy: float
+    accuracy: float
+    """On the test set, leaving at the threshold."""
+    mean_macs: int
+    """Of an image that leaves so."""
+    sha256: str
+    """Of the .onnx file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A network of the project's own, in files of this folder."""
+
+    name: str
+    shape: tuple[int, int, int]
+    """Of one image: channels, height, width. The input ``image`` is a batch of them, float32 from 0 to 1."""
+    exits: tuple[str, ...]
+    """The outputs that are exits, in order; the last is the end of the network."""
+
+    def path(self) -> Path:
+        """The ONNX file."""
+        return _HERE / f"{self.name}.onnx"
+
+    def record_path(self) -> Path:
+        """The answers on the test set, as ``record`` reads them."""
+        return _HERE / f"{self.name}.npz"
+
+    def record(self) -> Record:
+        return Record(**_arrays(self.record_path()))
+
+    def samples(self) -> Samples:
+        return Samples(**_arrays(_HERE / f"{self.name}.samples.npz"))
+
+    def card(self) -> Card:
+        return Card.model_validate_json((_HERE / f"{self.name}.json").read_bytes())
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path) as stored:
+        return dict(stored)
+
+
+TRAINED: dict[str, Trained] = {
+    each.name: each
+    for each in (
+        Trained("mnist-vit", (1, 28, 28), ("exit1", "exit2", "logits")),
+        Trained("cifar-cnn", (3, 32, 32), ("exit1", "exit2", "exit3", "logits")),
+    )
+}
+"""The names a user may write."""
