@@ -173,6 +173,16 @@ class TestBlockEnds:
         tokens, signal = two("MatMul", (1, 3, 8), (8, 16), (16, 2)), two("Conv", (1, 8, 30), (16, 8, 1), (2, 16, 1))
         assert (tokens.block_shapes, signal.block_shapes) == (((3, 16),), ((30, 16),))
 
+    def test_before_a_flattened_image_the_product_behind_tells_the_channels(self):
+        nodes = [
+            node("Conv", ["x", "w"], ["a"]),
+            node("Transpose", ["a"], ["b"], perm=[0, 2, 3, 1]),
+            node("Flatten", ["b"], ["c"]),
+            node("Gemm", ["c", "fc"], ["y"]),
+        ]
+        model = read(nodes, [tensor("x", 1, 2, 6, 5)], ["y"], [weight("w", 7, 2, 3, 3), weight("fc", 84, 3)])
+        assert model.block_shapes == ((12, 7), (12, 7))
+
 
 class TestPlacing:
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import onnx
 
 from weft.errors import ModelError
-from weft.models.layer import Exit, Gemm
+from weft.models.layer import Exit
 from weft.models.onnx_import.drafts import Draft
 from weft.models.onnx_import.tensors import Tensor
 from weft.models.onnx_import.walk import names_read, producers_of
@@ -118,7 +118,7 @@ class BlockEnd(NamedTuple):
 
 def block_ends(drafts: Sequence[Draft]) -> list[BlockEnd]:
     """The places at which one activation crosses, in order."""
-    last_read, products = _last_reads(drafts), _next_products(drafts)
+    last_read, widths = _last_reads(drafts), _widths(drafts)
     alive: set[Tensor] = set()
     ends = []
     for after, (done, following) in enumerate(pairwise(drafts), start=1):
@@ -127,7 +127,7 @@ def block_ends(drafts: Sequence[Draft]) -> list[BlockEnd]:
         inside = done.step == following.step  # of one operator, or of a body
         if len(alive) == 1 and not inside:
             (crossing,) = alive
-            ends.append(BlockEnd(after, _positions_and_channels(crossing, products[after])))
+            ends.append(BlockEnd(after, _positions_and_channels(crossing, widths[after])))
     return ends
 
 
@@ -150,19 +150,21 @@ def _sources(draft: Draft) -> list[Tensor]:
     return [origin for tensor in draft.reads for origin in tensor.origins]
 
 
-def _next_products(drafts: Sequence[Draft]) -> list[Gemm | None]:
-    """For each layer the first product with weights from there on."""
-    found: list[Gemm | None] = []
+def _widths(drafts: Sequence[Draft]) -> list[tuple[int, int]]:
+    """For each number of layers done: channels the next product with weights reads, and the last one wrote."""
+    read, written = [0], [0]
     for each in reversed(drafts):
-        found.append(each.layer.gemm if each.layer.weights else found[-1] if found else None)
-    return found[::-1]
+        gemm = each.layer.gemm if each.layer.weights else None
+        read.append(gemm.k * gemm.groups // gemm.kernel if gemm else read[-1])
+    for each in drafts:
+        gemm = each.layer.gemm if each.layer.weights else None
+        written.append(gemm.n * gemm.groups if gemm else written[-1])
+    return list(zip(reversed(read), written, strict=True))
 
 
-def _positions_and_channels(tensor: Tensor, gemm: Gemm | None) -> tuple[int, int]:
-    """The size of an activation; which axis its channels are is told by the product that reads it next."""
+def _positions_and_channels(tensor: Tensor, widths: tuple[int, int]) -> tuple[int, int]:
+    """The size of an activation; which axis its channels are is told by the products around it."""
     sizes = tensor.shape[1:] or (1,)
-    candidates = {sizes[0], sizes[-1]}
-    width = gemm.k * gemm.groups // gemm.kernel if gemm is not None else 0
-    if width not in candidates:
-        width = sizes[0] if len(sizes) > 2 else sizes[-1]
-    return max(1, tensor.elements // max(1, width)), max(1, width)
+    usual = sizes[0] if len(sizes) > 2 else sizes[-1]
+    channels = max(1, next((width for width in widths if width in sizes), usual))
+    return max(1, tensor.elements // channels), channels
