@@ -9,7 +9,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from weft.errors import ModelError
+from weft.models.onnx_import import import_onnx
+from weft.models.sources import load_model
 from weft.models.trained import TRAINED
+from weft.workloads.exits import read_record
 
 AT_LEAST = {"mnist-vit": 0.98, "cifar-cnn": 0.82}
 """Accuracy at the last exit, on the test set and (less three standard errors) on the samples."""
@@ -117,3 +121,26 @@ def test_leaving_early_saves_work_and_costs_little(trained):
     assert card.mean_macs < 0.85 * work[-1]
     assert all(exit_.rate > 0 for exit_ in card.exits)
     assert card.accuracy > card.exits[-1].accuracy - 0.015
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_exported_network_comes_with_its_record_and_with_images_as_it_takes_them(name, tmp_path):
+    model, record, samples = TRAINED[name].export(tmp_path / "net.onnx")
+    assert import_onnx(model, shapes={"image": (1, *TRAINED[name].shape)}).exits
+    assert read_record(record).exits == len(TRAINED[name].exits)
+    with np.load(samples) as stored:
+        answers = ort.InferenceSession(str(model)).run(["logits"], {"image": stored["image"]})[0]
+        wanted = TRAINED[name].record().correct[TRAINED[name].samples().row, -1]
+        assert ((answers.argmax(1) == stored["label"]) == wanted).all()
+
+
+def test_a_network_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
+    with pytest.raises(ModelError, match=r"^[^\n]*net\.onnx: cannot be written: [^\n]*$"):
+        TRAINED["mnist-vit"].export(tmp_path / "missing" / "net.onnx")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_network_is_found_by_its_name(name):
+    model = load_model(name)
+    assert [each.name for each in model.exits] == list(TRAINED[name].exits[:-1])
+    assert model.inputs == (("image", (1, *TRAINED[name].shape)),)

@@ -30,9 +30,10 @@ app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
 
 @app.command("list")
 def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
-    """The zoo, and the real models found inside installed packages."""
+    """The zoo, the networks with exits trained by the project, and real models found inside installed packages."""
     from weft.models.packaged import PACKAGED, packaged_models
     from weft.models.sources import load_model
+    from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
 
     table = plain_table("zoo", ("model", "what it is", "GMACs", "weights M", "layers"), left=2)
@@ -48,6 +49,7 @@ def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
             str(weighted),
         )
     console.print(table)
+    console.print(f"\n[bold]trained here, with exits[/bold] {', '.join(TRAINED)}")
     found = packaged_models()
     console.print(f"\n[bold]in installed packages[/bold] {', '.join(found) or 'none'}")
     missing = sorted({PACKAGED[name].package for name in PACKAGED if name not in found})
@@ -161,18 +163,24 @@ def model_as_dict(model: Model) -> dict[str, Any]:
 
 @app.command("export")
 def export(
-    name: Annotated[str, typer.Argument(help="A zoo name.")],
+    name: Annotated[str, typer.Argument(help="A zoo name, or a network trained here.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The .onnx file to write.")],
     seq_len: SeqLen = 16,
     tables: Tables = "stream",
     seed: Annotated[int, typer.Option("--seed", help="Draws the random weights.")] = 0,
 ) -> None:
-    """Write a zoo model as a real ONNX file with seeded random weights."""
+    """Write a zoo model as a real ONNX file with seeded random weights, or a trained one with its exit record and
+    some test images."""
     from weft.errors import ModelError, unknown_name
     from weft.models import zoo
+    from weft.models.trained import TRAINED
 
+    if name in TRAINED:
+        for written in TRAINED[name].export(output):
+            console.print(f"wrote {written}", highlight=False)
+        return
     if name not in zoo.ZOO:
-        raise ModelError(unknown_name("zoo model", name, zoo.ZOO))
+        raise ModelError(unknown_name("zoo model", name, [*zoo.ZOO, *TRAINED]))
     offered: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     parameters = {key: value for key, value in offered.items() if key in zoo.ZOO[name].parameters}
     with progress_bar(f"drawing {name}", 1) as advance:

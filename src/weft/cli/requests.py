@@ -9,6 +9,7 @@ from weft.cli.common import add_row, console, number, parse_options, plain_table
 if TYPE_CHECKING:
     from weft.prediction import Figures
     from weft.reports.requests import RequestReport
+    from weft.workloads.online import Workload
 
 
 def simulate_workload(
@@ -34,6 +35,7 @@ def simulate_workload(
     record = any(exports.values())
     run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
     print_requests(run.report)
+    print_exits(workload)
     if json_file:
         write_json(json_file, run.report.as_dict())
     if record:
@@ -48,6 +50,7 @@ def print_requests(report: RequestReport) -> None:
         "violated",
         "dropped",
         "batch",
+        "mean ms",
         "p50 ms",
         "p90 ms",
         "p99 ms",
@@ -56,7 +59,7 @@ def print_requests(report: RequestReport) -> None:
     )
     table = plain_table(f"{report.policy} on {report.device}, late requests: {report.late}", columns)
     for stream in report.streams:
-        times = (stream.p50_s, stream.p90_s, stream.p99_s, stream.p999_s)
+        times = (stream.mean_latency_s, stream.p50_s, stream.p90_s, stream.p99_s, stream.p999_s)
         add_row(
             table,
             stream.model,
@@ -71,10 +74,30 @@ def print_requests(report: RequestReport) -> None:
     console.print(table)
     console.print(
         f"\nSTP [bold]{report.stp:.3f}[/bold] of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time   "
-        f"PE array {report.pe_utilisation:.1%} busy   DRAM channel {report.dram_utilisation:.1%} busy   "
-        f"{report.decisions} decisions",
+        f"{_busy(report)}   {report.decisions} decisions",
         highlight=False,
     )
+
+
+def _busy(report: RequestReport) -> str:
+    """A device that computes one layer at a time, weights and all, is busy as a whole."""
+    if not report.dram_utilisation:
+        return f"device {report.pe_utilisation:.1%} busy"
+    return f"PE array {report.pe_utilisation:.1%} busy   DRAM channel {report.dram_utilisation:.1%} busy"
+
+
+def print_exits(workload: Workload) -> None:
+    """Where the samples of each stream with exits leave, and what that is worth where a record tells."""
+    for index, stream in enumerate(workload.stream):
+        if not stream.leaves:
+            continue
+        record = workload.record(index)
+        shares = stream.exit_rates if record is None else record.rates(stream.exit_threshold)
+        line = f"{stream.model}: " + " / ".join(f"{share:.1%}" for share in shares) + " leave by its exits, the end last"
+        if record is not None:
+            line += f"; {record.accuracy(stream.exit_threshold):.2%} answered correctly"
+            line += f" at a threshold of {stream.exit_threshold:g}"
+        console.print(line, highlight=False, markup=False)
 
 
 def predict_bench(path: str, policy: str | None, json_file: str | None) -> None:

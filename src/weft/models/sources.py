@@ -1,4 +1,4 @@
-"""Which model does a user mean: a zoo name, a model inside an installed package, or an ONNX file."""
+"""Which model does a user mean: a zoo name, one the project trained, one inside an installed package, or a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from weft.models.exits import with_exits
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.models.packaged import PACKAGED, packaged_models
+from weft.models.trained import TRAINED
 from weft.models.zoo import ZOO, Parameter, load
 
 Shape = tuple[int, ...]
@@ -49,10 +50,12 @@ def _found(
         known = ZOO[name_or_path].parameters
         wanted = {key: value for key, value in parameters.items() if key in known}
         return load(name_or_path, shapes=shapes, **wanted)
+    if name_or_path in TRAINED:
+        return import_onnx(TRAINED[name_or_path].path(), shapes=_one_image(name_or_path, shapes), exits=exits)
     if name_or_path in PACKAGED:
         return _packaged(name_or_path, shapes, exits)
     if not name_or_path.endswith(".onnx") and not Path(name_or_path).exists():
-        known_names = (*ZOO, *PACKAGED)
+        known_names = (*ZOO, *TRAINED, *PACKAGED)
         raise ModelError(unknown_name("model", name_or_path, known_names) + " (a file ends in .onnx)")
     return import_onnx(name_or_path, shapes=shapes, exits=exits)
 
@@ -61,6 +64,10 @@ def _found(
 def _with_exits(model: Model, count: int, head: str) -> Model:
     """The same model for the same question, so that what is kept per model (profiles) is found again."""
     return with_exits(model, count, head=head)
+
+
+def _one_image(name: str, shapes: Mapping[str, Shape] | None) -> Mapping[str, Shape]:
+    return shapes or {"image": (1, *TRAINED[name].shape)}
 
 
 def _packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from weft.errors import ModelError
+
 _HERE = Path(__file__).parent
 
 
@@ -109,6 +111,19 @@ class Trained:
 
     def samples(self) -> Samples:
         return Samples(**_arrays(_HERE / f"{self.name}.samples.npz"))
+
+    def export(self, path: str | Path) -> tuple[Path, Path, Path]:
+        """Write the network, its record, and test images as the network takes them, beside each other."""
+        model = Path(path)
+        record, samples = model.with_suffix(".record.npz"), model.with_suffix(".samples.npz")
+        stored = self.samples()
+        try:
+            model.write_bytes(self.path().read_bytes())
+            record.write_bytes(self.record_path().read_bytes())
+            np.savez_compressed(samples, image=stored.inputs(), label=stored.label)
+        except OSError as error:
+            raise ModelError(f"{model}: cannot be written: {error.strerror or error}") from error
+        return model, record, samples
 
     def card(self) -> Card:
         return Card.model_validate_json((_HERE / f"{self.name}.json").read_bytes())
