@@ -285,7 +285,7 @@ def stub(browser: Browser) -> Iterator[Stub]:
 
 def test_the_page_is_one_small_file_that_asks_nobody_else():
     text = page().decode()
-    assert len(page()) < 40_000
+    assert len(page()) < 42_000
     assert set(re.findall(r"https?://[^'\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     assert page() is page()
@@ -310,6 +310,20 @@ def test_it_shows_the_server_its_totals_and_its_models(browser, stub):
     first, second = browser.texts("tbody")
     assert first == "resnet50 v1 ready 3.2 5.1 9.0 20.3 96.7 % 2 / 256 1.3 11 102 MB 1 expired 1"
     assert second == f"bert v7 failed 0 {NONE} {NONE} {NONE} {NONE} 0 / 256 {NONE} 0 0 B 0 bert/7: no such file"
+    assert browser.complaints == []
+
+
+@needs_chromium
+def test_it_shows_where_rows_leave_a_model_with_exits(browser, stub):
+    exits = {"names": ["early", "end"], "taken": [30, 10], "threshold": 0.8, "accuracy": 0.9712, "merges": 3}
+    fresh = {"names": ["e1", "e2"], "taken": [0, 0], "threshold": 0.55, "accuracy": None, "merges": 1}
+    stub.state = state([model("a", exits=exits, message="odd"), model("b", exits=fresh), model("c", exits=None)])
+    browser.open(stub.address)
+    browser.wait_for_text("#state", "Ready")
+    said = "Exits: early 75.0 %, end 25.0 %; sure from 0.80, about 97.1 % of the answers right; 3 merges; odd"
+    assert browser.texts("tr.message:not([hidden])") == [
+        said, f"Exits: e1 {NONE}, e2 {NONE}; sure from 0.55; 1 merge",
+    ]  # fmt: skip
     assert browser.complaints == []
 
 

@@ -85,6 +85,8 @@ def page_of(live: Live, seen: Statistics) -> Page:
 def test_everything_is_there_from_the_start_as_zero(live: Live) -> None:
     found = page(live)
     for family in metrics.FAMILIES:
+        if family.name.startswith("weft_exit"):  # of models with exits, and none is here
+            continue
         assert found.named(f"{family.name}_bucket" if family.kind == "histogram" else family.name), family.name
     moving = ("weft_uptime_seconds", "weft_ready", "process_", "weft_memory", "weft_model_memory")
     assert not [each for each in found.samples if each.value and not each.name.startswith(moving)]
@@ -103,7 +105,7 @@ def test_every_family_has_help_and_a_type(live: Live) -> None:
     for family in metrics.FAMILIES:
         at = lines.index(f"# HELP {family.name} {family.help}")
         assert lines[at + 1] == f"# TYPE {family.name} {family.kind}"
-        assert lines[at + 2].startswith(family.name)
+        assert lines[at + 2].startswith(family.name) or family.name.startswith("weft_exit")
     names = [family.name for family in metrics.FAMILIES]
     assert len(names) == len(set(names))
     assert all(family.kind == "counter" for family in metrics.FAMILIES if family.name.endswith("_total"))

@@ -17,6 +17,7 @@ from weft.cli.common import console, parse_options
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
+    from weft.runtime.prepared import Prepared
     from weft.serving.config import ServerConfig
     from weft.serving.server import Server
 
@@ -156,7 +157,7 @@ def _announce(server: Server) -> None:
     console.print(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n", highlight=False)
     slots = list(service.library.slots())
     for slot in slots:
-        pieces = _counted(len(slot.served.prepared.segments), "segment") if slot.served else slot.state
+        pieces = _pieces(slot.served.prepared) if slot.served else slot.state
         _line(f"       {slot.entry.name} {slot.entry.version}: {pieces}  {slot.message}")
     repository = service.library.repository
     for name, why in repository.problems.items():
@@ -167,6 +168,11 @@ def _announce(server: Server) -> None:
         _line(
             "       warning: no model is served; add one to the repository and load it, or look at the problems above"
         )
+
+
+def _pieces(prepared: Prepared) -> str:
+    exits = ", ".join(each.output for each in prepared.exits)
+    return _counted(len(prepared.segments), "segment") + (f", exits {exits}" if exits else "")
 
 
 def _line(text: str) -> None:

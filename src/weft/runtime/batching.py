@@ -1,7 +1,8 @@
 """Measuring a prepared model, and whether it can and should be batched.
 
 A model can be batched if the first dimension of all its inputs and outputs is free and a run of several samples gives
-the rows that each sample gives alone. It should be as far as time per sample falls.
+the rows that each sample gives alone. It should be as far as time per sample falls. Batches can be shrunk and joined
+between segments if the same holds of all that crosses the cuts.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import get_clock_info, perf_counter, thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.errors import ModelError
+from weft.runtime.exits import Counted
 from weft.runtime.prepared import Prepared
 from weft.runtime.samples import Shapes, sample
 from weft.runtime.sessions import first_line
@@ -44,6 +46,15 @@ class Measured:
     batchable: bool = False
     max_batch: int = 1
     remarks: tuple[str, ...] = ()
+
+
+class Crossing(NamedTuple):
+    """What ``crossing`` finds."""
+
+    reason: str | None
+    """Why batches cannot be shrunk and joined at the cuts of a model; None where they can be."""
+    rowless: dict[str, Counted | None]
+    """What crosses without a row per sample, and what becomes of it."""
 
 
 class _Bench:
@@ -147,6 +158,53 @@ def _up_to(bench: _Bench, max_batch: int) -> Measured:
             raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
     bench.repeat(1, *sizes)
     return Measured(bench.medians_s(), True, max_batch)
+
+
+def crossing(model: Prepared, shapes: Shapes) -> Crossing:
+    """Run three samples alone, two together and three together, and compare all that is live after each segment."""
+    reason = _unbatchable(model, shapes)
+    if reason is not None:
+        return Crossing(reason, {})
+    alone = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in range(3)]
+    runs: list[dict[str, Any]] = [*alone, _together(alone[:2]), _together(alone)]
+    rowless: dict[str, Counted | None] = {}
+    try:
+        for index in range(len(model.segments)):
+            runs = [model.run_segment(index, values) for values in runs]
+            for name in runs[0]:
+                found = [values[name] for values in runs]
+                if not _has_rows(found):
+                    rowless[name] = _counted(name, found)
+    except ModelError as error:
+        return Crossing(str(error), {})
+    except Exception as error:  # ONNX Runtime raises several unrelated kinds
+        return Crossing(f"several samples together fail: {first_line(error)}", {})
+    return Crossing(None, rowless)
+
+
+def _together(samples: list[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([each[name] for each in samples]) for name in samples[0]}
+
+
+def _has_rows(found: list[Array]) -> bool:
+    """Whether a tensor has the samples as its first dimension, each with the data it has alone."""
+    *alone, two, three = found
+    if any(each.shape[:1] != (1,) for each in alone):
+        return False
+    return _same(np.concatenate(alone[:2]), two) and _same(np.concatenate(alone), three)
+
+
+def _counted(name: str, found: list[Array]) -> Counted | None:
+    """What a tensor without rows says of the number of samples; None if nothing, as it is always the same."""
+    *alone, two, three = found
+    one: Any = alone[0]
+    if all(np.array_equal(one, each) for each in found):
+        return None
+    step: Any = two - one if one.dtype.kind == "i" and one.shape == two.shape == three.shape else None
+    if step is None or any(not np.array_equal(one, each) for each in alone) or not np.array_equal(two + step, three):
+        raise ModelError(f"{name!r}, which crosses a cut, is not one row per sample")
+    flat = [tuple(int(each) for each in np.ravel(part)) for part in (one, step)]
+    return Counted(dtype=str(one.dtype), shape=one.shape, first=flat[0], step=flat[1])
 
 
 def _unbatchable(model: Prepared, shapes: Shapes) -> str | None:

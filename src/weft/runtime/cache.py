@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weft.runtime.prepared import Blueprint
 
-FORMAT = 1
+FORMAT = 2
 """Raise it whenever what is prepared, or how, changes."""
 _RECORD = "prepared.json"
 _CHUNK_BYTES = 1 << 20

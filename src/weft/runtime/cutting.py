@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
+from weft.errors import ModelError
+
 BANDWIDTH_BYTES_PER_S = 5e9
 """At which a tensor that crosses a cut is taken to be written and read once more."""
 CUT_COST_S = 15e-6
@@ -66,6 +68,55 @@ def prune(graph: GraphProto) -> None:
     graph.node.extend(reversed(kept))
 
 
+def arrange(graph: GraphProto, exits: Sequence[str]) -> tuple[int, ...]:
+    """Put the nodes that an exit needs before those that only later ones need; returns the cuts at the exits.
+
+    *exits* are outputs of the graph, the end last; nodes that none of them needs are taken out, and so are all other
+    outputs. The nodes of a stretch between two exits keep their order.
+    """
+    needed = [_ancestors(graph, name) for name in exits]
+    _check_order(exits, needed)
+    order: dict[int, None] = {}
+    ends = []
+    for each in needed:
+        order |= dict.fromkeys(sorted(each))
+        ends.append(len(order))
+    nodes = [graph.node[position] for position in order]
+    outputs = [next(each for each in graph.output if each.name == name) for name in exits]
+    del graph.node[:], graph.output[:]
+    graph.node.extend(nodes)
+    graph.output.extend(outputs)
+    return tuple(ends[:-1])
+
+
+def _ancestors(graph: GraphProto, output: str) -> set[int]:
+    """Positions of the nodes that an output needs."""
+    needed, found = {output}, set[int]()
+    for position in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[position]
+        if not needed.isdisjoint(filter(None, node.output)):
+            found.add(position)
+            needed.update(node.input)
+    return found
+
+
+def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
+    """Of two exits, the deeper one has more in common with the others, and needs more nodes if that does not tell."""
+    if not needed[0]:
+        raise ModelError(f"exit {exits[0]!r} is known before anything is computed; name exits shallow to deep")
+    depths = [(_shared(each, needed), len(each)) for each in needed]
+    for at, (before, after) in enumerate(pairwise(exits)):
+        if needed[at + 1] <= needed[at]:
+            raise ModelError(f"exit {after!r} is known as soon as exit {before!r} is; name exits shallow to deep")
+        if depths[at] > depths[at + 1]:
+            raise ModelError(f"exit {before!r} is deeper than {after!r}, which follows it; name exits shallow to deep")
+
+
+def _shared(one: set[int], all_of_them: Sequence[set[int]]) -> int:
+    """Nodes that others need, too."""
+    return len(one & set[int]().union(*(other for other in all_of_them if other is not one)))
+
+
 def crossing_bytes(graph: GraphProto, tensors: Mapping[str, Tensor]) -> list[int | None]:
     """For each cut, the two ends included, the bytes that cross it; None where a tensor of unknown type does.
 
@@ -90,20 +141,34 @@ def worth_cutting(total_s: float, grain_s: float) -> bool:
 
 
 def choose_cuts(
-    times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float, max_pieces: int
+    times_s: Sequence[float],
+    crossing: Sequence[int | None],
+    grain_s: float,
+    max_pieces: int,
+    forced: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """The cheapest cuts that leave no segment longer than *grain_s*, except what cannot be cut.
 
-    The grain grows where that takes more than *max_pieces*.
+    The grain grows where that takes more than *max_pieces*. *forced* are cuts that are made in any case.
     """
     total_s = sum(times_s)
-    if not worth_cutting(total_s, grain_s):
-        return ()
-    cuts = _cheapest(times_s, crossing, grain_s)
-    while len(cuts) >= max_pieces:
+    cuts = _between(times_s, crossing, grain_s, forced)
+    while len(cuts) >= max(max_pieces, len(forced) + 1):
         grain_s = max(grain_s * _GROWTH, total_s / max_pieces)
-        cuts = _cheapest(times_s, crossing, grain_s)
+        cuts = _between(times_s, crossing, grain_s, forced)
     return cuts
+
+
+def _between(
+    times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float, forced: Sequence[int]
+) -> tuple[int, ...]:
+    """The forced cuts, and the cheapest ones in each stretch between them that is long enough."""
+    cuts = list(forced)
+    for start, end in pairwise((0, *forced, len(times_s))):
+        stretch_s = times_s[start:end]
+        if worth_cutting(sum(stretch_s), grain_s):
+            cuts += [start + cut for cut in _cheapest(stretch_s, crossing[start : end + 1], grain_s)]
+    return tuple(sorted(cuts))
 
 
 def _cheapest(times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import BadRequest
+from weft.runtime.exits import Counted, ExitSpec, Kind
 from weft.runtime.sessions import release_memory
 from weft.runtime.tensors import Array, TensorSpec
 
@@ -43,6 +44,14 @@ class Blueprint(BaseModel):
     max_batch: int = 1
     times_s: dict[int, tuple[float, ...]] = {}
     memory_bytes: int = 0
+    exits: tuple[ExitSpec, ...] = ()
+    """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
+    confidence: Kind = "logits"
+    """What its exits give."""
+    mergeable: bool = False
+    """Whether batches can be shrunk and joined at every cut."""
+    rowless: dict[str, Counted | None] = {}
+    """What crosses a cut without a row per sample, and what becomes of it when a batch shrinks or grows."""
     remarks: tuple[str, ...] = ()
 
 
@@ -62,6 +71,7 @@ class Prepared:
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
         self.warm = blueprint.warm_shapes is not None
         self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
+        self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
         self.sessions = tuple(sessions)
         self._steps = _steps(blueprint)
         self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
@@ -113,6 +123,15 @@ class Prepared:
         for index in range(len(self.segments)):
             values = self.run_segment(index, values)
         return values
+
+    def run_to_exits(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """All segments, and what each exit gives."""
+        values: dict[str, Any] = inputs
+        found: dict[str, Array] = {}
+        for index in range(len(self.segments)):
+            values = self.run_segment(index, values)
+            found |= {each.output: values[each.output] for each in self.exits if each.segment == index}
+        return found
 
     def close(self) -> None:
         """Drop the sessions and give their memory back; segments that are running end first."""

@@ -2,6 +2,9 @@
 
 ``prepare`` is all there is to call. Results are those of plain ONNX Runtime to the last bit: it optimises the whole
 graph, and the segments of that run as they are. Where that does not hold, the model stays whole, with a remark.
+
+A model with exits is always cut at them. If samples cannot leave there after all, a model whose exits a user named is
+refused, for he would wait for what never comes; where only the file names them, it is served without, with a remark.
 """
 
 from __future__ import annotations
@@ -12,17 +15,18 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import ModelProto
 
-from weft.errors import ModelError
+from weft.errors import ModelError, unknown_name
 from weft.runtime import cache as caching
-from weft.runtime.batching import Clock, clock, measure
+from weft.runtime.batching import Clock, Crossing, clock, crossing, measure
 from weft.runtime.cutting import (
     Piece,
+    arrange,
     choose_cuts,
     crossing_bytes,
     prune,
@@ -32,6 +36,7 @@ from weft.runtime.cutting import (
     whole_because,
     worth_cutting,
 )
+from weft.runtime.exits import KINDS, METADATA_KEY, ExitSpec, Kind
 from weft.runtime.prepared import Blueprint, Prepared, SegmentSpec
 from weft.runtime.profiling import profile
 from weft.runtime.samples import check_ranks, sample, specs, warm_shapes
@@ -56,6 +61,11 @@ class Recipe:
     """Of inputs with free dimensions, at batch 1, to warm up and measure with."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Inputs that must hold a certain number then, such as a sampling rate."""
+    exits: tuple[str, ...] = ()
+    """Outputs at which samples may leave, shallow to deep, the end last; where none are named, those the file names.
+    One alone is the end: nobody leaves early."""
+    confidence: Kind = "logits"
+    """What the exits give."""
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:
@@ -65,6 +75,9 @@ class Recipe:
                 raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_batch is not None and self.max_batch < 1:
             raise ModelError(f"max_batch must be at least 1, got {self.max_batch}")
+        if self.confidence not in KINDS:
+            raise ModelError(unknown_name("kind of confidence", self.confidence, KINDS))
+        _check_once(self.exits)
 
 
 def prepare(path: Path, recipe: Recipe, cache: Path | None = None, progress: Progress | None = None) -> Prepared:
@@ -109,6 +122,15 @@ def _loaded(path: Path, recipe: Recipe, place: Path, blueprint: Blueprint) -> Pr
     return prepared
 
 
+class _Profiled(NamedTuple):
+    """What is known of the nodes of a graph before it is cut."""
+
+    times_s: list[float]
+    crossing: list[int | None]
+    types: dict[str, int]
+    inner_bytes: int
+
+
 @dataclass(slots=True)
 class _Workshop:
     """One model while it is being prepared, in a folder of its own."""
@@ -118,6 +140,8 @@ class _Workshop:
     folder: Path
     say: Progress
     remarks: list[str] = field(default_factory=list)
+    exits: tuple[str, ...] = ()
+    """Those of the recipe or of the file, as long as samples can leave there."""
 
     def finished(self, place: Path | None) -> Prepared:
         """Build the model, and put the folder in its *place* in the cache."""
@@ -138,6 +162,7 @@ class _Workshop:
         self.say("optimising it")
         session, optimised = self._optimised()
         blueprint = _whole(session, self.path, optimised)
+        self.exits = _named_exits(self.recipe, session)
         shapes, missing = warm_shapes(session.get_inputs(), self.recipe.shapes)
         whole = Prepared(blueprint, [session])
         del session  # so that it can be dropped before its segments are opened
@@ -148,6 +173,7 @@ class _Workshop:
             wanted = whole.run(feed)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
+        _check_answers(self.exits, wanted)
         changes = {"warm_shapes": shapes, "values": dict(self.recipe.values), "outputs": _ranked(whole.outputs, wanted)}
         whole = Prepared(blueprint.model_copy(update=changes), whole.sessions)
         return self._measured(whole, optimised, feed, wanted)
@@ -166,18 +192,26 @@ class _Workshop:
     def _cold(self, whole: Prepared, reason: str) -> Prepared:
         if self.recipe.max_batch is not None and self.recipe.max_batch > 1:
             raise ModelError(f"max_batch cannot be checked without a run; {reason}")
+        if self.exits:
+            self._without_exits(f"they cannot be checked without a run; {reason}")
         self.remarks.append(f"stays whole and was not measured: {reason}")
         return whole
+
+    def _without_exits(self, reason: str) -> None:
+        """Samples cannot leave early after all."""
+        if self.recipe.exits:
+            raise ModelError(f"cannot be left at its exits {', '.join(self.exits)}: {reason}")
+        self.remarks.append(f"cannot be left at the exits its file names: {reason}")
+        self.exits = ()
 
     def _measured(
         self, whole: Prepared, optimised: ModelProto | None, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> Prepared:
         model, inner_bytes = None, 0
+        if optimised is None and self.exits:
+            self._without_exits("its optimised graph cannot be saved")
         if optimised is not None:
-            try:
-                model, inner_bytes = self._cut(whole, optimised, feed, wanted)
-            except Exception as error:  # the model works as it is, so whatever stands against its segments is no error
-                self.remarks.append(f"stays whole: its segments fail: {first_line(error)}")
+            model, inner_bytes = self._in_segments(whole, optimised, feed, wanted)
         model = model or self._again(whole)
         self.say("measuring it")
         shapes = model.blueprint.warm_shapes or {}
@@ -189,34 +223,93 @@ class _Workshop:
             "remarks": found.remarks,
             "memory_bytes": model.memory_bytes + inner_bytes * found.max_batch,
         }
+        if found.max_batch > 1 and len(model.segments) > 1 and not model.exits:
+            changes |= _as_fields(crossing(model, shapes))
         return Prepared(model.blueprint.model_copy(update=changes), model.sessions)
 
-    def _cut(
+    def _in_segments(
         self, whole: Prepared, optimised: ModelProto, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[Prepared | None, int]:
         """The model in segments, or None where it stays whole; and the bytes of its inner tensors."""
         self.say("profiling it")
-        grain_s, graph = self.recipe.grain_s, optimised.graph
-        whole_s = _fastest_s(whole, feed, clock(self.recipe.threads))
-        reason, long = whole_because(graph), worth_cutting(whole_s, grain_s)
-        if reason and long:
-            self.remarks.append(f"stays whole: it {reason}")
-        elif long:
-            whole.sessions = ()  # most likely it will not be needed again, and it may be large
-        found = profile(optimised, self.folder, self.recipe.threads, feed)
-        inner_bytes = scratch_bytes(graph, found.tensors)
-        scale = min(whole_s / max(sum(found.times_s), 1e-9), 1.0)  # the profiler takes time at every node
-        times_s = [each * scale for each in found.times_s]
-        crossing = crossing_bytes(graph, found.tensors)
-        cuts = () if reason else choose_cuts(times_s, crossing, grain_s, self.recipe.max_pieces)
+        try:
+            whole_s = _fastest_s(whole, feed, clock(self.recipe.threads))
+            reason, long = whole_because(optimised.graph), worth_cutting(whole_s, self.recipe.grain_s)
+            if reason and self.exits:
+                self._without_exits(f"it {reason}")
+            if reason and long:
+                self.remarks.append(f"stays whole: it {reason}")
+            elif long or self.exits:
+                whole.sessions = ()  # most likely it will not be needed again, and it may be large
+            found = self._at_exits(whole, optimised, whole_s, feed, wanted) if self.exits else None
+            return found or self._cut(whole, optimised, whole_s, feed, wanted)
+        except ModelError:
+            raise
+        except Exception as error:  # the model works as it is, so whatever stands against its segments is no error
+            if self.exits:
+                self._without_exits(f"its segments fail: {first_line(error)}")
+            self.remarks.append(f"stays whole: its segments fail: {first_line(error)}")
+            return None, 0
+
+    def _cut(
+        self, whole: Prepared, model: ModelProto, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
+    ) -> tuple[Prepared | None, int]:
+        found = self._profiled(model, whole_s, feed)
+        cuts: tuple[int, ...] = ()
+        if whole_because(model.graph) is None:
+            cuts = choose_cuts(found.times_s, found.crossing, self.recipe.grain_s, self.recipe.max_pieces)
         if not cuts:
-            return None, inner_bytes
-        types = {name: tensor.element_type for name, tensor in found.tensors.items()}
-        model = self._opened(whole.blueprint, split(optimised, cuts, types))
-        if not _identical(model.run(feed), wanted):
+            return None, found.inner_bytes
+        parts = self._opened(whole.blueprint, split(model, cuts, found.types))
+        if not _identical(parts.run(feed), wanted):
             self.remarks.append("stays whole: its segments do not give the same bits")
-            return None, inner_bytes
-        return model, inner_bytes
+            return None, found.inner_bytes
+        return parts, found.inner_bytes
+
+    def _at_exits(
+        self, whole: Prepared, optimised: ModelProto, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
+    ) -> tuple[Prepared, int] | None:
+        """The model cut at its exits, and elsewhere if batches can be joined there, too; None if at no exit."""
+        model, recipe = ModelProto(), self.recipe
+        model.CopyFrom(optimised)
+        forced = arrange(model.graph, self.exits)
+        found = self._profiled(model, whole_s, feed)
+        if any(found.crossing[cut] is None for cut in forced):
+            self._without_exits("a tensor that crosses one is of a type that numpy does not have")
+            return None
+        cuts = choose_cuts(found.times_s, found.crossing, recipe.grain_s, recipe.max_pieces, forced)
+        reason = None
+        for chosen in dict.fromkeys((cuts, forced)):
+            blueprint = self._with_exits(whole.blueprint, chosen, forced)
+            parts = self._opened(blueprint, split(model, chosen, found.types))
+            if not _identical(parts.run_to_exits(feed), {name: wanted[name] for name in self.exits}):
+                reason = "its segments do not give the same bits"
+                break
+            checked = crossing(parts, blueprint.warm_shapes or {})
+            if checked.reason is None:
+                blueprint = parts.blueprint.model_copy(update=_as_fields(checked))
+                return Prepared(blueprint, parts.sessions), found.inner_bytes
+            reason = checked.reason
+        self._without_exits(reason or "")
+        return None
+
+    def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
+        """Only the end is an answer; what the other exits give takes its place."""
+        ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+        outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
+        changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.recipe.confidence}
+        return blueprint.model_copy(update=changes)
+
+    def _profiled(self, model: ModelProto, whole_s: float, feed: dict[str, Array]) -> _Profiled:
+        found = profile(model, self.folder, self.recipe.threads, feed)
+        scale = min(whole_s / max(sum(found.times_s), 1e-9), 1.0)  # the profiler takes time at every node
+        return _Profiled(
+            [each * scale for each in found.times_s],
+            crossing_bytes(model.graph, found.tensors),
+            {name: tensor.element_type for name, tensor in found.tensors.items()},
+            scratch_bytes(model.graph, found.tensors),
+        )
 
     def _again(self, whole: Prepared) -> Prepared:
         """The model in one piece, loaded once more where it was dropped too soon."""
@@ -269,6 +362,44 @@ def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
         warm_shapes=None,
         memory_bytes=weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
     )
+
+
+def _check_once(exits: Sequence[str]) -> None:
+    for name in exits:
+        if exits.count(name) > 1:
+            raise ModelError(f"exit {name!r} is named twice; name each exit once, shallow to deep")
+
+
+def _named_exits(recipe: Recipe, session: Any) -> tuple[str, ...]:
+    """Those of the recipe, else those of the file; none where there is only the end."""
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
+    exits = recipe.exits or tuple(filter(None, map(str.strip, text.split(","))))
+    outputs = [each.name for each in session.get_outputs()]
+    for name in exits:
+        if name not in outputs:
+            raise ModelError(f"exits: {unknown_name('output', name, outputs)}")
+    _check_once(exits)
+    return exits if len(exits) > 1 else ()
+
+
+def _check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:
+    """What any exit gives must be able to stand for what the end gives."""
+    for name in reversed(exits):
+        given, end = found[name], found[exits[-1]]
+        if given.ndim != 2 or given.shape[1] < 2 or given.dtype.kind != "f":
+            raise ModelError(
+                f"exit {name!r} gives {given.dtype} of shape {given.shape}; it must give a score for each of two or "
+                "more classes, samples by classes"
+            )
+        if (given.shape, given.dtype) != (end.shape, end.dtype):
+            raise ModelError(
+                f"exit {name!r} gives {given.dtype} of shape {given.shape}, the end {exits[-1]!r} {end.dtype} of "
+                f"shape {end.shape}; all exits must give the same"
+            )
+
+
+def _as_fields(found: Crossing) -> dict[str, Any]:
+    return {"mergeable": found.reason is None, "rowless": found.rowless}
 
 
 def _ranked(outputs: Sequence[TensorSpec], found: Mapping[str, Array]) -> tuple[TensorSpec, ...]:

@@ -29,18 +29,18 @@ class Admission:
         if waiting >= model.queue_size and self.queued(model) >= model.queue_size:
             raise Overloaded(
                 f"{model.name}: exceeds its maximum queue size of {model.queue_size}; send it again later",
-                retry_after_s=self._free_in(NO_DEADLINE, now) / 1e9,
+                retry_after_s=self.free_in(NO_DEADLINE, now) / 1e9,
             )
         if ask.strict:
             self._check_deadline(stream, ask, now)
 
     def queued(self, model: Served) -> int:
         """Requests for a model that no lane has begun."""
-        return sum(len(self._source.waiting(stream.index)) for stream in model.streams.values())
+        return model.waiting
 
     def _check_deadline(self, stream: Stream, ask: Ask, now: int) -> None:
         own = self._streams.whole_ns(stream) if stream.measured else 0
-        ahead = self._free_in(ask.due, now)
+        ahead = self.free_in(ask.due, now)
         if now + ahead + own > ask.due:
             self._streams.doubt(stream)
             raise Expired(
@@ -49,7 +49,7 @@ class Admission:
                 reason="unmeetable",
             )
 
-    def _free_in(self, due: int, now: int) -> int:
+    def free_in(self, due: int, now: int) -> int:
         """When a lane would be free for a request with this deadline, by what the policy puts before it."""
         latest = due if self._policy.for_deadlines else NO_DEADLINE
         earliest = now if self._policy.defers_late else 0
@@ -61,8 +61,8 @@ class Admission:
                 count = bisect_right(queue, latest, key=_due) - bisect_left(queue, earliest, key=_due)
                 waiting += self._streams.whole_ns(self._streams[index], max(0, count))
             for job in self._source.jobs(index):
-                program = self._streams.programs[job.program]
-                if job.members[0].due <= latest and job.members[-1].due >= earliest and job.layer < len(program):
+                program, dues = self._streams.programs[job.program], [ticket.due for ticket in job.members]
+                if min(dues) <= latest and max(dues) >= earliest and job.layer < len(program):
                     begun[index, job.query] = begun.get((index, job.query), 0) + program.remaining[job.layer]
         return _poured(waiting, begun.values(), len(self._lanes.lanes))
 

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
 
@@ -34,6 +34,7 @@ Port = Annotated[int, Field(ge=0, le=65535, strict=True)]
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, strict=True)]
 Option = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(min_length=1, strict=True), AfterValidator(printable)]
+Threshold = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
 LARGEST_BATCH = 256
@@ -65,6 +66,16 @@ class ModelConfig(BaseModel):
     """Input -> shape to warm up at, for inputs with free dimensions."""
     values: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Input -> number it must hold when warming up, such as a sampling rate."""
+    exits: list[Name] = []
+    """Outputs at which samples may leave, shallow to deep, the end last; those the file names where left out."""
+    exit_threshold: Threshold = 0.8
+    """How sure an early answer must be, from 0 to 1; above 1 nobody leaves early."""
+    exit_floor: Threshold | None = None
+    """How far the threshold may sink under load; not at all where left out."""
+    exit_confidence: Literal["logits", "probabilities"] = "logits"
+    """What the exits give."""
+    exit_record: Annotated[str, Field(pattern=r"^[^/\\]+\.npz$"), AfterValidator(printable)] | None = None
+    """A file beside the model that tells how accurate it is at each threshold."""
     preload: bool = True
     """Loaded at start; on demand otherwise."""
 

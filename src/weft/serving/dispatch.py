@@ -22,8 +22,9 @@ from weft.runtime.lanes import Lanes
 from weft.runtime.sessions import first_line
 from weft.runtime.tensors import Array
 from weft.serving.admission import Admission
+from weft.serving.leaving import EXIT, Leaving
 from weft.serving.recorder import Recorder, Span
-from weft.serving.streams import Remaining, Served, Streams
+from weft.serving.streams import Remaining, Served, Stream, Streams
 from weft.serving.tickets import Ask, Batch, LiveTicket, Reply
 
 log = logging.getLogger("weft.engine")
@@ -49,7 +50,7 @@ class Dispatcher:
         programs: list[Program] = []
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
         self.policy = make_request_policy(policy, setting, options)
-        self._source = Requests(setting, self, Remaining(programs), foresight=self.policy.foresight, hurry=True)
+        self._source = Requests(self.policy, self, Remaining(programs), demote=self.policy.demotes, hurry=True)
         self.lanes = Lanes(lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
         self._engine = Engine(self._source, self.policy, self.lanes)
@@ -89,6 +90,7 @@ class Dispatcher:
 
     def _enqueue(self, ticket: LiveTicket) -> None:
         self.waiting += 1
+        ticket.model.waiting += 1
         self._source.put(ticket)
         self._pump_soon()
 
@@ -159,15 +161,49 @@ class Dispatcher:
         return False
 
     def served(self, job: Job, completion: Completion) -> None:
-        work = job.work
+        work, stream = job.work, self.streams[completion.candidate.stream]
         assert isinstance(work, Batch)
-        stream = self.streams[completion.candidate.stream]
         stream.measured = True
-        stream.seen += 1
-        stream.model.statistics.executed(stream.rows * len(job.members), work.compute_ns)
-        for ticket, outputs in work.results():
-            ticket.compute_ns = work.compute_ns
+        if work.model.leaving:
+            self._depart(work)
+        else:
+            for ticket, outputs in work.results():
+                ticket.compute_ns += work.compute_ns
+                self._settle(ticket, outputs)
+        self._executed(stream, work)
+
+    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+        work, stream = job.work, self.streams[completion.candidate.stream]
+        assert isinstance(work, Batch)
+        self._depart(work)
+        if not work.tickets:
+            self._executed(stream, work)
+        return list(work.tickets)
+
+    def _depart(self, work: Batch) -> None:
+        """Answer those who leave at the exit that a batch has come to."""
+        model, leaving = work.model, work.model.leaving
+        assert leaving is not None
+        moved = False
+        for ticket, outputs in work.departing():
+            ticket.compute_ns += work.compute_ns
+            for number in outputs[EXIT].tolist():
+                model.statistics.exits[number] += 1
+                moved |= leaving.shares.left(number - 1)
             self._settle(ticket, outputs)
+        if moved:
+            self.streams.expect_leaving(model)
+
+    def merged(self, job: Job, other: Job) -> None:
+        kept, joining = job.work, other.work
+        assert isinstance(kept, Batch) and isinstance(joining, Batch)
+        kept.join(joining)
+        kept.model.statistics.merges += 1
+        self._executed(self.streams[job.members[0].stream], joining)
+
+    def _executed(self, stream: Stream, work: Batch) -> None:
+        stream.seen += 1
+        work.model.statistics.executed(work.rows, work.compute_ns)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         assert isinstance(ticket, LiveTicket)
@@ -187,6 +223,7 @@ class Dispatcher:
                 self._settle(ticket, _said(ticket.model.name, error))
             elif not ticket.gone:
                 ticket.stream, ticket.began = self.streams.of(ticket.model, ticket.inputs, alone=True).index, 0
+                ticket.compute_ns, ticket.progress = 0, None
                 self._enqueue(ticket)
 
     def ended(self, job: Job) -> None:
@@ -210,7 +247,7 @@ class Dispatcher:
         model = ticket.model
         self._tickets.discard(ticket)
         if not ticket.began:
-            self.waiting -= 1
+            self._no_longer_waits(ticket)
         self._count(ticket, outcome)
         try:
             reply(ticket, outcome)
@@ -240,13 +277,40 @@ class Dispatcher:
     def _begin(self, candidate: Candidate, job: Job) -> Batch:
         tickets = [ticket for ticket in job.members if isinstance(ticket, LiveTicket)]
         now = self.lanes.now()
+        stream = self.streams[candidate.stream]
         for ticket in tickets:
             ticket.began, ticket.batch = now, len(tickets)
             if not ticket.gone:
-                self.waiting -= 1
-        model = self.streams[candidate.stream].model
-        model.leases += 1
-        return Batch(model, tickets)
+                self._no_longer_waits(ticket)
+        if stream.model.leaving:
+            self._set_thresholds(stream, stream.model.leaving, tickets)
+        stream.model.leases += 1
+        return Batch(stream.model, tickets)
+
+    def _no_longer_waits(self, ticket: LiveTicket) -> None:
+        self.waiting -= 1
+        ticket.model.waiting -= 1
+
+    def _set_thresholds(self, stream: Stream, leaving: Leaving, tickets: list[LiveTicket]) -> None:
+        """How sure the answers of a batch that begins must be: what a request says, or what the load allows.
+
+        The load is what the next request would wait, beyond the rest of a single one: a model alone is calm.
+        """
+        if leaving.steering.floor is not None:
+            now, alone = self.lanes.now(), self.streams.programs[stream.first_program]
+            allowed = min(ticket.due - ticket.arrival for ticket in tickets)
+            ahead = self.admission.free_in(now + allowed, now) - alone.remaining[1]
+            leaving.feel(now, max(0, ahead), allowed - alone.remaining[0])
+        for ticket in tickets:
+            wanted = ticket.wanted_threshold
+            ticket.exit_threshold = leaving.threshold if wanted is None else wanted
+
+    def exit_threshold(self, model: Served) -> float:
+        """How sure an early answer of a model must be now, where a request does not say."""
+        assert model.leaving is not None
+        if not model.leases:
+            model.leaving.relax(self.lanes.now())
+        return model.leaving.threshold
 
     def _observed(self, lane: int, completion: Completion) -> None:
         """A segment ended: count it, show it, and learn how long it takes."""
@@ -273,6 +337,7 @@ class Dispatcher:
         statistics.aborts += completion.aborted
         if not completion.aborted and not completion.error:
             statistics.segments += 1
+            statistics.segment_rows += candidate.size * stream.rows
             statistics.segment_ns += took
             statistics.segment_error_ns += abs(took - candidate.compute) if stream.measured else 0
             self.streams.learn(stream, candidate, took)
@@ -294,6 +359,8 @@ class Dispatcher:
         before, self._last_job[lane] = self._last_job.get(lane), job
         if before is None or before is job or before.running:
             return
+        if self.policy.refills and before.members[0].stream == job.members[0].stream:
+            return  # it waits for others to catch up with it
         if before in self._source.jobs(before.members[0].stream) and isinstance(before.work, Batch):
             before.work.model.statistics.preemptions += 1
 

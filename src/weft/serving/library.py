@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from weft.errors import NotFound, Overloaded, WeftError
+from weft.errors import ModelError, NotFound, Overloaded, WeftError
+from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.leaving import Leaving, outputs_of, record_beside
 from weft.serving.repository import Entry, Repository
 from weft.serving.statistics import Statistics
+from weft.serving.steering import Steering
 from weft.serving.streams import Served
 from weft.serving.wire import ModelSpec
 
@@ -178,6 +181,7 @@ class Library:
 
     def _prepared(self, entry: Entry) -> Served:
         config = entry.config
+        steering = Steering(config.exit_threshold, config.exit_floor)
         recipe = Recipe(
             grain_s=config.grain_ms / 1e3,
             max_pieces=config.max_pieces,
@@ -185,9 +189,17 @@ class Library:
             max_batch=config.max_batch,
             shapes={name: tuple(shape) for name, shape in config.shapes.items()},
             values=config.values,
+            exits=tuple(config.exits),
+            confidence=config.exit_confidence,
         )
         prepared = prepare(entry.path, recipe, self._cache)
-        return Served(entry.name, prepared, queue_size=config.queue_size, batch_timeout_ms=config.batch_timeout_ms)
+        return Served(
+            entry.name,
+            prepared,
+            queue_size=config.queue_size,
+            batch_timeout_ms=config.batch_timeout_ms,
+            leaving=_leaving(entry, prepared, steering),
+        )
 
     def _install(self, slot: Slot, served: Served) -> None:
         entry, prepared, old = slot.entry, served.prepared, slot.served
@@ -196,7 +208,8 @@ class Library:
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
         served.statistics = slot.statistics
         slot.served, slot.state, slot.message = served, "ready", "; ".join(prepared.remarks)
-        slot.spec = ModelSpec(entry.name, entry.version, prepared.inputs, prepared.outputs)
+        early = tuple(each.output for each in prepared.exits[:-1])
+        slot.spec = ModelSpec(entry.name, entry.version, prepared.inputs, outputs_of(prepared), early)
         slot.used_ns, slot.size_bytes, slot.failed_on = time.monotonic_ns(), prepared.memory_bytes, None
         if old:
             self._leave(old)
@@ -259,6 +272,18 @@ class Library:
             if slot.loading:
                 slot.loading.cancel()
             self._dismiss(slot, "")
+
+
+def _leaving(entry: Entry, prepared: Prepared, steering: Steering) -> Leaving | None:
+    """How requests leave a model at its exits; None where it has none."""
+    config = entry.config
+    if prepared.exits:
+        name, count = config.exit_record, len(prepared.exits)
+        return Leaving(prepared, steering, record_beside(entry.path, name, count) if name else None)
+    for key in ("exit_threshold", "exit_floor", "exit_record"):
+        if key in config.model_fields_set and len(config.exits) != 1:
+            raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
+    return None
 
 
 def _eviction_rank(slot: Slot, wanted: Slot) -> tuple[bool, bool, int]:

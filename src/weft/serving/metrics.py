@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.serving.leaving import Leaving
 from weft.serving.library import Slot
 from weft.serving.service import Service
 from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
@@ -50,6 +51,8 @@ class _Model(NamedTuple):
     seen: Statistics
     memory_bytes: int
     queued: int
+    leaving: Leaving | None = None
+    threshold: float = 0.0
 
 
 class _Look(NamedTuple):
@@ -79,7 +82,9 @@ def _model(service: Service, slot: Slot) -> _Model:
     served = slot.served
     if served is None:
         return _Model(labels, slot.statistics, 0, slot.waiters)
-    return _Model(labels, slot.statistics, served.prepared.memory_bytes, service.dispatcher.admission.queued(served))
+    queued, leaving = service.dispatcher.admission.queued(served), served.leaving
+    threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
+    return _Model(labels, slot.statistics, served.prepared.memory_bytes, queued, leaving, threshold)
 
 
 # The format
@@ -122,6 +127,11 @@ def _server(value: Callable[[Service], float | None]) -> Callable[[_Look], Itera
 def _model_each(value: Callable[[_Model], float]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per model."""
     return lambda look: (Sample(value(model), model.labels) for model in look.models)
+
+
+def _model_some(value: Callable[[_Model], float | None]) -> Callable[[_Look], Iterator[Sample]]:
+    """A sample per model of which the value is known."""
+    return lambda look: (Sample(found, model.labels) for model in look.models if (found := value(model)) is not None)
 
 
 def _model_by(label: str, values: Callable[[_Model], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
@@ -189,6 +199,11 @@ def _batch_counts(seen: Statistics) -> list[int]:
 
 def _batch_rows(seen: Statistics) -> int:
     return sum(rows * count for rows, (count, _) in seen.batches.items())
+
+
+def _exits(model: _Model) -> dict[str, float]:
+    count = len(model.leaving.names) if model.leaving else 0
+    return {str(number): model.seen.exits[number] for number in range(1, count + 1)}
 
 
 def _lanes(service: Service) -> dict[str, float]:
@@ -297,6 +312,31 @@ FAMILIES = (
     ),
     Family("weft_aborts_total", "counter", "Segments stopped while they ran.", _model_each(lambda m: m.seen.aborts)),
     Family("weft_segments_total", "counter", "Segments computed.", _model_each(lambda m: m.seen.segments)),
+    Family(
+        "weft_segment_rows_total",
+        "counter",
+        "Rows of the segments computed, summed over segments.",
+        _model_each(lambda m: m.seen.segment_rows),
+    ),
+    Family(
+        "weft_merges_total",
+        "counter",
+        "Batches that joined another one half-way.",
+        _model_each(lambda m: m.seen.merges),
+    ),
+    Family("weft_exits_total", "counter", "Rows that left at each exit, the end last.", _model_by("exit", _exits)),
+    Family(
+        "weft_exit_threshold",
+        "gauge",
+        "How sure an early answer must be where a request does not say.",
+        _model_some(lambda m: m.threshold if m.leaving else None),
+    ),
+    Family(
+        "weft_exit_accuracy",
+        "gauge",
+        "Share of right answers at that threshold, by the record of the model.",
+        _model_some(lambda m: m.leaving.accuracy if m.leaving else None),
+    ),
     Family(
         "weft_segment_seconds_total",
         "counter",

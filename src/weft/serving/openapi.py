@@ -114,6 +114,12 @@ SCHEMAS: dict[str, Json] = {
         weft_slo_ms=_is(
             "number", "Milliseconds; a later result is late, but still given.", exclusiveMinimum=0, maximum=1e9
         ),
+        weft_exit_threshold=_is(
+            "number",
+            "How sure an early answer must be, for models with exits; above 1 nobody leaves early.",
+            exclusiveMinimum=0,
+            maximum=1e9,
+        ),
         weft_best_effort=_is("boolean", "Without a deadline that counts: computed when nothing else is urgent."),
         binary_data_output=_is("boolean", "All outputs in binary."),
     ),
@@ -131,6 +137,7 @@ SCHEMAS: dict[str, Json] = {
     ),
     "Served": _object(
         "How the request was served.",
+        {"weft_exit_threshold": _is("number", "How sure an early answer had to be; of models with exits.")},
         weft_queue_us=_is("integer", "Microseconds from its arrival to its first segment.", minimum=0),
         weft_compute_us=_is("integer", "Microseconds that its segments ran.", minimum=0),
         weft_batch=_is("integer", "Requests computed together.", minimum=1),
@@ -185,6 +192,15 @@ SCHEMAS: dict[str, Json] = {
         **_each("requests queued queue_size segments memory_bytes", _COUNT),
         mean_batch=_NUMBER,
         failures=_map(_COUNT),
+        exits={"oneOf": [_ref("ModelExits"), _is("null", "It has none.")]},
+    ),
+    "ModelExits": _object(
+        "Where rows leave a model, the end last.",
+        names=_list(_TEXT),
+        taken=_list(_is("integer", "Rows that left there.", minimum=0)),
+        threshold=_is("number", "How sure an early answer must be now, where a request does not say."),
+        accuracy=_is(["number", "null"], "Share of right answers at that threshold; null where no record tells."),
+        merges=_is("integer", "Batches that joined another one half-way.", minimum=0),
     ),
     "Timeline": _object(now_s=_NUMBER, models=_list(_TEXT), spans=_list(_ref("Span"))),
     "Span": _object(
@@ -208,6 +224,8 @@ SCHEMAS: dict[str, Json] = {
         **_each("times_s seen_s", _map(_list(_NUMBER))),
         max_batch=_COUNT,
         batch_timeout_ms=_NUMBER,
+        exits=_list(_is("integer", "After how many segments samples may leave, the end not among them.", minimum=1)),
+        exit_rates=_list(_is("number", "Share of the samples that leave there, the end last.")),
     ),
     "Trace": _object("Chrome's trace event format.", displayTimeUnit=_TEXT, traceEvents=_list(_is("object"))),
 }

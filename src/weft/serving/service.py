@@ -12,13 +12,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError, Unauthorised
 from weft.runtime.tensors import Array
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library, Slot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
@@ -101,6 +102,8 @@ class Call:
             "weft_compute_us": ticket.compute_ns // 1000,
             "weft_batch": ticket.batch,
         }
+        if ticket.model.leaving:
+            told[THRESHOLD] = ticket.exit_threshold
         self._service.telemetry.served(ticket)
         ended = time.monotonic_ns()
         self._done(Result(self.request, self._spec, outcome, told))
@@ -181,6 +184,10 @@ class Service:
 
     def ask(self, parameters: Mapping[str, Parameter], model: ModelConfig, now: int, deadline: int | None) -> Ask:
         """A request's deadline and priority: its own, else its model's, else the server's."""
+        threshold = _threshold(parameters)
+        return replace(self._due(parameters, model, now, deadline), exit_threshold=threshold)
+
+    def _due(self, parameters: Mapping[str, Parameter], model: ModelConfig, now: int, deadline: int | None) -> Ask:
         priority = _whole(parameters, "priority") or model.priority
         weight = PRIORITIES.get(priority, 1)
         timeout_us = _whole(parameters, "timeout")
@@ -379,6 +386,15 @@ def _milliseconds(parameters: Mapping[str, Parameter], key: str) -> float | None
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
         raise BadRequest(f"parameter {key} = {value!r} must be a number of milliseconds above 0")
+    return float(value)
+
+
+def _threshold(parameters: Mapping[str, Parameter]) -> float | None:
+    value = parameters.get(THRESHOLD)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
+        raise BadRequest(f"parameter {THRESHOLD} = {value!r} must be a number above 0; above 1 nobody leaves early")
     return float(value)
 
 

@@ -73,6 +73,8 @@ def profile(service: Service) -> dict[str, Any]:
                 | service.dispatcher.streams.mean_s(slot.served),
                 "max_batch": slot.served.prepared.max_batch,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
+                "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
+                "exit_rates": list(slot.served.leaving.shares.told) if slot.served.leaving else [],
             }
             for slot in service.library.slots()
             if slot.served and slot.served.prepared.warm
@@ -131,6 +133,21 @@ def _model(service: Service, slot: Slot, windows: dict[int, Window]) -> dict[str
         "segments": len(slot.served.prepared.segments) if slot.served else 0,
         "memory_bytes": slot.served.prepared.memory_bytes if slot.served else 0,
         "failures": dict(seen.failures),
+        "exits": _exits(service, slot),
+    }
+
+
+def _exits(service: Service, slot: Slot) -> dict[str, Any] | None:
+    served, seen = slot.served, slot.statistics
+    if served is None or served.leaving is None:
+        return None
+    leaving = served.leaving
+    return {
+        "names": list(leaving.names),
+        "taken": [seen.exits[number] for number in range(1, len(leaving.names) + 1)],
+        "threshold": service.dispatcher.exit_threshold(served),
+        "accuracy": leaving.accuracy,
+        "merges": seen.merges,
     }
 
 

@@ -60,9 +60,15 @@ class Statistics:
     """Rows of a batch -> how many, and their compute time."""
     met: int = 0
     missed: int = 0
+    exits: Counter[int] = field(default_factory=Counter)
+    """Number of an exit, from 1 -> rows that took it."""
+    merges: int = 0
+    """Batches that joined another one half-way."""
     preemptions: int = 0
     aborts: int = 0
     segments: int = 0
+    segment_rows: int = 0
+    """Rows of the segments computed, summed."""
     segment_ns: int = 0
     segment_error_ns: int = 0
     """Sum of the differences between predicted and real segment times."""
@@ -79,7 +85,8 @@ class Statistics:
 
     @property
     def mean_batch(self) -> float:
-        return self.inferences / self.executions if self.executions else 0.0
+        """Rows of a segment, on average: a batch may shrink and grow between its segments."""
+        return self.segment_rows / self.segments if self.segments else 0.0
 
     def answered(self, now: int, latency_ns: int, met: bool | None) -> None:
         """A request has its result."""
@@ -100,7 +107,7 @@ class Statistics:
             self.recent.append(Recent(now, -1, met))
 
     def executed(self, rows: int, infer_ns: int) -> None:
-        """A batch was computed."""
+        """A batch that began with so many rows was computed, or joined another one."""
         self.executions += 1
         self.inferences += rows
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()

@@ -20,6 +20,7 @@ from weft.program import Program
 from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.prepared import Prepared
 from weft.runtime.tensors import Array
+from weft.serving.leaving import Leaving
 from weft.serving.statistics import Statistics
 
 STREAMS = 1024
@@ -37,12 +38,22 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Served:
     """A loaded model in the scheduler's hands."""
 
-    def __init__(self, name: str, prepared: Prepared, *, queue_size: int = 256, batch_timeout_ms: float = 0.0) -> None:
-        self.name, self.prepared = name, prepared
+    def __init__(
+        self,
+        name: str,
+        prepared: Prepared,
+        *,
+        queue_size: int = 256,
+        batch_timeout_ms: float = 0.0,
+        leaving: Leaving | None = None,
+    ) -> None:
+        self.name, self.prepared, self.leaving = name, prepared, leaving
         self.queue_size, self.batch_timeout_ns = queue_size, round(batch_timeout_ms * 1e6)
         self.statistics = Statistics()
         self.leases = 0
         """Requests and batches that need it; it is not closed before they have ended."""
+        self.waiting = 0
+        """Requests for it that no lane has begun."""
         self.streams: dict[tuple[Shapes, bool], Stream] = {}
         warm = prepared.blueprint.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
@@ -137,6 +148,13 @@ class Streams:
             expected = round(candidate.compute + LEARNING * (seen - candidate.compute))
             self._expect(candidate.program, candidate.layer, expected)
 
+    def expect_leaving(self, model: Served) -> None:
+        """Other shares of its samples leave at a model's exits than was thought."""
+        assert model.leaving is not None
+        for stream in model.streams.values():
+            for index in range(stream.first_program, stream.first_program + stream.batches):
+                self.programs[index] = replace(self.programs[index], exit_rates=model.leaving.shares.told)
+
     def doubt(self, stream: Stream) -> None:
         """A request was turned away on the word of our estimates, so nothing is learned from it: what was learned in
         a busy moment is forgotten bit by bit, or it would keep requests out for good."""
@@ -230,7 +248,9 @@ def _estimated(model: Served, shapes: Shapes, rows: int, size: int) -> Program:
     else:
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(share, 1.0))) for time in times]
     nothing = (0,) * len(ticks)
-    return Program(model.name, model.prepared.segments, nothing, tuple(ticks), nothing)
+    program = Program(model.name, model.prepared.segments, nothing, tuple(ticks), nothing)
+    leaving = model.leaving
+    return replace(program, exits=leaving.layers, exit_rates=leaving.shares.told) if leaving else program
 
 
 def _elements(shapes: Shapes, rows: int) -> float:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.engine.requests import Ticket
 from weft.errors import RequestError
+from weft.runtime.exits import Values, join, keep
 from weft.runtime.tensors import Array
+from weft.serving.leaving import Leaving, Reached, Rows
 from weft.serving.streams import Served, Stream
 
 
@@ -26,12 +29,17 @@ class Ask:
     """Without a result after its deadline."""
     best_effort: bool = False
     """Its deadline only orders it; nobody counts it."""
+    exit_threshold: float | None = None
+    """How sure an early answer must be; as its model says where left out."""
 
 
 class LiveTicket(Ticket):
     """A request of a real client."""
 
-    __slots__ = ("batch", "began", "best_effort", "compute_ns", "inputs", "model", "reply", "rows", "timer")
+    __slots__ = (
+        "batch", "began", "best_effort", "compute_ns", "exit_threshold", "inputs", "model", "progress", "reply", "rows",
+        "timer", "wanted_threshold",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply) -> None:
         super().__init__(stream.index, now, ask.due, ask.priority, ask.strict)
@@ -41,41 +49,106 @@ class LiveTicket(Ticket):
         self.began = 0
         self.batch = 0
         self.compute_ns = 0
+        self.wanted_threshold = ask.exit_threshold
+        self.exit_threshold = 0.0
+        """The one that counts, once it has begun."""
+        self.progress: Rows | None = None
+        """Where it has several rows, those that have left their exits behind."""
         self.timer: asyncio.TimerHandle | None = None
 
 
 Reply = Callable[[LiveTicket, "dict[str, Array] | RequestError"], None]
 
 
-class Batch:
-    """The work of one job, on whatever lane runs it."""
+class _Part(NamedTuple):
+    """Some samples of a batch."""
 
-    __slots__ = ("compute_ns", "model", "tickets", "values")
+    values: Values
+    rows: list[int] | None = None
+    """Those that go on, if not all do."""
+
+
+class Batch:
+    """The work of one job, on whatever lane runs it; its rows are in the order of its tickets.
+
+    Who leaves and who joins is only noted where that happens; tensors are cut and put together on the lane.
+    """
+
+    __slots__ = ("_parts", "_reached", "compute_ns", "model", "rows", "tickets")
 
     def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
         self.model, self.tickets = model, tickets
-        self.values: dict[str, Any] | None = None
+        self.rows = sum([ticket.rows for ticket in tickets])
+        """With which it began."""
+        self._parts = [_Part(ticket.inputs) for ticket in tickets]
+        self._reached: Reached | None = None
         self.compute_ns = 0
 
     def compute(self, segment: int, options: Any) -> None:
         """Run a segment on what the one before it left."""
-        if self.values is None:
-            self.values = self._gathered()
-        self.values = self.model.prepared.run_segment(segment, self.values, options)
+        prepared, leaving = self.model.prepared, self.model.leaving
+        self._parts = [_Part(values) for values in self._gathered(segment)]
+        made = [prepared.run_segment(segment, part.values, options) for part in self._parts]
+        self._parts = [_Part(values) for values in made]
+        self._reached = leaving.reached(segment, made[0]) if leaving else None
 
-    def _gathered(self) -> dict[str, Any]:
-        if len(self.tickets) == 1:
-            return self.tickets[0].inputs
-        names = self.tickets[0].inputs
-        return {name: np.concatenate([ticket.inputs[name] for ticket in self.tickets]) for name in names}
+    def _gathered(self, segment: int) -> list[Values]:
+        """The values of all who are left: in one piece, or of batches that cannot be joined half-way each its own."""
+        prepared = self.model.prepared
+        values = [
+            part.values if part.rows is None else keep(part.values, part.rows, prepared.rowless) for part in self._parts
+        ]
+        return [join(values, prepared.rowless)] if segment == 0 or prepared.mergeable else values
 
     def results(self) -> Iterator[tuple[LiveTicket, dict[str, Array]]]:
         """Every ticket with its rows of the outputs."""
-        assert self.values is not None
+        values = join([part.values for part in self._parts], {})
         if len(self.tickets) == 1:
-            yield self.tickets[0], self.values
+            yield self.tickets[0], values
             return
-        row = 0
+        for ticket, start, end in self._places():
+            yield ticket, {name: each[start:end] for name, each in values.items()}
+
+    def departing(self) -> list[tuple[LiveTicket, dict[str, Array]]]:
+        """At an exit, those who leave with their answers; the batch goes on without them, and without who is gone."""
+        leaving, reached = self.model.leaving, self._reached
+        assert leaving is not None and reached is not None
+        found, staying, rows = [], list[LiveTicket](), list[int]()
+        for ticket, start, end in self._places():
+            answer = None if ticket.gone else _answer(ticket, leaving, reached, start, end)
+            if answer is not None:
+                found.append((ticket, answer))
+            elif not ticket.gone:
+                staying.append(ticket)
+                rows += range(start, end)
+        if len(staying) < len(self.tickets):
+            self.tickets, (part,) = staying, self._parts
+            self._parts = [part._replace(rows=rows)]
+        return found
+
+    def join(self, other: Batch) -> None:
+        """Another batch that stands at the same segment goes on with this one."""
+        for ticket in other.tickets:
+            ticket.compute_ns += other.compute_ns - self.compute_ns
+        self.tickets += other.tickets
+        self._parts += other._parts
         for ticket in self.tickets:
-            yield ticket, {name: each[row : row + ticket.rows] for name, each in self.values.items()}
-            row += ticket.rows
+            ticket.batch = max(ticket.batch, len(self.tickets))
+
+    def _places(self) -> Iterator[tuple[LiveTicket, int, int]]:
+        """Every ticket with where its rows begin and end."""
+        starts = accumulate([ticket.rows for ticket in self.tickets], initial=0)
+        for ticket, (start, end) in zip(self.tickets, pairwise(starts), strict=True):
+            yield ticket, start, end
+
+
+def _answer(ticket: LiveTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:
+    """What a request whose rows begin and end there is told at an exit; None if it goes on."""
+    last, threshold = reached.number == len(leaving.names), ticket.exit_threshold
+    if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # so, because NaN is never sure
+        return None
+    mine = Reached(reached.number, reached.answers[start:end], reached.sure[start:end])
+    if ticket.rows == 1:
+        return leaving.answer(mine.answers, np.array([mine.number], np.int64), mine.sure)
+    ticket.progress = ticket.progress or Rows(ticket.rows)
+    return ticket.progress.answered(leaving) if ticket.progress.reach(mine, threshold, end=last) else None

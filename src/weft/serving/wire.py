@@ -54,6 +54,8 @@ class ModelSpec(NamedTuple):
     version: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    exits: tuple[str, ...] = ()
+    """Outputs of the model that stand in for its last one where a row leaves early, and cannot be asked for."""
 
 
 class Wanted(NamedTuple):
@@ -211,6 +213,9 @@ def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: Mod
         if spec.name == name:
             break
     else:
+        if name in model.exits:
+            answer = model.outputs[0].name
+            raise BadRequest(f"output {name!r} is an exit; ask for {answer!r}, which holds what each row's exit gave")
         raise BadRequest(_unknown("output", name, [spec.name for spec in model.outputs]))
     if spec.name in wanted:
         raise BadRequest(f"output {spec.name!r} is asked for twice")

@@ -1,0 +1,122 @@
+"""Requests that leave a model at its exits: how sure an answer must be, and what becomes of each row.
+
+A request leaves when all its rows are sure, or at the end; each row's answer is that of the first exit at which it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import ModelError, WorkloadError
+from weft.runtime.exits import Values, confidence
+from weft.runtime.prepared import Prepared
+from weft.runtime.tensors import Array, TensorSpec
+from weft.serving.steering import Pressure, Shares, Steering
+from weft.workloads.exits import ExitRecord, miscounted, read_record
+
+EXIT, CONFIDENCE, THRESHOLD = "weft_exit", "weft_confidence", "weft_exit_threshold"
+"""Two outputs, the number of the exit each row took and how sure it was there, and a parameter."""
+
+Floats = npt.NDArray[np.float32]
+
+
+class Reached(NamedTuple):
+    """What a batch came to at an exit."""
+
+    number: int
+    """From 1; the last is the end."""
+    answers: Array
+    sure: Floats
+
+
+class Leaving:
+    """The exits of one loaded model."""
+
+    def __init__(self, prepared: Prepared, steering: Steering, record: ExitRecord | None = None) -> None:
+        self.names = tuple(each.output for each in prepared.exits)
+        self.steering, self.record = steering, record
+        count = len(self.names)
+        self.shares = Shares(record.rates(steering.top) if record else [1 / count] * count)
+        self._kind = prepared.blueprint.confidence
+        self._by_segment = {each.segment: number for number, each in enumerate(prepared.exits, start=1)}
+        self.layers = tuple(each.segment + 1 for each in prepared.exits[:-1])
+        """After how many segments requests may leave, the end not among them."""
+        self._pressure = Pressure()
+        self._spare_ns = 1
+
+    def reached(self, segment: int, values: Values) -> Reached | None:
+        """What the segment's exit says, if it ends with one."""
+        number = self._by_segment.get(segment)
+        if number is None:
+            return None
+        answers = values[self.names[number - 1]]
+        return Reached(number, answers, confidence(answers, self._kind))
+
+    def answer(self, answers: Array, exits: Array, sure: Floats) -> dict[str, Array]:
+        """The outputs of a request."""
+        return {self.names[-1]: answers, EXIT: exits, CONFIDENCE: sure}
+
+    def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
+        """A request that came now would wait so long, and has so much time beyond its own computing."""
+        self._spare_ns = spare_ns
+        self._pressure.feel(now_ns, queue_ns, spare_ns)
+
+    def relax(self, now_ns: int) -> None:
+        """Nobody waits."""
+        self._pressure.feel(now_ns, 0, self._spare_ns)
+
+    @property
+    def threshold(self) -> float:
+        """Of requests that state none."""
+        return self.steering.threshold(self._pressure.value)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers at that threshold, where a record tells."""
+        return self.record.accuracy(self.threshold) if self.record else None
+
+
+class Rows:
+    """The rows of one request, some of which may have their answer while others go on."""
+
+    __slots__ = ("_answers", "_exits", "_sure")
+
+    def __init__(self, rows: int) -> None:
+        self._exits = np.zeros(rows, np.int64)
+        self._sure = np.zeros(rows, np.float32)
+        self._answers: Array | None = None
+
+    def reach(self, at: Reached, threshold: float, *, end: bool) -> bool:
+        """See which rows have their answer here; whether all have one now."""
+        new = (self._exits == 0) & ((at.sure >= threshold) | end)
+        if self._answers is None:
+            self._answers = at.answers.copy()
+        self._answers[new], self._sure[new], self._exits[new] = at.answers[new], at.sure[new], at.number
+        return bool(self._exits.all())
+
+    def answered(self, leaving: Leaving) -> dict[str, Array]:
+        assert self._answers is not None
+        return leaving.answer(self._answers, self._exits, self._sure)
+
+
+def outputs_of(prepared: Prepared) -> tuple[TensorSpec, ...]:
+    """What clients of a model may ask for."""
+    if not prepared.exits:
+        return prepared.outputs
+    return (*prepared.outputs, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
+
+
+def record_beside(model: Path, name: str, exits: int) -> ExitRecord:
+    """The record of a model's exits, which lies beside it."""
+    path = model.parent / name
+    try:
+        record = read_record(path)
+    except WorkloadError as error:
+        raise ModelError(str(error).replace(str(path), name)) from error
+    if record.exits != exits:
+        raise ModelError(miscounted(f"exit_record = {name!r}", record.exits, exits - 1))
+    return record
