@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.papers import layerweaver, layerweaver_plus
+from weft.papers import fluid_batching, layerweaver, layerweaver_plus
 from weft.papers.base import Reproduction
 
 PAPERS: dict[str, Callable[..., Reproduction]] = {
     "layerweaver": layerweaver.reproduce,
     "layerweaver-plus": layerweaver_plus.reproduce,
+    "fluid-batching": fluid_batching.reproduce,
 }
 """To add a paper, write its module and add one line here."""
