@@ -34,7 +34,7 @@ from weft.errors import InputError, ModelError, WeftError, WorkloadError
 from weft.load import BROKEN, LOST, LoadResult, drive, run_load
 from weft.load.answers import Answer, AnswerParser, NotHttp
 from weft.load.client import parse_url
-from weft.load.payload import build_request, input_shape, read_inputs
+from weft.load.payload import build_payload, input_shape, read_inputs
 from weft.load.report import stream_load
 from weft.online import prepare
 from weft.runtime.tensors import TensorSpec
@@ -81,6 +81,10 @@ class Stub:
         self.inputs = inputs
         self.key = key
         self.profile: object = None
+        self.outputs: list[dict[str, object]] = []
+        """What the metadata list."""
+        self.good = lambda seen: (b"{}", "")
+        """The body of a 200, and further header lines."""
         self.seen: list[Seen] = []
         self.given: Counter[tuple[str, int]] = Counter()
         self.under_way = self.most_under_way = 0
@@ -117,10 +121,11 @@ class Stub:
                 line, *rest = head.strip().split("\r\n")
                 headers = {key.lower(): value.strip() for key, _, value in (each.partition(":") for each in rest)}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                status, answer = await self._answer(line.split()[1], headers, body)
+                status, answer, *more = await self._answer(line.split()[1], headers, body)
                 if status == DROP:
                     break
-                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(answer)}\r\n\r\n".encode() + answer)
+                lines = "".join(more) + f"Content-Length: {len(answer)}\r\n\r\n"
+                writer.write(f"HTTP/1.1 {status} X\r\n{lines}".encode() + answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             return
@@ -128,7 +133,7 @@ class Stub:
             writer.transport.abort()
             del self.writers[writer]
 
-    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[Any, ...]:
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
             return 401, b'{"error": "no key"}'
         if path.endswith("/infer"):
@@ -137,7 +142,7 @@ class Stub:
             "/v2": {"name": "stub", "version": "1", "extensions": self.extensions},
             "/v2/health/live": {},
             "/v2/repository/index": [{"name": "net"}, {"name": "other"}],
-            "/v2/models/net": {"name": "net", "inputs": self.inputs},
+            "/v2/models/net": {"name": "net", "inputs": self.inputs, "outputs": self.outputs},
             "/v2/models/other": {"name": "other", "inputs": self.inputs},
         }
         if self.profile is not None:
@@ -146,7 +151,7 @@ class Stub:
             return 404, b'{"error": "there is nothing here"}'
         return 200, json.dumps(known[path]).encode()
 
-    async def _infer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    async def _infer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[Any, ...]:
         self.seen.append(Seen(path, headers, body, asyncio.get_running_loop().time(), len(self.seen)))
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -155,7 +160,9 @@ class Stub:
         finally:
             self.under_way -= 1
         self.given[path.split("/")[3], status] += 1
-        return status, b"{}" if status == 200 else f'{{"error": "because of {status}"}}'.encode()
+        if status == 200:
+            return status, *self.good(self.seen[-1])
+        return status, f'{{"error": "because of {status}"}}'.encode()
 
 
 @contextmanager
@@ -463,10 +470,10 @@ def test_a_server_without_binary_tensors_gets_json():
 def test_every_data_type_can_be_sent(datatype, size):
     spec, target = TensorSpec("x", datatype, (3,)), parse_url("http://h")
     stream = Stream(model="net", deadline_ms=1)
-    head, body = build_request(stream, [spec], target).split(b"\r\n\r\n", 1)
+    head, body = build_payload(stream, [spec], target).requests[0].split(b"\r\n\r\n", 1)
     length = int(re.search(rb"Inference-Header-Content-Length: (\d+)", head)[1])
     assert json.loads(body[:length])["inputs"][0]["parameters"]["binary_data_size"] == len(body) - length == size
-    _, plain = build_request(stream, [spec], target, binary=False).split(b"\r\n\r\n", 1)
+    _, plain = build_payload(stream, [spec], target, binary=False).requests[0].split(b"\r\n\r\n", 1)
     assert len(json.loads(plain)["inputs"][0]["data"]) == 3
 
 
@@ -479,10 +486,10 @@ def test_free_dimensions_come_from_the_stream():
     with pytest.raises(WorkloadError, match=r"shape 2x7 does not fit its input 'ids', \?x8"):
         input_shape(stream, TensorSpec("ids", "INT64", (-1, 8)))
     with pytest.raises(WorkloadError, match="unknown input 'ids'; known: x"):
-        build_request(stream, [TensorSpec("x", "FP32", (1,))], parse_url("http://h"))
+        build_payload(stream, [TensorSpec("x", "FP32", (1,))], parse_url("http://h"))
     huge = Stream(model="net", deadline_ms=1, shapes={"ids": (2, 1 << 40)})
     with pytest.raises(WorkloadError, match="too large to send"):
-        build_request(huge, [spec], parse_url("http://h"))
+        build_payload(huge, [spec], parse_url("http://h"))
 
 
 @pytest.mark.parametrize(
@@ -498,6 +505,163 @@ def test_a_model_file_is_asked_for_by_its_name():
     stub = Stub()
     driven(stub, load({"model": "models/net.onnx"}))
     assert stub.seen[0].path == "/v2/models/net/infer"
+
+
+# Samples, and what the answers to them say
+
+
+def scores(label: int, *more: tuple[str, str, list[int]]) -> list[tuple[str, str, list[float] | list[int]]]:
+    """Outputs of an answer: three classes, one of them the likeliest, and others."""
+    return [("y", "FP32", [float(each == label) for each in range(3)]), *more]
+
+
+def as_json(outputs: list[Any]) -> tuple[bytes, str]:
+    told = [{"name": name, "datatype": kind, "shape": [1, len(data)], "data": data} for name, kind, data in outputs]
+    return json.dumps({"outputs": told}).encode(), ""
+
+
+def as_binary(outputs: list[Any]) -> tuple[bytes, str]:
+    raw = [np.array(data, {"FP32": "<f4", "INT64": "<i8"}[kind]).tobytes() for _, kind, data in outputs]
+    told = [
+        {"name": name, "datatype": kind, "shape": [1, len(data)], "parameters": {"binary_data_size": len(part)}}
+        for (name, kind, data), part in zip(outputs, raw, strict=True)
+    ]
+    head = json.dumps({"outputs": told}).encode()
+    return head + b"".join(raw), f"Inference-Header-Content-Length: {len(head)}\r\n"
+
+
+def knowing(binary: bool, reply: Callable[[int], list[Any]], inputs: Any = None) -> Stub:
+    """A server that sees which sample it was sent, from the sample's first value."""
+    stub = Stub(binary=binary, inputs=inputs or [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}])
+
+    def good(seen: Seen) -> tuple[bytes, str]:
+        (x,) = seen.header["inputs"]
+        start = int(seen.headers.get("inference-header-content-length", 0))
+        first = np.frombuffer(seen.body[start:], "<f4")[0] if binary else x["data"][0]
+        return (as_binary if binary else as_json)(reply(int(first)))
+
+    stub.good = good
+    return stub
+
+
+def saved(folder: Path, count: int = 5, **changes: Any) -> str:
+    """A file of samples that can be told apart, labelled 0, 1, 2, 0, ..."""
+    x = np.stack([np.arange(count), np.full(count, 7)], axis=1).astype(np.float32)
+    stored = {"x": x, "label": np.arange(count) % 3} | changes
+    np.savez(folder / "samples.npz", **{name: each for name, each in stored.items() if each is not None})
+    return "samples.npz"
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("arrival", ["poisson", "closed"])
+def test_samples_are_sent_as_they_are_and_answers_judged_by_their_labels(tmp_path, arrival, binary):
+    # Sample 4 gets a wrong answer, and all say that they left at their number's exit.
+    stub = knowing(binary, lambda at: scores(at % 3 if at < 4 else 0, ("weft_exit", "INT64", [1 + at % 2])))
+    stub.outputs = [{"name": "y"}, {"name": "weft_exit"}]
+    stub.profile = {"models": {"net": {"exits": [1, 2]}}}
+    plain = {"arrival": arrival, "clients": 3, "think_ms": 10.0}
+    workload = load(plain | {"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=0.5)
+    result = driven(stub, workload)
+    (each,) = result.streams
+    rows, said = each.said.sample, each.said
+    assert len(rows) == len(each.status) > 20 and set(rows.tolist()) == set(range(5))
+    assert said.prediction.tolist() == [row % 3 if row < 4 else 0 for row in rows.tolist()]
+    assert said.exit.tolist() == [1 + row % 2 for row in rows.tolist()]
+    assert each.figures.accuracy == pytest.approx((rows < 4).mean())
+    assert each.figures.exit_shares == pytest.approx(((rows % 2 == 0).mean(), (rows % 2 == 1).mean(), 0))
+    if arrival == "poisson":
+        without = driven(Stub(), load(plain, duration_s=0.5))
+        assert without.streams[0].scheduled_s.tolist() == each.scheduled_s.tolist()
+        again, other = (
+            driven(knowing(binary, lambda at: scores(at % 3)), workload.model_copy(update={"seed": seed})).streams[0]
+            for seed in (workload.seed, workload.seed + 1)
+        )
+        assert again.said.sample.tolist() == rows.tolist() != other.said.sample.tolist()
+    adds_up(result)
+
+
+def test_only_counted_answers_are_judged(tmp_path):
+    async def every_third_fails(seen: Seen) -> int:
+        return 503 if seen.number % 3 == 0 else 200
+
+    stub = knowing(True, lambda at: scores(at % 3))
+    stub.behave = every_third_fails
+    workload = load({"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=0.4, warmup_s=0.1)
+    (each,) = driven(stub, workload).streams
+    assert each.figures.accuracy == 1.0 and each.figures.exit_shares is None
+    assert [found == -1 for found in each.said.prediction.tolist()] == [status == 503 for status in each.status]
+    lists = each.as_dict(latencies=True)
+    assert lists["sample"] == each.said.sample.tolist() and "exit" not in lists
+    assert [found is None for found in lists["prediction"]] == [status == 503 for status in each.status]
+    assert "sample" not in each.as_dict(latencies=False)
+
+
+def test_answers_are_not_kept_where_nothing_is_read_of_them(tmp_path):
+    stub = knowing(True, lambda at: scores(0))
+    (each,) = driven(stub, load({"samples": saved(tmp_path, label=None)}, folder=str(tmp_path))).streams
+    assert each.said.prediction is None and each.said.exit is None and each.figures.accuracy is None
+    assert each.said.unreadable == 0 and len(each.said.sample) == len(each.status)
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ((b"{}", ""), "it is no answer of the protocol (KeyError: 'outputs')"),
+        ((b"[", ""), "it is no answer of the protocol (JSONDecodeError"),
+        ((b"{}", "Inference-Header-Content-Length: 3\r\n"), "it does not say where its tensors begin"),
+        (as_json([]), "it has no outputs"),
+        (as_json([("weft_exit", "INT64", [1])]), "it has no outputs"),
+        (as_json([("y", "FP32", [1.0])]), "its output 'y' has the shape 1x1, which is no score for each class"),
+        (as_json([("y", "BYTES", ["a", "b"])]), "its output 'y' is of the type 'BYTES'"),
+        (as_json([("y", "FP32", [1.0, "b"])]), "its output 'y' does not hold 1x2 FP32"),
+        (as_json([("y", "INT8", [1, 1000])]), "its output 'y' does not hold 1x2 INT8"),
+        (as_json(scores(1)), "it has no output 'weft_exit'"),
+        (as_json(scores(1, ("weft_exit", "INT64", [0]))), "its output 'weft_exit' holds no exits"),
+        (as_json(scores(1, ("weft_exit", "FP32", [1.0]))), "its output 'weft_exit' holds no exits"),
+        (as_json(scores(1, ("weft_exit", "INT64", [10**6]))), "its output 'weft_exit' holds no exits"),
+        ((as_binary(scores(1))[0][:-1], as_binary(scores(1))[1]), "its output 'y' of 12 bytes is not in it"),
+        ((b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 3], "data": []}]}', ""), "the shape [-1, 3]"),
+        ((b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1e999], "data": []}]}', ""), "OverflowError"),
+        ((b" " * (1 << 24), ""), "it has 16777216 bytes or more"),
+    ],
+)
+def test_answers_that_do_not_say_it_are_not_right_and_remarked(tmp_path, reply, why):
+    stub = Stub(inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, 2]}])
+    stub.outputs = [{"name": "weft_exit"}]
+    stub.good = lambda seen: reply
+    closed = {"arrival": "closed", "samples": saved(tmp_path, label=np.full(5, 2))}
+    result = driven(stub, load(closed, folder=str(tmp_path), duration_s=0.02))
+    (each,) = result.streams
+    assert (each.figures.accuracy, each.figures.exit_shares) == (0.0, None)
+    assert each.said.unreadable == len(each.status)
+    remark = next(each for each in result.remarks if "could not be read" in each)
+    assert why in remark and "\n" not in remark
+
+
+@pytest.mark.parametrize("stated", [{}, {"exit_threshold": 0.9}, {"exit_threshold": 0.8}])
+def test_a_threshold_is_sent_where_the_stream_states_it(tmp_path, stated):
+    stub, file = Stub(), tmp_path / "w.toml"
+    key = "".join(f"{name} = {value}\n" for name, value in stated.items())
+    file.write_text(f'[[stream]]\nmodel = "net"\narrival = "closed"\ndeadline_ms = 60000\n{key}')
+    with in_a_thread(stub):
+        run_command(str(file), "--url", stub.url, "--duration", "0.05", "--warmup", "0", "--json", f"{tmp_path}/out")
+    sent = stub.seen[0].header["parameters"]
+    assert sent.get("weft_exit_threshold") == stated.get("exit_threshold")
+    (found,) = json.loads((tmp_path / "out").read_text())["streams"]
+    assert found["exit_threshold"] == stated.get("exit_threshold")
+
+
+def test_a_threshold_that_no_server_takes_is_refused():
+    with pytest.raises(WorkloadError, match="net: exit_threshold = 0 cannot be sent, must be above 0"):
+        driven(Stub(), load({"exit_threshold": 0}))
+
+
+def test_a_request_of_several_rows_counts_where_its_last_row_left():
+    stub = Stub()
+    stub.outputs = [{"name": "weft_exit"}]
+    stub.good = lambda seen: as_json([("weft_exit", "INT64", [1, 3, 2])])
+    (each,) = driven(stub, load()).streams
+    assert each.figures.exit_shares == (0, 0, 1) and set(each.as_dict(latencies=True)["exit"]) == {3}
 
 
 # What is refused before the run
@@ -616,8 +780,8 @@ def test_a_stream_without_answers_has_figures_and_json():
 # Answers, however they come
 
 
-def fed(data: bytes, cuts: list[int], *, keep_all: bool = True) -> list[Answer]:
-    parser, found = AnswerParser(keep_all=keep_all), []
+def fed(data: bytes, cuts: list[int], *, keep_bytes: int = 1 << 20) -> list[Answer]:
+    parser, found = AnswerParser(keep_bytes=keep_bytes), []
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in pairwise(edges):
         if start < end and (answer := parser.feed(data[start:end])):
@@ -680,10 +844,18 @@ def test_heads_that_mean_nothing_are_no_http(head):
         AnswerParser().feed(head + b"\r\n\r\n")
 
 
-def test_a_good_answers_body_is_dropped_and_an_errors_is_cut():
-    assert fed(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", [40], keep_all=False) == [Answer(200, b"", True)]
-    (long,) = fed(b"HTTP/1.1 500 X\r\nContent-Length: 90000\r\n\r\n" + b"x" * 90_000, [50_000], keep_all=False)
+@pytest.mark.parametrize(("keep_bytes", "kept"), [(0, b""), (2, b"ab"), (3, b"abc"), (9, b"abc")])
+def test_as_much_of_a_good_answer_is_kept_as_was_asked_for_and_an_errors_is_cut(keep_bytes, kept):
+    good = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    assert fed(good, [40], keep_bytes=keep_bytes) == [Answer(200, kept, True)]
+    (long,) = fed(b"HTTP/1.1 500 X\r\nContent-Length: 90000\r\n\r\n" + b"x" * 90_000, [50_000], keep_bytes=keep_bytes)
     assert len(long.body) == 1 << 16
+
+
+@pytest.mark.parametrize(("text", "bytes_"), [(b"17", 17), (b" 3 ", 3), (b"-1", -1), (b"x", -1), (b"9" * 19, -1)])
+def test_an_answer_says_where_its_tensors_begin(text, bytes_):
+    head = b"HTTP/1.1 200 OK\r\ninference-header-content-LENGTH:" + text + b"\r\nContent-Length: 0\r\n\r\n"
+    assert fed(head, [30]) == [Answer(200, b"", True, bytes_)]
 
 
 @pytest.mark.parametrize(
@@ -723,7 +895,8 @@ def test_the_command_writes_what_the_docs_say(tmp_path, capsys):
         )  # fmt: skip
     found = json.loads(out.read_text())
     each = found["streams"][0]
-    assert set(found) | set(each) == documented("Load (`weft bench --json`)")
+    only_with_samples = {"sample", "exit", "prediction"}
+    assert set(found) | set(each) == documented("Load (`weft bench --json`)") - only_with_samples
     assert found["format"] == 1
     assert found["server"]["name"] == "stub"
     assert found["profile"] == {"format": 1, "models": []}

@@ -10,6 +10,7 @@ import live
 from weft.cli.main import main
 from weft.errors import InputError
 from weft.load import run_load
+from weft.policies import POLICIES
 from weft.prediction import predict
 from weft.workloads.online import parse_workload
 
@@ -79,6 +80,73 @@ def test_requests_of_the_warm_up_are_served_but_not_counted(tmp_path):
     long, short = predict(written(tmp_path, bench(workload={"warmup_s": 0.05}))).streams
     assert (long.requests, short.requests) == (1, 0)
     assert short.predicted.mean_s is None
+
+
+def with_exits(taken, /, **changes):
+    """Three segments of 10 ms one after another, alone or two at a time, an exit after the first two."""
+    model = {"segments": ["a", "b", "c"], "times_s": {"1": [0.01] * 3, "2": [0.016] * 3}, "max_batch": 2,
+             "exits": [1, 2]}  # fmt: skip
+    count = len(taken)
+    stream = {"model": "nets/net.onnx", "deadline_s": 1.0, "scheduled_s": [0.0] * count, "lag_s": [0.0] * count,
+              "latency_s": [0.1] * count, "status": [200] * count, "exit": taken}  # fmt: skip
+    profile = {"policy": "fifo", "lanes": 1, "models": {"net": model | changes}}
+    return bench(streams=[stream], profile=profile, transport_s=0.0)
+
+
+def test_a_request_leaves_where_it_left(tmp_path):
+    for number, taken_s in ((1, 0.01), (2, 0.02), (3, 0.03)):
+        (stream,) = predict(written(tmp_path, with_exits([number]))).streams
+        assert stream.predicted.mean_s == pytest.approx(taken_s)
+
+
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.serves_requests])
+def test_a_batch_shrinks_under_every_policy(tmp_path, policy):
+    (stream,) = predict(written(tmp_path, with_exits([1, 3])), policy).streams
+    assert stream.predicted.answered == 2
+    if policy in ("fifo", "fluid", "top-up", "punctual"):
+        assert stream.predicted.mean_s == pytest.approx((0.016 + 0.036) / 2)
+
+
+def test_the_second_leaves_first_if_that_is_what_it_did(tmp_path):
+    content = with_exits([3, 1], max_batch=1)
+    content["streams"][0]["scheduled_s"] = [0.001, 0.0]
+    (stream,) = predict(written(tmp_path, content)).streams
+    assert stream.predicted.mean_s == pytest.approx((0.01 + 0.039) / 2)
+
+
+def test_who_had_no_answer_leaves_where_others_did(tmp_path):
+    (stream,) = predict(written(tmp_path, with_exits([1, None, None, None], max_batch=1))).streams
+    assert stream.predicted.mean_s == pytest.approx(0.01 * (1 + 2 + 3 + 4) / 4)
+    (stream,) = predict(written(tmp_path, with_exits([None] * 2, max_batch=1, exit_rates=[0, 1, 0]))).streams
+    assert stream.predicted.mean_s == pytest.approx(0.03)
+    (stream,) = predict(written(tmp_path, with_exits([None], max_batch=1))).streams
+    assert stream.predicted.mean_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(
+    ("exits", "change", "said"),
+    [
+        ([4], {}, "a request of nets/net.onnx left at exit 4, the model has 3"),
+        ([1], {"exits": [2, 1]}, "exits = [2, 1] do not lie in order within 3 segments"),
+        ([1], {"exits": [3]}, "exits = [3] do not lie in order"),
+        ([1], {"exits": [0]}, "exits = [0] do not lie in order"),
+        ([1], {"exit_rates": [0.5, 0.5]}, "2 exit_rates for 3 exits"),
+        ([1], {"exit_rates": [0.5, 0.5, 0.5]}, "sum to 1.5, must sum to 1"),
+        ([0], {}, "exit"),
+    ],
+)
+def test_exits_that_cannot_be_are_one_line(tmp_path, exits, change, said):
+    with pytest.raises(InputError) as caught:
+        predict(written(tmp_path, with_exits(exits, **change)))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["lag_s", "latency_s", "status", "exit"])
+def test_lists_of_different_lengths_are_one_line(tmp_path, key):
+    content = with_exits([1, 1])
+    content["streams"][0][key].pop()
+    with pytest.raises(InputError, match=f"{key} has 1 values for 2 requests"):
+        predict(written(tmp_path, content))
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,34 @@
 
 The server measures its segments, the load generator writes them beside the arrivals it sent; here the same
 engine, source and policy run on ``SimulatedHost``. Where prediction and measurement part, either the segment
-times vary more than their mean says, or something besides the segments takes time.
+times vary more than their mean says, or something besides the segments takes time. Requests leave a model with
+exits where they really left it; those that had no answer leave where others did, drawn at random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from weft.engine import Arrivals, Engine, Requests, SimulatedHost
 from weft.engine.requests import Terms
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
+from weft.load.payload import served_name
 from weft.load.report import ranks
 from weft.policies import Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
 from weft.program import Program
+from weft.workloads.exits import check_rates
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 TICKS_PER_S = 1_000_000_000
 
@@ -42,6 +46,25 @@ class _Model(BaseModel):
     seen_s: dict[int, list[Time]] = {}
     max_batch: Annotated[int, Field(ge=1, le=65536)] = 1
     batch_timeout_ms: Time = 0.0
+    exits: list[int] = []
+    """After how many segments requests may leave, the end not among them."""
+    exit_rates: list[float] = []
+    """Share that the server took to leave at each, the end last."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Model:
+        if any(a >= b for a, b in pairwise([0, *self.exits, len(self.segments)])):
+            raise ValueError(f"exits = {self.exits} do not lie in order within {len(self.segments)} segments")
+        if self.exit_rates:
+            check_rates(self.exit_rates)
+            if len(self.exit_rates) != len(self.ends):
+                raise ValueError(f"{len(self.exit_rates)} exit_rates for {len(self.ends)} exits")
+        return self
+
+    @property
+    def ends(self) -> list[int]:
+        """After how many segments a request is done that leaves at each exit, the end included."""
+        return [*self.exits, len(self.segments)]
 
 
 class _Profile(BaseModel):
@@ -65,6 +88,18 @@ class _Stream(BaseModel):
     lag_s: list[Time]
     latency_s: list[Time | None]
     status: list[int]
+    exit: list[Annotated[int, Field(ge=1)] | None] | None = None
+    """At which exit each left, from 1 on."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Stream:
+        lists = {
+            key: each for key in ("lag_s", "latency_s", "status", "exit") if (each := getattr(self, key)) is not None
+        }
+        for key, each in lists.items():
+            if len(each) != len(self.scheduled_s):
+                raise ValueError(f"{key} has {len(each)} values for {len(self.scheduled_s)} requests")
+        return self
 
 
 class _Bench(BaseModel):
@@ -124,8 +159,13 @@ def predict(path: str | Path, policy: str | None = None) -> Prediction:
     if profile is None:
         raise InputError(f"{path}: was not measured on a weft server, so its segments are not known")
     for stream in bench.streams:
-        if stream.model not in profile.models:
+        model = profile.models.get(served_name(stream.model))
+        if model is None:
             raise InputError(f"{path}: the server had no measured segments of {stream.model}")
+        if (last := max([each for each in stream.exit or () if each], default=1)) > len(model.ends):
+            raise InputError(
+                f"{path}: a request of {stream.model} left at exit {last}, the model has {len(model.ends)}"
+            )
     name = policy or profile.policy
     options = profile.policy_options if name == profile.policy else {}
     ends = _simulated(bench, profile, name, options)
@@ -161,20 +201,35 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     """When each request would have been done, in seconds of the run; NaN where it would not."""
     programs: list[Program] = []
     terms: list[Terms] = []
+    times, leaves = [], []
     for index, stream in enumerate(bench.streams):
-        model = profile.models[stream.model]
+        model = profile.models[served_name(stream.model)]
         terms.append(_terms(bench, index, model, len(programs)))
         sizes = range(1, model.max_batch + 1)
         programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
+        sent = _ticks(stream)
+        order = np.argsort(sent, kind="stable")
+        times.append(iter(sent[order].tolist()))
+        leaves.append(iter(_leaves(stream, model, seed=index)[order].tolist()) if model.exits else None)
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     chooser = make_request_policy(policy, setting, options)
-    sent = [sorted(_ticks(np.add(each.scheduled_s, each.lag_s))) for each in bench.streams]
-    feed = Arrivals(terms, [iter(each) for each in sent], end=0, strict=bench.deadlines == "strict")
+    feed = Arrivals(terms, times, end=0, strict=bench.deadlines == "strict", leaves=leaves)
     source = Requests(chooser, feed, [p.remaining for p in programs], demote=chooser.demotes, hurry=True)
     for term in terms:
         source.open(term)
     Engine(source, chooser, SimulatedHost(setting)).run()
     return _ends(bench, feed)
+
+
+def _leaves(stream: _Stream, model: _Model, seed: int) -> Ints:
+    """After how many segments each request leaves: where it did, or where others of its stream did, or may have."""
+    count = len(model.ends)
+    exits = np.array([each or 0 for each in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
+    known = np.bincount(exits, minlength=count + 1)[1:]
+    rates = known / known.sum() if known.any() else np.array(model.exit_rates or [*[0.0] * (count - 1), 1.0])
+    unknown = np.flatnonzero(exits == 0)
+    exits[unknown] = 1 + np.random.default_rng(seed).choice(count, size=len(unknown), p=rates / rates.sum())
+    return np.array(model.ends, np.int64)[exits - 1]
 
 
 def _ends(bench: _Bench, feed: Arrivals) -> list[Floats]:
@@ -183,13 +238,15 @@ def _ends(bench: _Bench, feed: Arrivals) -> list[Floats]:
         found[answer.stream].setdefault(answer.arrival, []).append(answer.end)
     ends = []
     for stream, by_arrival in zip(bench.streams, found, strict=True):
-        ticks = [by_arrival[tick].pop() for tick in _ticks(np.add(stream.scheduled_s, stream.lag_s))]
+        ticks = [by_arrival[tick].pop() for tick in _ticks(stream).tolist()]
         ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
     return ends
 
 
-def _ticks(seconds: Iterable[float]) -> list[int]:
-    return [round(each * TICKS_PER_S) for each in seconds]
+def _ticks(stream: _Stream) -> Ints:
+    """When each request was sent."""
+    sent_s: Floats = np.add(stream.scheduled_s, stream.lag_s)
+    return np.rint(sent_s * TICKS_PER_S).astype(np.int64)
 
 
 def _terms(bench: _Bench, index: int, model: _Model, first_program: int) -> Terms:
@@ -217,7 +274,8 @@ def _program(name: str, model: _Model, batch: int, hand_over_s: float) -> Progra
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
     nothing = (0,) * len(times)
     ticks = tuple(max(1, round((each + hand_over_s) * TICKS_PER_S)) for each in times)
-    return Program(name, tuple(model.segments), nothing, ticks, nothing)
+    rates = tuple(model.exit_rates) if model.exits else ()
+    return Program(name, tuple(model.segments), nothing, ticks, nothing, tuple(model.exits), rates)
 
 
 def _measured(stream: _Stream) -> Floats:

@@ -32,7 +32,9 @@ def command(
     url: Annotated[str, typer.Option("--url", "-u", help="The server's address.")] = "http://127.0.0.1:8000",
     streams: Annotated[
         list[str] | None,
-        typer.Option("--stream", "-s", help="MODEL:rate=10,deadline=250 (ms) instead of a file; repeatable."),
+        typer.Option(
+            "--stream", "-s", help="MODEL:rate=10,deadline=250 (ms) instead of a file; samples=x.npz; repeatable."
+        ),
     ] = None,
     deadlines: Annotated[
         str,
@@ -88,7 +90,7 @@ def _workload(
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, or --stream MODEL:rate=10,deadline=250")
     if path is not None:
-        raw, where = read_workload(path).model_dump(), path
+        raw, where = read_workload(path).model_dump(exclude_unset=True), path
     else:
         raw, where = {"stream": [_stream(text) for text in streams or ()]}, "--stream"
     raw |= {key: value for key, value in given.items() if value is not None}
@@ -150,6 +152,7 @@ def _print(result: LoadResult) -> None:
         add_row(times, each.stream.model, *cells)
     console.print(fates)
     console.print(times)
+    _print_answers(result)
     console.print(
         f"round trip {result.transport_s * 1e3:.2f} ms, {result.connections} connections, "
         f"generator {result.cpu_s / max(1, result.requests) * 1e6:.0f} us of processor time per request",
@@ -158,6 +161,20 @@ def _print(result: LoadResult) -> None:
     )
     for remark in result.remarks:
         console.print(f"remark    {remark}", highlight=False, markup=False)
+
+
+def _print_answers(result: LoadResult) -> None:
+    """How many answers were right, and where they left the model; nothing where neither is known."""
+    told = [each for each in result.streams if each.figures.accuracy is not None or each.figures.exit_shares]
+    if not told:
+        return
+    exits = max(len(each.figures.exit_shares or ()) for each in told)
+    table = plain_table("answers", ("stream", "right", *(f"exit {number}" for number in range(1, exits + 1))))
+    for each in told:
+        shares = [number(share, 1, scale=100, suffix=" %") for share in each.figures.exit_shares or ()]
+        right = number(each.figures.accuracy, 2, scale=100, suffix=" %")
+        add_row(table, each.stream.model, right, *shares, *[""] * (exits - len(shares)))
+    console.print(table)
 
 
 def _others(found: StreamFigures) -> str:

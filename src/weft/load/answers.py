@@ -9,7 +9,10 @@ MAX_HEAD_BYTES = 1 << 16
 MAX_KEPT_BYTES = 1 << 16
 """As much of an error's text is kept; the rest is read and forgotten."""
 
-_HEADERS = re.compile(rb"\r\n(content-length|transfer-encoding|connection)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE)
+_HEADERS = re.compile(
+    rb"\r\n(content-length|transfer-encoding|connection|inference-header-content-length)[ \t]*:[ \t]*([^\r\n]*)",
+    re.IGNORECASE,
+)
 _STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] [1-9][0-9][0-9](?: |\r|\Z)")
 
 
@@ -18,9 +21,11 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
-    """All of it where it was asked for; else the beginning, and nothing of a 200."""
+    """Its beginning: of a 200 as much as was asked for."""
     reusable: bool
     """Whether the connection may carry another request."""
+    json_bytes: int | None = None
+    """After so many bytes of the body tensors follow in binary; None where it is not said, -1 where it is no number."""
 
 
 class NotHttp(ValueError):
@@ -30,10 +35,11 @@ class NotHttp(ValueError):
 class AnswerParser:
     """Takes the bytes of answers as they come, in pieces of any size; gives each with its last byte."""
 
-    __slots__ = ("_buffer", "_keep_all", "_kept", "_left", "_reusable", "_room", "_status", "_take")
+    __slots__ = ("_buffer", "_json_bytes", "_kept", "_left", "_reusable", "_room", "_status", "_take", "keep_bytes")
 
-    def __init__(self, *, keep_all: bool = False) -> None:
-        self._keep_all = keep_all
+    def __init__(self, *, keep_bytes: int = 0) -> None:
+        self.keep_bytes = keep_bytes
+        """As much of a 200's body is kept."""
         self._reset()
 
     def _reset(self) -> None:
@@ -42,6 +48,7 @@ class AnswerParser:
         self._status = 0
         self._left = 0
         self._room = 0
+        self._json_bytes: int | None = None
         self._reusable = True
         self._take = self._head
 
@@ -79,7 +86,7 @@ class AnswerParser:
             raise NotHttp(f"it begins with {head[:40]!r}")
         self._status = int(head[9:12])
         self._reusable = head[7:8] == b"1"
-        self._room = MAX_KEPT_BYTES if self._status != 200 else 0
+        self._room = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
         lengths, self._take = set(), self._rest
         for name, value in _HEADERS.findall(head):
             key = name.lower()
@@ -87,6 +94,8 @@ class AnswerParser:
                 lengths.add(value.strip())
             elif key == b"connection":
                 self._reusable = b"close" not in value.lower()
+            elif key == b"inference-header-content-length":
+                self._json_bytes = _number(value.strip())
             elif value.strip().lower() == b"chunked":
                 self._take = self._chunk_size
             else:
@@ -105,7 +114,7 @@ class AnswerParser:
             self._left -= len(data)
             self._keep(data)
             return None
-        if self._keep_all or self._room:
+        if self._room:
             self._keep(data[: self._left])
         return self._done(data[self._left :])
 
@@ -160,20 +169,24 @@ class AnswerParser:
         return None
 
     def _keep(self, data: bytes) -> None:
-        if self._keep_all:
-            self._kept.append(data)
-        elif self._room:
+        if self._room:
             self._kept.append(data[: self._room])
             self._room -= len(self._kept[-1])
 
     def _done(self, beyond: bytes) -> Answer:
-        answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond)
+        answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes)
         self._reset()
         return answer
 
 
 def _length_of(values: set[bytes]) -> int:
     text = min(values)
-    if len(values) > 1 or not text.isdigit() or len(text) > 18:
+    length = _number(text)
+    if len(values) > 1 or length < 0:
         raise NotHttp(f"its content length is {b', '.join(sorted(values))[:40]!r}")
-    return int(text)
+    return length
+
+
+def _number(text: bytes) -> int:
+    """-1 where it is none."""
+    return int(text) if text.isdigit() and len(text) <= 18 else -1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections import deque
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -36,7 +37,11 @@ class Taker(Protocol):
     """Sends requests, and hears of each by its number exactly once: answered or broken."""
 
     @property
-    def request(self) -> bytes: ...
+    def keep_bytes(self) -> int:
+        """As much of a good answer's body it wants to see."""
+        ...
+
+    def request(self, number: int) -> bytes: ...
 
     def sent(self, number: int, now_s: float) -> None: ...
 
@@ -85,9 +90,9 @@ def request_bytes(
 class Connection(asyncio.Protocol):
     """One connection of a pool, and the request under way on it."""
 
-    def __init__(self, pool: Pool, *, keep_all: bool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._parser = AnswerParser(keep_all=keep_all)
+        self._parser = AnswerParser()
         self._time = pool.loop.time
         self._fault: str | None = None
         self.transport: asyncio.Transport
@@ -99,8 +104,9 @@ class Connection(asyncio.Protocol):
 
     def send(self, taker: Taker, number: int) -> None:
         self.taker, self.number = taker, number
+        self._parser.keep_bytes = taker.keep_bytes
         taker.sent(number, self._time())
-        self.transport.write(taker.request)
+        self.transport.write(taker.request(number))
 
     def data_received(self, data: bytes) -> None:
         taker = self.taker
@@ -139,7 +145,7 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Connections to one server; a request takes the one used last, or a new one, or waits in line."""
 
-    def __init__(self, target: Target, limit: int, *, keep_all: bool = False) -> None:
+    def __init__(self, target: Target, limit: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.target = target
         self.limit = limit
@@ -147,7 +153,6 @@ class Pool:
         """Connections ever made."""
         self.held_back = 0
         """Requests that found every connection busy and the limit reached."""
-        self._keep_all = keep_all
         self._idle: list[Connection] = []
         self._live: set[Connection] = set()
         self._waiting: deque[tuple[Taker, int]] = deque()
@@ -232,7 +237,7 @@ class Pool:
         target = self.target
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await self.loop.create_connection(
-                lambda: Connection(self, keep_all=self._keep_all), target.host, target.port, ssl=target.context
+                lambda: Connection(self), target.host, target.port, ssl=target.context
             )
         self.opened += 1
         self._live.add(connection)
@@ -240,11 +245,16 @@ class Pool:
 
 
 class _Call:
-    """One request for whose answer somebody waits."""
+    """One request for whose whole answer somebody waits."""
+
+    keep_bytes = sys.maxsize
 
     def __init__(self, request: bytes) -> None:
-        self.request = request
+        self._request = request
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def request(self, number: int) -> bytes:
+        return self._request
 
     def sent(self, number: int, now_s: float) -> None:
         """Nobody asks when."""

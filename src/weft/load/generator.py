@@ -22,16 +22,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.errors import InputError, WorkloadError, unknown_name
 from weft.load.answers import Answer
 from weft.load.client import Pool, call, parse_url, request_bytes
-from weft.load.payload import BINARY, DEADLINES, announced, build_request, model_path, read_inputs, served_name
+from weft.load.payload import (
+    BINARY,
+    DEADLINES,
+    Payload,
+    announced,
+    build_payload,
+    model_path,
+    read_inputs,
+    served_name,
+)
+from weft.load.reading import MAX_ANSWER_BYTES, Readings, announces_exits
 from weft.load.report import BROKEN, LOST, OK, LoadResult, StreamLoad, stream_load
 from weft.load.timing import precise_loop
+from weft.workloads.exits import MOST_EXITS
 from weft.workloads.online import Stream, Workload
 
 Progress = Callable[[float, int, int], None]
@@ -46,7 +57,8 @@ PAUSE_S = 0.05
 ROUND_TRIPS = 50
 PROGRESS_S = 0.2
 SHOWN_CHARACTERS = 200
-
+SAMPLING = 2
+"""Of a seed's independent sequences, the one that samples are drawn from; the others are the workload's."""
 
 ANSWER_HEAD_BYTES = 64 << 10
 """Of an answer, in which its parameters are looked for."""
@@ -57,8 +69,10 @@ class _Plan:
     """What the server was asked before the run."""
 
     server: dict[str, Any]
-    requests: tuple[bytes, ...]
+    payloads: tuple[Payload, ...]
     """Of each stream."""
+    tell_exits: tuple[bool, ...]
+    """Whether the answers to each tell at which exit they left."""
     transport_s: float
 
 
@@ -112,11 +126,11 @@ async def drive(
     _check(deadlines, connections, grace_s)
     target = parse_url(url, context)
     clock = _Clock(asyncio.get_running_loop(), workload.duration_s, grace_s)
-    control, pool = Pool(target, 1, keep_all=True), Pool(target, connections)
+    control, pool = Pool(target, 1), Pool(target, connections)
     try:
         plan = await _prepare(workload, control, deadlines, api_key)
-        overheads = [await _overhead_s(control, request, alone) for request in plan.requests]
-        run = _Run(workload, plan.requests, pool, clock)
+        overheads = [await _overhead_s(control, each.requests[0], alone) for each in plan.payloads]
+        run = _Run(workload, plan, pool, clock)
         await _reach(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
         started, cpu_s = datetime.now(UTC), time.thread_time()
         await run.go(progress)
@@ -131,7 +145,7 @@ async def drive(
         server=plan.server,
         workload=workload,
         deadlines=deadlines,
-        streams=run.results(),
+        streams=run.results(profile),
         started=started.isoformat(timespec="milliseconds"),
         elapsed_s=clock.ended_s,
         transport_s=plan.transport_s,
@@ -202,17 +216,31 @@ class _Clock:
         self.ended_s = 0.0
 
 
+class _Part(NamedTuple):
+    """All that one stream needs of a run."""
+
+    stream: Stream
+    payload: Payload
+    tell_exits: bool
+    rng: np.random.Generator
+    """Which samples are sent."""
+    clock: _Clock
+    pool: Pool
+    leave: Callable[[], None]
+
+
 class _Open:
     """An open stream's requests; it sends them when told to."""
 
-    def __init__(self, stream: Stream, request: bytes, clock: _Clock, leave: Callable[[], None]) -> None:
-        self.stream = stream
-        self.request = request
-        self.clock = clock
+    def __init__(self, part: _Part) -> None:
+        self.stream, self.clock = part.stream, part.clock
+        self._payload, self._rng, self._leave = part.payload, part.rng, part.leave
+        self._readings = Readings(part.payload.labels, exits=part.tell_exits)
+        self.keep_bytes = MAX_ANSWER_BYTES if self._readings.wanted else 0
+        self._rows = array("q")
         self.answers = 0
         self.messages: dict[int, str] = {}
         self.scheduled, self.lag, self.latency, self.status = array("d"), array("d"), array("d"), array("h")
-        self._leave = leave
 
     def schedule(self, times_s: Sequence[float]) -> None:
         """Add requests that nothing has become of yet."""
@@ -221,6 +249,12 @@ class _Open:
         self.lag.extend([math.nan] * count)
         self.latency.extend([math.nan] * count)
         self.status.extend([LOST] * count)
+        self._readings.expect(count)
+        if self._payload.sampled:
+            self._rows.extend(self._rng.integers(len(self._payload.requests), size=count).tolist())
+
+    def request(self, number: int) -> bytes:
+        return self._payload.requests[self._rows[number] if self._rows else 0]
 
     def sent(self, number: int, now_s: float) -> None:
         self.lag[number] = now_s - self.clock.start_s - self.scheduled[number]
@@ -232,6 +266,8 @@ class _Open:
         if answer.status != OK and answer.status not in self.messages:
             self.messages[answer.status] = _told(answer.body)
         self.over(now_s)
+        if self.keep_bytes and answer.status == OK:  # after the client's next request has left
+            self._readings.read(number, answer)
 
     def broken(self, number: int, why: str, now_s: float) -> None:
         self.status[number] = BROKEN
@@ -242,7 +278,8 @@ class _Open:
         """One request has ended."""
         self._leave()
 
-    def result(self, workload: Workload) -> StreamLoad:
+    def result(self, workload: Workload, exit_count: int) -> StreamLoad:
+        rows = np.array(self._rows, np.int64) if self._payload.sampled else None
         lag_s, scheduled_s = np.array(self.lag), np.array(self.scheduled)
         waited_s = np.maximum(0.0, self.clock.ended_s - scheduled_s)
         return stream_load(
@@ -253,15 +290,16 @@ class _Open:
             latency_s=np.array(self.latency),
             status=np.array(self.status, np.int16),
             messages=self.messages,
+            said=self._readings.said(rows, exit_count),
         )
 
 
 class _Closed(_Open):
     """A closed stream: as many clients, each of which sends again when it has its answer and has thought."""
 
-    def __init__(self, stream: Stream, request: bytes, clock: _Clock, leave: Callable[[], None], pool: Pool) -> None:
-        super().__init__(stream, request, clock, leave)
-        self._pool = pool
+    def __init__(self, part: _Part) -> None:
+        super().__init__(part)
+        self._pool = part.pool
 
     def begin(self) -> None:
         for number in range(self.stream.clients):
@@ -285,21 +323,24 @@ class _Closed(_Open):
 class _Run:
     """The streams of a workload, and the order in which the open ones send."""
 
-    def __init__(self, workload: Workload, requests: Sequence[bytes], pool: Pool, clock: _Clock) -> None:
+    def __init__(self, workload: Workload, plan: _Plan, pool: Pool, clock: _Clock) -> None:
         self.workload = workload
         self.pool = pool
         self.clock = clock
         self._over = clock.loop.create_future()
         self._under_way = 0
         """Open requests without an end, and closed clients that are not through."""
-        self.streams = [self._stream(each, raw) for each, raw in zip(workload.stream, requests, strict=True)]
+        self.streams = [self._stream(index, plan) for index in range(len(workload.stream))]
         self._next = 0
         self._order()
 
-    def _stream(self, stream: Stream, request: bytes) -> _Open:
-        if stream.arrival == "closed":
-            return _Closed(stream, request, self.clock, self._leave, self.pool)
-        return _Open(stream, request, self.clock, self._leave)
+    def _stream(self, index: int, plan: _Plan) -> _Open:
+        stream = self.workload.stream[index]
+        # Numbers of their own: with samples or without, the arrivals are the same.
+        rng = np.random.default_rng([self.workload.seed, index, SAMPLING])
+        payload, tells = plan.payloads[index], plan.tell_exits[index]
+        part = _Part(stream, payload, tells, rng, self.clock, self.pool, self._leave)
+        return _Closed(part) if stream.arrival == "closed" else _Open(part)
 
     def _order(self) -> None:
         """All open requests of all streams by their times."""
@@ -341,8 +382,9 @@ class _Run:
         cut.cancel()
         clock.ended_s = loop.time() - clock.start_s
 
-    def results(self) -> tuple[StreamLoad, ...]:
-        return tuple(each.result(self.workload) for each in self.streams)
+    def results(self, profile: Any) -> tuple[StreamLoad, ...]:
+        """What became of each stream; *profile*: what the server says of its models."""
+        return tuple(each.result(self.workload, _exit_count(profile, each.stream)) for each in self.streams)
 
     def _send_due(self) -> None:
         """Send what is due, and come back when the next one is."""
@@ -382,21 +424,23 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
     server = await _asked(control, "v2", key)
     if not isinstance(server, dict):
         raise InputError(f"{control.target.url}: GET v2 does not describe a server of the Open Inference Protocol")
-    requests = []
+    payloads, tell_exits = [], []
     for index, stream in enumerate(workload.stream):
-        inputs = read_inputs(stream.model, await _metadata(control, stream, key))
-        requests.append(
-            build_request(
+        metadata = await _metadata(control, stream, key)
+        tell_exits.append(announces_exits(metadata))
+        payloads.append(
+            build_payload(
                 stream,
-                inputs,
+                read_inputs(stream.model, metadata),
                 control.target,
                 deadlines=deadlines,
                 binary=announced(server, BINARY),
                 key=key,
                 seed=(workload.seed, index),
+                folder=workload.folder,
             )
         )
-    return _Plan(server, tuple(requests), await _round_trip_s(control, key))
+    return _Plan(server, tuple(payloads), tuple(tell_exits), await _round_trip_s(control, key))
 
 
 async def _reach(pool: Pool, count: int) -> None:
@@ -425,7 +469,7 @@ async def _asked(control: Pool, path: str, key: str | None) -> Any:
 
 
 async def _metadata(control: Pool, stream: Stream, key: str | None) -> Any:
-    path, name = model_path(stream), served_name(stream)
+    path, name = model_path(stream), served_name(stream.model)
     answer = await _call(control, request_bytes(control.target, "GET", path, key=key))
     if answer.status == OK:
         return _parsed(answer.body)
@@ -454,6 +498,15 @@ async def _profile(control: Pool, key: str | None) -> Any:
     except OSError:
         return None
     return _parsed(answer.body) if answer.status == OK else None
+
+
+def _exit_count(profile: Any, stream: Stream) -> int:
+    """How many exits a model has, its end among them, as a weft server tells; 0 where nobody does."""
+    try:
+        early = profile["models"][served_name(stream.model)]["exits"]
+    except (KeyError, TypeError):
+        return 0
+    return len(early) + 1 if isinstance(early, list) and 0 < len(early) < MOST_EXITS else 0
 
 
 def _parsed(body: bytes) -> Any:

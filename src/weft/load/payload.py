@@ -1,4 +1,4 @@
-"""The request a stream sends: what the model's metadata asks for, filled with seeded values, as bytes.
+"""The requests a stream sends: what the model's metadata asks for, filled with seeded values or samples, as bytes.
 
 Tensors travel in binary where the server announces that it takes them so, as JSON otherwise.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
 from weft.errors import InputError, WorkloadError, unknown_name
 from weft.load.client import Target, request_bytes
+from weft.load.samples import Ints, Samples, read_samples, written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.workloads.online import Stream
 
@@ -28,15 +29,27 @@ BINARY = "binary_tensor_data"
 TRITON_PRIORITY = {9: 1, 3: 2, 1: 3}
 WORD = b"weft"
 MAX_TENSOR_BYTES = 1 << 30
+MAX_STREAM_BYTES = 1 << 30
+"""Of all requests that are kept ready for a stream, one for every sample."""
 
 
-def served_name(stream: Stream) -> str:
+class Payload(NamedTuple):
+    """What a stream sends."""
+
+    requests: tuple[bytes, ...]
+    """Whole HTTP requests: one for every sample, or a single one that is sent each time."""
+    sampled: bool = False
+    labels: Ints | None = None
+    """The right answer to each, where it is known."""
+
+
+def served_name(model: str) -> str:
     """The name to ask a server for: a model file is known by its name without folder and ending."""
-    return PurePath(stream.model).stem if stream.model.endswith(".onnx") else stream.model
+    return PurePath(model).stem if model.endswith(".onnx") else model
 
 
 def model_path(stream: Stream) -> str:
-    return f"v2/models/{quote(served_name(stream), safe='')}"
+    return f"v2/models/{quote(served_name(stream.model), safe='')}"
 
 
 def read_inputs(model: str, metadata: Any) -> tuple[TensorSpec, ...]:
@@ -63,7 +76,7 @@ def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
         shape = tuple(1 if size < 0 and place == 0 else size for place, size in enumerate(spec.shape))
         if any(size < 0 for size in shape):
             raise WorkloadError(
-                f"{stream.model}: its input {spec.name!r} has the free shape {_written(spec.shape)}; "
+                f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}; "
                 f"say which to send, as --shape {stream.model}:{spec.name}=1x128 or in the stream's shapes"
             )
         return shape
@@ -71,12 +84,12 @@ def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
         want not in (-1, have) for have, want in zip(given, spec.shape, strict=True)
     ):
         raise WorkloadError(
-            f"{stream.model}: shape {_written(given)} does not fit its input {spec.name!r}, {_written(spec.shape)}"
+            f"{stream.model}: shape {written(given)} does not fit its input {spec.name!r}, {written(spec.shape)}"
         )
     return given
 
 
-def build_request(
+def build_payload(
     stream: Stream,
     inputs: Sequence[TensorSpec],
     target: Target,
@@ -85,37 +98,84 @@ def build_request(
     binary: bool = True,
     key: str | None = None,
     seed: Sequence[int] = (0,),
-) -> bytes:
-    """The whole HTTP request of a stream, the same for the same seed."""
+    folder: str | Path = ".",
+) -> Payload:
+    """The whole HTTP requests of a stream, the same for the same seed; *folder*: where its samples are looked for."""
     for name in stream.shapes:
         if name not in (known := [spec.name for spec in inputs]):
             raise WorkloadError(f"{stream.model}: " + unknown_name("input", name, known))
-    rng = np.random.default_rng(seed)
-    tensors = [_values(stream, spec, input_shape(stream, spec), rng) for spec in inputs]
-    parameters = _parameters(stream, deadlines)
-    entries: list[dict[str, object]] = []
-    raw = b""
-    for spec, tensor in zip(inputs, tensors, strict=True):
-        entry: dict[str, object] = {"name": spec.name, "shape": list(tensor.shape), "datatype": spec.datatype}
-        if binary:
-            data = _raw(tensor)
-            raw += data
-            entry["parameters"] = {"binary_data_size": len(data)}
-        else:
-            entry["data"] = _listed(tensor)
-        entries.append(entry)
-    if binary:
-        parameters["binary_data_output"] = True
-    text = json.dumps({"parameters": parameters, "inputs": entries}).encode()
-    head = f"Inference-Header-Content-Length: {len(text)}\r\nContent-Type: application/octet-stream\r\n"
-    return request_bytes(
-        target,
-        "POST",
-        f"{model_path(stream)}/infer",
-        key=key,
-        head=head if binary else "Content-Type: application/json\r\n",
-        body=text + raw,
-    )
+    form = _Form(stream, tuple(inputs), target, _parameters(stream, deadlines), binary, key)
+    if stream.samples is None:
+        rng = np.random.default_rng(seed)
+        values = [_values(stream, spec, input_shape(stream, spec), rng) for spec in inputs]
+        return Payload((form.filled(values),))
+    samples = read_samples(Path(folder) / stream.samples, inputs)
+    _check_shapes(stream, inputs, samples)
+    return Payload(_filled_with(form, samples), True, samples.labels)
+
+
+class _Form(NamedTuple):
+    """A request to be filled with tensors."""
+
+    stream: Stream
+    inputs: tuple[TensorSpec, ...]
+    target: Target
+    parameters: Mapping[str, object]
+    binary: bool
+    key: str | None
+
+    def filled(self, tensors: Sequence[Array]) -> bytes:
+        entries: list[dict[str, object]] = []
+        raw = b""
+        for spec, tensor in zip(self.inputs, tensors, strict=True):
+            entry: dict[str, object] = {"name": spec.name, "shape": list(tensor.shape), "datatype": spec.datatype}
+            if self.binary:
+                data = _raw(tensor)
+                raw += data
+                entry["parameters"] = {"binary_data_size": len(data)}
+            else:
+                entry["data"] = _listed(tensor)
+            entries.append(entry)
+        return self._request(entries, raw)
+
+    def _request(self, entries: Sequence[Mapping[str, object]], raw: bytes) -> bytes:
+        parameters = {**self.parameters, "binary_data_output": True} if self.binary else self.parameters
+        text = json.dumps({"parameters": parameters, "inputs": entries}, allow_nan=False).encode()
+        head = f"Inference-Header-Content-Length: {len(text)}\r\nContent-Type: application/octet-stream\r\n"
+        return request_bytes(
+            self.target,
+            "POST",
+            f"{model_path(self.stream)}/infer",
+            key=self.key,
+            head=head if self.binary else "Content-Type: application/json\r\n",
+            body=text + raw,
+        )
+
+
+def _filled_with(form: _Form, samples: Samples) -> tuple[bytes, ...]:
+    requests, total = [], 0
+    where = f"{form.stream.samples}: sample"
+    for row in range(len(samples)):
+        try:
+            requests.append(form.filled([samples.inputs[spec.name][row, ...] for spec in form.inputs]))
+        except ValueError as error:  # the server takes JSON, which has no NaN, and text only as UTF-8
+            raise WorkloadError(f"{where} {row} holds what no JSON can, and the server takes nothing else") from error
+        total += len(requests[-1])
+        if total > MAX_STREAM_BYTES:
+            raise WorkloadError(
+                f"{where}s up to {row} make requests of over {MAX_STREAM_BYTES} bytes; keep fewer of {len(samples)}"
+            )
+    return tuple(requests)
+
+
+def _check_shapes(stream: Stream, inputs: Sequence[TensorSpec], samples: Samples) -> None:
+    for spec in inputs:
+        shape = samples.inputs[spec.name].shape[1:]
+        if spec.name in stream.shapes and input_shape(stream, spec) != shape:
+            raise WorkloadError(
+                f"{stream.model}: shape {written(stream.shapes[spec.name])} of its input {spec.name!r} is not "
+                f"that of its samples, {written(shape)}; leave one of them out"
+            )
 
 
 def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
@@ -124,14 +184,24 @@ def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
         parameters["timeout"] = max(1, round(stream.deadline_ms * 1e3))
     elif deadlines == "soft":
         parameters["weft_slo_ms"] = stream.deadline_ms
+    threshold = sent_threshold(stream)
+    if threshold is not None:
+        if threshold <= 0:
+            raise WorkloadError(f"{stream.model}: exit_threshold = {threshold:g} cannot be sent, must be above 0")
+        parameters["weft_exit_threshold"] = threshold
     return parameters
+
+
+def sent_threshold(stream: Stream) -> float | None:
+    """How sure an early answer must be, where the stream states it; else that is the server's affair."""
+    return stream.exit_threshold if "exit_threshold" in stream.model_fields_set else None
 
 
 def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Random values that any model takes: whole numbers are 0 or 1, because they may be looked up in a table."""
     kind = DATATYPES[spec.datatype]
     if float(np.prod(shape, dtype=float)) * max(kind.itemsize, 8) > MAX_TENSOR_BYTES:
-        raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {_written(shape)} is too large to send")
+        raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
     if kind == np.object_:
         return np.full(shape, WORD, np.object_)
     if kind.kind == "f":
@@ -141,19 +211,15 @@ def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.ra
 
 def _raw(tensor: Array) -> bytes:
     if tensor.dtype == np.object_:
-        return (struct.pack("<I", len(WORD)) + WORD) * tensor.size
+        return b"".join(struct.pack("<I", len(word)) + word for word in tensor.ravel().tolist())
     return tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _listed(tensor: Array) -> list[Any]:
     if tensor.dtype == np.object_:
-        return [WORD.decode()] * tensor.size
+        return [word.decode() for word in tensor.ravel().tolist()]
     values: list[Any] = tensor.ravel().tolist()
     return values
-
-
-def _written(shape: Sequence[int]) -> str:
-    return "x".join("?" if size < 0 else str(size) for size in shape) or "()"
 
 
 def announced(server: Mapping[str, Any], extension: str) -> bool:

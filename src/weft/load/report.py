@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from weft.load.payload import sent_threshold
+from weft.load.reading import NO_CLASS, NO_EXIT, Said
 from weft.workloads.online import Stream, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +55,10 @@ class StreamFigures:
     lag_p99_s: float | None
     """From the scheduled time until the request was handed to a connection; part of every latency."""
     lag_max_s: float | None
+    accuracy: float | None = None
+    """Share of the answers with status 200 that give the label of the sample sent; None without labels."""
+    exit_shares: tuple[float, ...] | None = None
+    """Share of the answers that left at each exit, the end last; None where they do not tell."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,11 +77,14 @@ class StreamLoad:
     messages: Mapping[int, str]
     """Status -> what the first answer with it said, for all but 200."""
     figures: StreamFigures
+    said: Said = field(default_factory=Said)
+    """What the answers say, where that is read."""
 
     def as_dict(self, *, latencies: bool) -> dict[str, object]:
         found: dict[str, object] = {
             "model": self.stream.model,
             "deadline_s": self.stream.deadline_ms / 1e3,
+            "exit_threshold": sent_threshold(self.stream),
             **asdict(self.figures),
             "statuses": {str(status): count for status, count in self.figures.statuses.items()},
             "messages": {str(status): text for status, text in self.messages.items()},
@@ -85,7 +94,18 @@ class StreamLoad:
             found["lag_s"] = self.lag_s.tolist()
             found["latency_s"] = [None if np.isnan(each) else each for each in self.latency_s.tolist()]
             found["status"] = self.status.tolist()
+            found |= self._said()
         return found
+
+    def _said(self) -> dict[str, object]:
+        """The lists of what was sent and said, those there are."""
+        said = self.said
+        lists = (("sample", said.sample, None), ("exit", said.exit, NO_EXIT), ("prediction", said.prediction, NO_CLASS))
+        return {
+            key: [None if each == nothing else each for each in values.tolist()]
+            for key, values, nothing in lists
+            if values is not None
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +145,7 @@ class LoadResult:
         return sum(len(each.status) for each in self.streams)
 
     def as_dict(self, *, latencies: bool = True) -> dict[str, object]:
-        """The JSON of docs/formats.md; *latencies*: with four lists per stream, one value per request."""
+        """The JSON of docs/formats.md; *latencies*: with lists per stream, one value per request."""
         return {
             "format": 1,
             "url": self.url,
@@ -156,18 +176,21 @@ def stream_load(
     latency_s: Floats,
     status: Ints,
     messages: Mapping[int, str],
+    said: Said | None = None,
 ) -> StreamLoad:
     """Sort a stream's requests by their scheduled times and work out its figures."""
     order = np.argsort(scheduled_s, kind="stable")
     scheduled_s, lag_s, latency_s, status = scheduled_s[order], lag_s[order], latency_s[order], status[order]
-    figures = _figures(workload, stream, scheduled_s, lag_s, latency_s, status)
-    return StreamLoad(stream, scheduled_s, lag_s, latency_s, status, dict(messages), figures)
+    said = said.at(order) if said else Said()
+    figures = _figures(workload, stream, scheduled_s, lag_s, latency_s, status, said)
+    return StreamLoad(stream, scheduled_s, lag_s, latency_s, status, dict(messages), figures, said)
 
 
 def _figures(
-    workload: Workload, stream: Stream, scheduled_s: Floats, lag_s: Floats, latency_s: Floats, status: Ints
+    workload: Workload, stream: Stream, scheduled_s: Floats, lag_s: Floats, latency_s: Floats, status: Ints, said: Said
 ) -> StreamFigures:
     counted = scheduled_s >= workload.warmup_s
+    said = said.at(counted & (status == OK))
     lag_s, latency_s, status = lag_s[counted], latency_s[counted], status[counted]
     span_s = workload.duration_s - workload.warmup_s
     codes, counts = np.unique(status, return_counts=True)
@@ -188,7 +211,24 @@ def _figures(
         mean_s=float(good.mean()) if len(good) else None,
         **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), times_s, strict=True)),
         **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
+        accuracy=_accuracy(said),
+        exit_shares=_exit_shares(said),
     )
+
+
+def _accuracy(said: Said) -> float | None:
+    """What could not be read is not right."""
+    if said.prediction is None or not len(said.prediction):
+        return None
+    return float((said.prediction == said.labels).mean())
+
+
+def _exit_shares(said: Said) -> tuple[float, ...] | None:
+    taken = np.empty(0, np.int64) if said.exit is None else said.exit[said.exit != NO_EXIT]
+    if not len(taken):
+        return None
+    counts = np.bincount(taken, minlength=said.exit_count + 1)[1:]
+    return tuple((counts / len(taken)).tolist())
 
 
 def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
@@ -205,6 +245,11 @@ def _remarks(result: LoadResult) -> list[str]:
         for status, text in each.messages.items():
             what = {BROKEN: "connection failed"}.get(status, f"status {status}")
             remarks.append(f"{each.stream.model}: {what}: {text}")
+        if each.said.unreadable:
+            remarks.append(
+                f"{each.stream.model}: {each.said.unreadable} answers could not be read, the first because "
+                f"{each.said.problem}"
+            )
         if remark := _lag_remark(each):
             remarks.append(remark)
     if result.held_back:

@@ -76,7 +76,9 @@ class Stream(BaseModel):
     exit_record: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: confidences and correct answers of a real network."""
     exit_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
-    """With a record: the confidence at which a sample leaves."""
+    """With a record: the confidence at which a sample leaves. Where it is stated, real servers are told, too."""
+    samples: Annotated[str, Field(min_length=1)] | None = None
+    """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
 
     def __hash__(self) -> int:
         """All values but the shapes, which cannot be hashed; workloads are keys of caches."""
