@@ -1,4 +1,4 @@
-"""The main job in two minutes: real models, two simulated NPUs, every policy, a timeline you can open, a real server.
+"""The main job in three minutes: real models, simulated NPUs, every policy, a timeline you can open, a real server.
 
 Each step is a command anyone can type; it is printed before it runs.
 """
@@ -14,7 +14,8 @@ from weft.cli.main import app
 
 OUT = Path("out/demo")
 WORKLOAD = os.path.relpath(Path(__file__).parent / "assistant.toml")
-HEAD_OF_LINE = os.path.relpath(Path(__file__).parent.parent / "benchmarks" / "head_of_line.py")
+EXITS = os.path.relpath(Path(__file__).parent / "early-exits.toml")
+BENCHMARKS = Path(os.path.relpath(Path(__file__).parent.parent / "benchmarks"))
 
 COMMANDS = [
     "models show pp-ocr-det",
@@ -23,6 +24,8 @@ COMMANDS = [
     f"compare --device nnpi-like --batch 16 --models resnet50,bert-large --html {OUT}/nnpi-like.html",
     f"simulate --device nnpi-like --batch 16 --models magika,bert-base --policy weft --figure {OUT}/woven.png",
     f"simulate --workload {WORKLOAD} --policy weft+",
+    f"simulate --workload {EXITS} --policy fluid --late keep",
+    f"simulate --workload {EXITS} --policy top-up",
 ]
 
 
@@ -39,10 +42,14 @@ def main() -> None:
 
 
 def serve(seconds: str) -> None:
-    """The real thing: a server on packaged models, an urgent one beside a heavy one, under two policies."""
-    command = [HEAD_OF_LINE, "--seconds", seconds, "--repeats", "1", "--policies", "fifo,punctual"]
-    print(f"\n$ python {shlex.join(command)}", flush=True)
-    subprocess.run([sys.executable, *command], check=True)
+    """The real thing: an urgent model beside a heavy one, then a network with early exits, each under two policies."""
+    for script, options in (
+        ("head_of_line.py", ["--policies", "fifo,punctual"]),
+        ("early_exits.py", ["--timeouts", "5", "--policies", "top-up"]),
+    ):
+        command = [str(BENCHMARKS / script), "--seconds", seconds, "--repeats", "1", *options]
+        print(f"\n$ python {shlex.join(command)}", flush=True)
+        subprocess.run([sys.executable, *command], check=True)
 
 
 if __name__ == "__main__":

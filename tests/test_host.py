@@ -16,7 +16,6 @@ from weft.engine import SimulatedHost
 from weft.policies import POLICIES
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start
 
-
 PROMPT = [name for name in SERVING if POLICIES[name].waits is Policy.waits]
 """Those that do not wait for a batch to be filled longer than its stream says."""
 

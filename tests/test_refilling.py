@@ -155,7 +155,7 @@ def test_every_request_leaves_once_by_its_own_exit_and_no_batch_is_too_large(pol
     for stream, each in enumerate(load.kinds):
         sizes = [candidate.size for candidate in ran.host.issues if candidate.stream == stream]
         assert all(1 <= size <= len(each.batches) for size in sizes)
-    for (stream, _), pieces in ran.batches.items():
+    for pieces in ran.batches.values():
         layers = [piece.candidate.layer for piece in pieces if not piece.aborted]
         assert layers == list(range(len(layers)))  # each once, in order
         programs = load.setting.programs

@@ -5,7 +5,7 @@ them under a policy and returns what happened (``Trace``) and what it came to (`
 ``weft.serving``, its load generator ``weft.load``.
 """
 
-from weft.devices import Npu, load_npu
+from weft.devices import Npu, TiledNpu, load_device, load_npu
 from weft.errors import (
     DeviceError,
     InputError,
@@ -17,7 +17,7 @@ from weft.errors import (
     WeftError,
     WorkloadError,
 )
-from weft.models import Gemm, Layer, Model, import_onnx
+from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
 from weft.models.sources import load_model
 from weft.policies import POLICIES, Policy, Setting, Start, View
 from weft.profiles import LayerCost, Profile, estimate, read_profile, write_profile
@@ -30,6 +30,7 @@ from weft.workloads import Saturated
 __all__ = [
     "POLICIES",
     "DeviceError",
+    "Exit",
     "Gemm",
     "InputError",
     "InvalidStart",
@@ -50,6 +51,7 @@ __all__ = [
     "Span",
     "Start",
     "StreamReport",
+    "TiledNpu",
     "Trace",
     "View",
     "WeftError",
@@ -57,11 +59,13 @@ __all__ = [
     "__version__",
     "estimate",
     "import_onnx",
+    "load_device",
     "load_model",
     "load_npu",
     "read_profile",
     "read_trace",
     "simulate",
+    "with_exits",
     "write_profile",
     "write_trace",
 ]

@@ -93,7 +93,9 @@ def print_exits(workload: Workload) -> None:
             continue
         record = workload.record(index)
         shares = stream.exit_rates if record is None else record.rates(stream.exit_threshold)
-        line = f"{stream.model}: " + " / ".join(f"{share:.1%}" for share in shares) + " leave by its exits, the end last"
+        line = (
+            f"{stream.model}: " + " / ".join(f"{share:.1%}" for share in shares) + " leave by its exits, the end last"
+        )
         if record is not None:
             line += f"; {record.accuracy(stream.exit_threshold):.2%} answered correctly"
             line += f" at a threshold of {stream.exit_threshold:g}"

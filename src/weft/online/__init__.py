@@ -10,4 +10,14 @@ from weft.online.run import RequestRun, request_trace, simulate_requests
 from weft.online.tally import Tally
 from weft.online.weaving import ONLINE
 
-__all__ = ["ONLINE", "Case", "Device", "RequestRun", "Tally", "estimates", "prepare", "request_trace", "simulate_requests"]
+__all__ = [
+    "ONLINE",
+    "Case",
+    "Device",
+    "RequestRun",
+    "Tally",
+    "estimates",
+    "prepare",
+    "request_trace",
+    "simulate_requests",
+]
