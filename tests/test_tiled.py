@@ -155,7 +155,7 @@ def test_a_board_of_ones_own_is_a_file(tmp_path: Path):
 def test_load_npu_refuses_a_tiled_device_and_load_device_takes_both():
     with pytest.raises(DeviceError, match=r'^zc706-resnet50: a tiled NPU .* needs a device of kind "npu"$'):
         load_npu("zc706-resnet50")
-    assert Counter(load_device(name).kind for name in presets()) == {"tiled": 4, "npu": 3}
+    assert Counter(load_device(name).kind for name in presets()) == {"tiled": 5, "npu": 3}
 
 
 @pytest.mark.parametrize("preset", presets())

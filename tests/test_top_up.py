@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from host import Kind, ListedFeed, Load, Order, Ran, WatchedHost
-from test_refill_kernel import compiled
+from test_refill_kernel import case_of, compiled
 from weft.devices import load_device
 from weft.engine import Engine, Requests
 from weft.errors import InputError
 from weft.kernels import online as counted
 from weft.online import Case, Tally, prepare
+from weft.policies.batching import Adaptive
 from weft.policies.fluid import Fluid
 from weft.policies.top_up import TopUp, leaving
 from weft.workloads.online import Stream, Workload
@@ -50,14 +51,21 @@ def test_it_tops_up_where_all_who_come_later_gain():
 
 
 def test_it_goes_on_where_that_would_break_a_deadline_and_tops_up_where_it_just_does_not():
-    assert serve(Order(0, 0, 43), Order(0, 2, 500)).ends == [30, 60]  # 204 + 120 is more than 270
+    assert serve(Order(0, 0, 43), Order(0, 2, 500)).ends == [30, 60]  # 204 + 10 x 120 is more than 270
     assert serve(Order(0, 0, 44), Order(0, 2, 500)).ends == [44, 44]
 
 
 def test_a_missed_deadline_is_worth_what_the_option_says():
-    # a miss must cost more than 270 - 204 = 66 ticks; 30 x 2.2 = 66 is a tie, and a tie goes on
-    assert serve(Order(0, 0, 43), Order(0, 2, 500), miss=219).ends == [44, 44]
-    assert serve(Order(0, 0, 43), Order(0, 2, 500), miss=220).ends == [30, 60]
+    # at 12: 24 x 2 + 54 to go on, with the newcomer late, 38 x 3 to top up; 30 x 0.4 = 12 is a tie, which goes on
+    orders = (Order(0, 0, 500), Order(0, 0, 500), Order(0, 2, 60))
+    assert serve(*orders, backlog=0, miss=40).ends == [36, 36, 66]
+    assert serve(*orders, backlog=0, miss=44).ends == [50, 50, 50]
+
+
+def test_to_a_request_under_way_it_is_worth_ten_times_that():
+    # ten misses must cost more than 270 - 204 = 66 ticks: 10 x 6 do not, 10 x 7 do
+    assert serve(Order(0, 0, 43), Order(0, 2, 500), miss=20).ends == [44, 44]
+    assert serve(Order(0, 0, 43), Order(0, 2, 500), miss=24).ends == [30, 60]
 
 
 def test_without_requests_to_come_there_is_less_to_gain_from_large_batches():
@@ -175,6 +183,28 @@ def test_it_breaks_a_quarter_fewer_deadlines_than_fluid_batching_at_the_same_lat
     balanced = measured(compiled(case, TopUp(setting, **BALANCED), "demote", seed=SEED, record=False))
     assert balanced[0] <= mean and balanced[1] <= violated
     assert latency_of(balanced[2]) <= 1.07 * latency_of(tail)
+
+
+def four_segments(gain: float, rate: float, allowed: int) -> Case:
+    """Segments of 2.5 ms, three in four leave after the first; gain: cost of a sample in a batch of 8 to one alone."""
+    shares = (0.726, 0.157, 0.031, 0.086)
+    batches = tuple((round(2_500_000 * (size - (1 - gain) * (size - 1) * 8 / 7)),) * 4 for size in range(1, 9))
+    stream = Stream(model="m", rate=rate, deadline_ms=allowed * 10, max_batch=8, exit_rates=shares)
+    workload = Workload(stream=(stream,), duration_s=REQUESTS / rate, warmup_s=REQUESTS / rate / 50)
+    return case_of(batches, workload, exits=(1, 2, 3), rates=shares, deadline=allowed * 10_000_000)
+
+
+@pytest.mark.parametrize("allowed", [3, 6, 8, 10])
+@pytest.mark.parametrize(("gain", "rate"), [(0.65, 314), (0.97, 225)])
+def test_where_deadlines_are_loose_it_breaks_no_more_of_them_than_the_others(gain, rate, allowed):
+    """At 85 % of what full batches can do; the few who go to the end must not be put off for newcomers for ever."""
+    case = four_segments(gain, rate, allowed)
+    others = [
+        measured(compiled(case, policy, "keep", seed=SEED, record=False))[1]
+        for policy in (Fluid(case.setting), Adaptive(case.setting, timeout=5))
+    ]
+    ours = measured(compiled(case, TopUp(case.setting), "demote", seed=SEED, record=False))[1]
+    assert ours <= (0.5 * others[1] if allowed == 3 else min(others) + 0.0001)
 
 
 @pytest.mark.parametrize("load", [0.5, 1.1])

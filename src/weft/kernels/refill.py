@@ -80,6 +80,8 @@ class Rules(NamedTuple):
     """WHOLE: how long the first request waits for a batch that is not full."""
     miss: int
     """top-up: what a missed deadline costs, in ticks."""
+    under_way: int
+    """top-up: how many of these one costs that befalls a request under way."""
     backlog: int
     warm: int
     """Requests that arrive earlier are served but not counted."""
@@ -530,5 +532,6 @@ def _sweep(
                 late, passed = 0, skip if row == 0 else 0
                 for place in range(passed, passed + flight[row, KNOWN]):
                     late += dues[row, place] < time
+                late *= rules.under_way if flight[row, AT] else 1
                 cost += share * (flight[row, MANY] * (time - now) + rules.miss * late)
     return cost, time

@@ -15,7 +15,7 @@ from weft.online.tally import MOST_RECORDED, Tally
 from weft.policies import Policy
 from weft.policies.batching import Adaptive, LazyBatching, Serial
 from weft.policies.fluid import Fluid
-from weft.policies.top_up import TopUp, leaving
+from weft.policies.top_up import UNDER_WAY, TopUp, leaving
 
 KERNELS: dict[type[Policy], int] = {
     Serial: k.WHOLE,
@@ -89,6 +89,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Model, k.Rules]:
         deadline=term.deadline,
         wait=term.timeout if policy.waits is None else term.deadline * policy.waits // 100,
         miss=first.remaining[0] * getattr(policy, "miss", 0) // 100,
+        under_way=UNDER_WAY,
         backlog=getattr(policy, "backlog", 0),
         warm=case.clock.ticks(case.workload.warmup_s),
     )

@@ -1,8 +1,8 @@
 """Ours for models with exits: how much to take from the queue, by looking ahead once for every answer.
 
 Fluid Batching takes all that fits or nothing. Here every size is priced: taking more makes the device work better
-for all who come later, and delays those who are under way. Requests that cannot be on time any more wait behind the
-others.
+for all who come later, and delays those who are under way. Whoever is under way is not given up lightly, or the few who
+have far to go would be put off again and again. Requests that cannot be on time any more wait behind the others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from weft.errors import InputError
 from weft.policies.base import Candidate
 from weft.policies.refilling import Flight, Refilling
 from weft.program import Program
+
+UNDER_WAY = 10
+"""How many misses one costs that befalls a request under way: it needs little more, and has overtaken others."""
 
 
 class Part(NamedTuple):
@@ -33,8 +36,9 @@ class TopUp(Refilling):
 
     A sweep from the first layer to the end, which takes along every batch it passes, says when each exit is passed;
     nobody is expected to make it shorter by leaving. A request costs the time until the exit it takes and, if it is
-    due before, a missed deadline, each exit weighed with its rate. Those left in the queue go in a second sweep, the
-    rest of them in full batches. Last, every tick until all are done is paid for by a few requests yet to come.
+    due before, a missed deadline, each exit weighed with its rate; to one under way a miss counts ``UNDER_WAY`` times.
+    Those left in the queue go in a second sweep, the rest of them in full batches. Last, every tick until all are done
+    is paid for by a few requests yet to come.
     """
 
     miss: int = 400
@@ -91,7 +95,7 @@ class TopUp(Refilling):
             for part in parts:
                 share = leaving(program, part.layer).get(stop, 0.0)
                 if share:
-                    late = sum([due < time for due in part.dues])
+                    late = sum([due < time for due in part.dues]) * (UNDER_WAY if part.layer else 1)
                     cost += share * (part.size * (time - now) + miss * late)
             layer = stop
         return cost, time
