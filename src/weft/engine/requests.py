@@ -393,15 +393,30 @@ class Requests:
         room = min(term.max_batch - standing, term.max_batch * self._setting.lanes - begun)
         first = list(islice(chain(desk.queue, desk.late), max(0, room)))
         waiting = len(desk.queue) + len(desk.late)
-        batches = [job for job in jobs if not job.running]
-        batches += [self._new_job(stream, first[:size], not desk.queue) for size in range(1, len(first) + 1)]
-        return [
-            self._head(stream, job)._replace(
-                dues=tuple([ticket.due for ticket in job.members]),
-                waiting=waiting - (len(job.members) if job.layer == 0 else 0),
-            )
-            for job in batches
+        heads = [
+            self._head(stream, job)._replace(dues=tuple([each.due for each in job.members]), waiting=waiting)
+            for job in jobs
+            if not job.running
         ]
+        return heads + self._beginnings(stream, first, waiting) if first else heads
+
+    def _beginnings(self, stream: int, first: list[Ticket], waiting: int) -> list[Candidate]:
+        """The first of these tickets, the first two, ... as batches that could begin; *waiting*: how many there are."""
+        desk, term = self._desks[stream], self._terms[stream]
+        dues = tuple([ticket.due for ticket in first])
+        deadline = dues[0] if desk.queue else NO_DEADLINE
+        arrival, priority, found = NO_DEADLINE, 0, []
+        for size, ticket in enumerate(first, start=1):
+            arrival, priority = min(arrival, ticket.arrival), max(priority, ticket.priority)
+            number = term.programs + size - 1
+            program, rest = self._setting.programs[number], self._remaining[number][0]
+            found.append(
+                Candidate(
+                    stream, desk.queries, 0, program.fetch[0], program.compute[0], -1, number, arrival, deadline, rest,
+                    rest, priority, size, dues[:size], waiting - size,
+                )
+            )  # fmt: skip
+        return found
 
     def _new_job(self, stream: int, members: list[Ticket], late: bool = False) -> Job:
         """A batch that could begin; requests that can be on time stand first in it."""

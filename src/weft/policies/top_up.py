@@ -7,6 +7,7 @@ have far to go would be put off again and again. Requests that cannot be on time
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,8 +27,18 @@ class Part(NamedTuple):
 
     layer: int
     size: int
-    dues: tuple[int, ...]
-    """Of those whose deadlines are known."""
+    dues: Sequence[int]
+    """Of those whose deadlines are known, in order."""
+
+
+class Road(NamedTuple):
+    """What lies ahead of a stream's requests."""
+
+    program: Program
+    stops: Sequence[int]
+    """Layer counts at which requests may leave or join, the end included."""
+    rests: Sequence[tuple[int, ...]]
+    """Ticks to the end from each layer, at batch 1, 2, ..."""
 
 
 @dataclass(frozen=True)
@@ -61,41 +72,51 @@ class TopUp(Refilling):
         batches, beginnings = flight
         if not beginnings or (batches and not self.at_exit(batches[0])):
             return batches[0]
-        return min((*batches[:1], *beginnings), key=lambda first: self._cost(first, flight, now))
+        road = self._road(flight)
+        return min((*batches[:1], *beginnings), key=lambda first: self._cost(first, flight, road, now))
 
-    def _cost(self, first: Candidate, flight: Flight, now: int) -> float:
+    def _road(self, flight: Flight) -> Road:
+        seen = flight.beginnings[-1]
+        most = sum([each.size for each in flight.batches]) + seen.size  # as large as a batch can become
+        first = seen.program - seen.size + 1
+        programs = self.setting.programs[first : first + most]
+        ends = {*programs[0].exits, len(programs[0]), *[each.layer for each in flight.batches]}
+        return Road(programs[0], sorted(ends), [(*each.remaining, 0) for each in programs])
+
+    def _cost(self, first: Candidate, flight: Flight, road: Road, now: int) -> float:
         """All that is to be paid from now on if *first* goes."""
         batches, seen = flight.batches, flight.beginnings[-1]
-        most = sum([each.size for each in batches]) + seen.size  # as large as a batch can become
+        most = len(road.rests)
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
-        cost, end = self._sweep(first, [Part(each.layer, each.size, each.dues) for each in under_way], now, now)
+        cost, end = self._sweep(road, [Part(each.layer, each.size, sorted(each.dues)) for each in under_way], now, now)
         left = seen.size + seen.waiting - taken
         following = min(left, most)
         if following:
-            more, end = self._sweep(first, [Part(0, following, seen.dues[taken:])], end, now)
+            more, end = self._sweep(road, [Part(0, following, sorted(seen.dues[taken:]))], end, now)
             cost += more
         left -= following
         if left:
-            full = self.rest(seen, 0, most)
+            full = road.rests[-1][0]
             cost += left * (end - now) + full * (left * (left + most) / (2 * most))
             end += full * left // most
         return cost + self.backlog * (end - now)
 
-    def _sweep(self, model: Candidate, parts: Sequence[Part], start: int, now: int) -> tuple[float, int]:
+    def _sweep(self, road: Road, parts: Sequence[Part], start: int, now: int) -> tuple[float, int]:
         """What the requests of *parts*, in order of layers, cost if the first of them starts then; and its end."""
-        program = self.setting.programs[model.program]
-        miss = self.rest(model, 0, 1) * self.miss // 100
+        miss = road.rests[0][0] * self.miss // 100
+        ahead = [(part, leaving(road.program, part.layer), UNDER_WAY if part.layer else 1) for part in parts]
         layer, time, size, cost = parts[0].layer, start, 0, 0.0
-        for stop in sorted({*program.exits, len(program), *[part.layer for part in parts]}):
+        for stop in road.stops:
             if stop <= layer:
                 continue
             size += sum([part.size for part in parts if part.layer == layer])
-            time += self.span(model, layer, stop, size)
-            for part in parts:
-                share = leaving(program, part.layer).get(stop, 0.0)
+            rest = road.rests[size - 1]
+            time += rest[layer] - rest[stop]
+            for part, shares, worth in ahead:
+                share = shares.get(stop)
                 if share:
-                    late = sum([due < time for due in part.dues]) * (UNDER_WAY if part.layer else 1)
+                    late = bisect_left(part.dues, time) * worth
                     cost += share * (part.size * (time - now) + miss * late)
             layer = stop
         return cost, time

@@ -64,6 +64,8 @@ class Dispatcher:
         self._last_end: dict[int, int] = {}
         self._hand_overs = [0, 0]
         self._pumping = False
+        self._stepping = False
+        self._outbox: list[tuple[LiveTicket, Reply, dict[str, Array] | RequestError]] = []
         self._batch_timer: asyncio.TimerHandle | None = None
         self.emptied: Callable[[Served], None] | None = None
         """Told when nobody needs a model any more."""
@@ -120,7 +122,7 @@ class Dispatcher:
         self._pumping = False
         until = self.lanes.now() + TURN_NS
         try:
-            while self._engine.step():
+            while self._step():
                 if self.lanes.now() > until:  # many short segments ran right here; others want the loop, too
                     self._pump_soon()
                     break
@@ -128,6 +130,17 @@ class Dispatcher:
             log.exception("the engine stopped")
             self._give_up(Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}"))
         self._watch_batches()
+
+    def _step(self) -> bool:
+        """A step of the engine; what it answers goes out once the lane has something to do."""
+        self._stepping = True
+        try:
+            return self._engine.step()
+        finally:
+            self._stepping = False
+            for ticket, reply, outcome in self._outbox:
+                self._answer(ticket, reply, outcome)
+            self._outbox.clear()
 
     def _give_up(self, error: RequestError) -> None:
         for ticket in list(self._tickets):
@@ -244,16 +257,21 @@ class Dispatcher:
             return
         reply, ticket.reply = ticket.reply, _nobody
         ticket.gone = True
-        model = ticket.model
         self._tickets.discard(ticket)
         if not ticket.began:
             self._no_longer_waits(ticket)
         self._count(ticket, outcome)
+        if self._stepping:
+            self._outbox.append((ticket, reply, outcome))
+        else:
+            self._answer(ticket, reply, outcome)
+
+    def _answer(self, ticket: LiveTicket, reply: Reply, outcome: dict[str, Array] | RequestError) -> None:
         try:
             reply(ticket, outcome)
         except Exception:  # the answer could not be given; the others' shall be
-            log.exception("%s: an answer could not be given", model.name)
-        self._release(model)
+            log.exception("%s: an answer could not be given", ticket.model.name)
+        self._release(ticket.model)
 
     def _count(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         now = self.lanes.now()
@@ -339,8 +357,9 @@ class Dispatcher:
             statistics.segments += 1
             statistics.segment_rows += candidate.size * stream.rows
             statistics.segment_ns += took
-            statistics.segment_error_ns += abs(took - candidate.compute) if stream.measured else 0
-            self.streams.learn(stream, candidate, took)
+            between = round(self.hand_over_s * 1e9) if self.policy.refills else 0  # what small batches cost beside
+            statistics.segment_error_ns += abs(took + between - candidate.compute) if stream.measured else 0
+            self.streams.learn(stream, candidate, took, between)
 
     @property
     def hand_over_s(self) -> float:

@@ -135,11 +135,15 @@ class Streams:
 
     # What segments take
 
-    def learn(self, stream: Stream, candidate: Candidate, took: int) -> None:
-        """A segment took so long; the first time a shape is seen replaces the guess."""
+    def learn(self, stream: Stream, candidate: Candidate, took: int, between: int = 0) -> None:
+        """A segment took so long; the first time a shape is seen replaces the guess.
+
+        between: what passes from one segment to the next, where that is to be expected as well.
+        """
         sums = stream.sums.setdefault(candidate.size, [(0, 0)] * len(self.programs[candidate.program]))
         count, total = sums[candidate.layer]
         sums[candidate.layer] = count + 1, total + took
+        took += between
         if not stream.measured:
             for size in range(1, stream.batches + 1):
                 self._expect(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
