@@ -18,7 +18,7 @@ from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, Requ
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.program import Program
-from weft.runtime.lanes import Lanes
+from weft.runtime.lanes import INLINE_TICKS, Lanes
 from weft.runtime.sessions import first_line
 from weft.runtime.tensors import Array
 from weft.serving.admission import Admission
@@ -138,9 +138,13 @@ class Dispatcher:
             return self._engine.step()
         finally:
             self._stepping = False
-            for ticket, reply, outcome in self._outbox:
-                self._answer(ticket, reply, outcome)
-            self._outbox.clear()
+            self._post()
+
+    def _post(self) -> None:
+        """Send off the answers that wait."""
+        waiting, self._outbox = self._outbox, []
+        for ticket, reply, outcome in waiting:
+            self._answer(ticket, reply, outcome)
 
     def _give_up(self, error: RequestError) -> None:
         for ticket in list(self._tickets):
@@ -286,6 +290,8 @@ class Dispatcher:
     # Batches on lanes
 
     def _work_of(self, candidate: Candidate) -> Batch:
+        if candidate.compute < INLINE_TICKS:  # it runs right here, and answers shall not wait for it
+            self._post()
         job = self._source.job_of(candidate)
         assert job is not None
         if not isinstance(job.work, Batch):
