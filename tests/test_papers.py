@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from importlib import resources
 
 import numpy as np
 import pytest
 
+from reproductions import check
 from weft.errors import InputError
 from weft.papers import PAPERS
-from weft.papers.base import Figure, Part, Reproduction, Row, Table, beside, published
+from weft.papers.base import Figure, Reproduction, Row, Table, beside, published
 from weft.papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
 from weft.papers.layerweaver.lab import (
     FOURS,
@@ -33,18 +33,6 @@ from weft.trace import Span, Trace
 PAPER = published("layerweaver")
 TWO = (("MN", "BB"), ("RN", "NCF"))
 A, B = scenes(16, "pipelined")
-
-
-def check(part: Part) -> None:
-    """What every part of a reproduction owes its reader."""
-    for row in part.rows:
-        assert math.isfinite(row.ours), row
-        assert row.paper is None or math.isfinite(row.paper)
-        assert row.figure and row.quantity and len(row.why) > 10
-    for table in part.tables:
-        assert table.rows and all(len(row) == len(table.header) for row in table.rows), table.title
-    for picture in part.pictures:
-        assert picture.path.stat().st_size > 5000 and picture.svg.stat().st_size > 5000
 
 
 @pytest.fixture(scope="module")

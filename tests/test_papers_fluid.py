@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from importlib import resources
 
 import pytest
 
+from reproductions import check_whole
 from weft.costs.tiled import layer_times_s, lookup_table
 from weft.devices import load_platform
 from weft.errors import InputError
 from weft.papers import PAPERS
-from weft.papers.base import Part, published
+from weft.papers.base import published
 from weft.papers.fluid_batching import comparison, deadlines, designs, reproduce, sensitivity, strategies, traffic
 from weft.papers.fluid_batching.hardware import EXIT_RATES, EXITS, SPOTS, macs_per_sample, network, npu, tabled
 from weft.papers.fluid_batching.lab import (
@@ -43,18 +43,6 @@ def bench():
     """In this process: a new one would load the compiled loops again, which takes longer than these runs."""
     with Bench(1) as one:
         yield one
-
-
-def check(part: Part) -> None:
-    """What every part of a reproduction owes its reader."""
-    assert part.rows and part.tables and part.pictures
-    for row in part.rows:
-        assert math.isfinite(row.ours), row
-        assert row.figure and row.quantity and len(row.why) > 10
-    for table in part.tables:
-        assert table.rows and all(len(row) == len(table.header) for row in table.rows), table.title
-    for picture in part.pictures:
-        assert picture.path.stat().st_size > 5000 and picture.svg.stat().st_size > 5000
 
 
 # the data
@@ -134,7 +122,7 @@ def test_what_is_reached_while_busy_and_how_long_gives_what_is_used(bench):
 
 def test_table_1_and_its_searches(tmp_path):
     part = designs.table_1(PAPER, tmp_path, [SMALL])
-    check(part)
+    check_whole(part)
     found = {row.quantity: row.ours for row in part.rows}
     assert found["T_P that the search finds for ResNet-50, ZC706"] == 7
     assert found["T_C that the search finds for ResNet-50, ZC706"] == 128
@@ -147,7 +135,7 @@ def test_the_look_up_table_has_an_entry_for_each_product():
 
 
 def test_no_way_of_batching_beats_fluid_in_any_quarter(tmp_path):
-    check(strategies.figure_1b(tmp_path))
+    check_whole(strategies.figure_1b(tmp_path))
     found = strategies.quarters(SMALL)
     for place in range(EXITS + 1):
         bound = found.gops[strategies.STACKED][place]
@@ -157,7 +145,7 @@ def test_no_way_of_batching_beats_fluid_in_any_quarter(tmp_path):
 
 def test_near_the_peak_only_with_more_bandwidth(tmp_path):
     calibrated, _, fast, _ = strategies.scenes()
-    check(strategies.figure_10(tmp_path, [fast], (1, 4, 8)))
+    check_whole(strategies.figure_10(tmp_path, [fast], (1, 4, 8)))
     peak = strategies.peak_gops(SMALL)
     assert strategies.throughput_gops(SMALL, strategies.STACKED, fast.bandwidth_gb_s, 4) > 0.95 * peak
     assert tabled(SMALL).bandwidth_gb_s == calibrated.bandwidth_gb_s
@@ -167,7 +155,7 @@ def test_near_the_peak_only_with_more_bandwidth(tmp_path):
 
 def test_a_row_of_table_2(tmp_path, bench):
     found = comparison.compare(PAPER, bench, 4000, spots=[SMALL])
-    check(comparison.table_2(tmp_path, found))
+    check_whole(comparison.table_2(tmp_path, found))
     lazy, fluid = found.at(SMALL, LAZY), found.at(SMALL, FLUID)
     assert lazy.mean_ms > fluid.mean_ms and lazy.late > fluid.late
     assert lazy.calls > 10 * fluid.calls
@@ -176,7 +164,7 @@ def test_a_row_of_table_2(tmp_path, bench):
 def test_traffic_and_what_is_borne(tmp_path, bench):
     plan = replace(traffic.FIGURES[0], rates=(7, 25), schedulers=FEW, limited=(FLUID,))
     found = traffic.sweep(PAPER, bench, 1000, plan)
-    check(traffic.figure(PAPER, tmp_path, found))
+    check_whole(traffic.figure(PAPER, tmp_path, found))
     assert found.at(SERIAL, 25).rate < 18 < 24 < found.at(FLUID, 25).rate
     assert 13 < found.limits[FLUID].rate < found.borne(FLUID).rate
 
@@ -184,7 +172,7 @@ def test_traffic_and_what_is_borne(tmp_path, bench):
 def test_violations_over_the_deadline(tmp_path, bench):
     plan = replace(deadlines.PANELS[1], deadlines_ms=(60.0, 100.0, 400.0), schedulers=FEW)
     found = deadlines.panel(PAPER, bench, SHORT, plan)
-    check(deadlines.figure_9(tmp_path, [found]))
+    check_whole(deadlines.figure_9(tmp_path, [found]))
     for scheduler in FEW:
         late = [found.at(scheduler, deadline).late for deadline in plan.deadlines_ms]
         assert late == sorted(late, reverse=True)
@@ -192,9 +180,9 @@ def test_violations_over_the_deadline(tmp_path, bench):
 
 
 def test_assumptions_are_varied(tmp_path, bench):
-    check(sensitivity.bandwidth(PAPER, tmp_path, bench, SHORT, None, (100, 120), [SMALL]))
-    check(sensitivity.decisions(PAPER, tmp_path, bench, SHORT, None, (0,), [SMALL]))
-    check(sensitivity.readings(PAPER, tmp_path, bench, SHORT, None, sensitivity.READINGS[-3:], [LARGE]))
+    check_whole(sensitivity.bandwidth(PAPER, tmp_path, bench, SHORT, None, (100, 120), [SMALL]))
+    check_whole(sensitivity.decisions(PAPER, tmp_path, bench, SHORT, None, (0,), [SMALL]))
+    check_whole(sensitivity.readings(PAPER, tmp_path, bench, SHORT, None, sensitivity.READINGS[-3:], [LARGE]))
 
 
 def test_a_reading_changes_what_it_names():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from importlib import resources
 from itertools import pairwise
 
 import pytest
 
+from reproductions import check_whole
 from weft.errors import InputError
 from weft.papers import PAPERS
-from weft.papers.base import Part, published
+from weft.papers.base import published
 from weft.papers.layerweaver_plus import deadlines, lab, reproduce, sensitivity, tails, throughput
 from weft.papers.layerweaver_plus.lab import BASELINE, PAIRS, PLUS, PRECISE, RATIOS, WOVEN, Scene
 
@@ -24,18 +24,6 @@ SHORT = Scene(("MN", "BL"), duration_s=0.6)
 def one_process(monkeypatch):
     """A new process would load the compiled loops again, which takes longer than these searches."""
     monkeypatch.setattr(lab.os, "cpu_count", lambda: 1)
-
-
-def check(part: Part) -> None:
-    """What every part of a reproduction owes its reader."""
-    assert part.rows and part.tables and part.pictures
-    for row in part.rows:
-        assert math.isfinite(row.ours), row
-        assert row.figure and row.quantity and len(row.why) > 10
-    for table in part.tables:
-        assert table.rows and all(len(row) == len(table.header) for row in table.rows), table.title
-    for picture in part.pictures:
-        assert picture.path.stat().st_size > 5000 and picture.svg.stat().st_size > 5000
 
 
 # the data
@@ -102,7 +90,7 @@ def test_a_threshold_is_found_from_either_side():
 
 def test_sustainable_throughput_of_one_pair_at_three_ratios(tmp_path):
     found = throughput.sweep(SHORT, pairs=(("MN", "BL"),), ratios=((16.0, 1.0), (1.0, 1.0), (1.0, 16.0)))
-    check(throughput.figure_5(tmp_path, found))
+    check_whole(throughput.figure_5(tmp_path, found))
     assert min(found.over(WOVEN, BASELINE)) >= 0.99
     assert min(found.over(PLUS, PRECISE)) >= 0.97
     assert found.over(WOVEN, BASELINE)[1] > 1.5
@@ -110,7 +98,7 @@ def test_sustainable_throughput_of_one_pair_at_three_ratios(tmp_path):
 
 def test_tail_latency_where_the_baseline_misses_half(tmp_path):
     found = tails.panels(PAPER, SHORT, None, tails.PANELS[1:])
-    check(tails.figure_6(PAPER, tmp_path, found))
+    check_whole(tails.figure_6(PAPER, tmp_path, found))
     for panel in found:
         assert panel.broken.fates[BASELINE].worst >= 0.5
         assert panel.broken.fates[PLUS].worst <= 0.01
@@ -119,15 +107,15 @@ def test_tail_latency_where_the_baseline_misses_half(tmp_path):
 
 def test_deadlines_of_one_combination(tmp_path):
     study = deadlines.study(SHORT, None, deadlines.COMBINATIONS[2:3], (15.0, 30.0), (130.0,))
-    check(deadlines.figure_7(tmp_path, study))
+    check_whole(deadlines.figure_7(tmp_path, study))
     slack, default = deadlines.Study(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0], study.bases[0]
     assert study.answers[slack, BASELINE].rate > 1.5 * study.answers[default, BASELINE].rate
 
 
 def test_assumptions_are_varied(tmp_path):
-    check(sensitivity.batching(tmp_path, SHORT, None, (2.0,), (8, 16)))
-    check(sensitivity.sequence_length(tmp_path, SHORT, None, (16,)))
-    check(sensitivity.stretch(tmp_path, SHORT, None, (100, 300), sensitivity.STRETCHED[1:2]))
+    check_whole(sensitivity.batching(tmp_path, SHORT, None, (2.0,), (8, 16)))
+    check_whole(sensitivity.sequence_length(tmp_path, SHORT, None, (16,)))
+    check_whole(sensitivity.stretch(tmp_path, SHORT, None, (100, 300), sensitivity.STRETCHED[1:2]))
 
 
 # the whole

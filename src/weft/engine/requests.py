@@ -95,7 +95,7 @@ class Feed(Protocol):
         ...
 
     def leave(self, job: Job, completion: Completion) -> list[Ticket]:
-        """A layer that ends at an exit was computed: answer the members who leave there; who stays, in order?"""
+        """A layer that ends at an exit was computed: answer the members who leave, and say who stays, in order."""
         ...
 
     def merged(self, job: Job, other: Job) -> None:

@@ -7,7 +7,7 @@ paper only draws is not in there, and is called "not printed".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 
 Progress = Callable[[str, int, int], None]
 """Called with what begins, how many steps are done, and how many there are."""
+
+
+Tick = Callable[[int, int], None]
+"""Called with how many runs of a step are done, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,42 @@ class Reproduction:
             ],
             "figures": [{"name": picture.name, "file": picture.path.name} for picture in self.pictures],
         }
+
+
+Step = tuple[str, Callable[[Tick], Part]]
+"""What a part is called, and how it is run."""
+
+
+def run_steps(
+    paper: str,
+    steps: Sequence[Step],
+    settings: Callable[[], Mapping[str, Any]],
+    progress: Progress | None,
+    runs: str = "runs",
+) -> Reproduction:
+    """Run the parts of a paper in order, then ask under which settings that was; *runs*: what a part's ticks count."""
+    parts = [step(_ticker(progress, name, done, len(steps), runs)) for done, (name, step) in enumerate(steps)]
+    if progress:
+        progress("done", len(steps), len(steps))
+    return Reproduction(
+        paper,
+        tuple(row for part in parts for row in part.rows),
+        tuple(table for part in parts for table in part.tables),
+        tuple(picture for part in parts for picture in part.pictures),
+        settings(),
+    )
+
+
+def _ticker(progress: Progress | None, name: str, done: int, steps: int, runs: str) -> Tick:
+    """Says which run of a step is going on; the bar itself moves step by step."""
+
+    def tick(ran: int, of: int) -> None:
+        if progress:
+            progress(f"{name}: {ran} of {of} {runs}", done, steps)
+
+    if progress:
+        progress(name, done, steps)
+    return tick
 
 
 class Published(NamedTuple):

@@ -39,9 +39,8 @@ class Refilling(Policy):
         raise TypeError(f"{type(self).__name__} does not say what to propose")
 
     def span(self, candidate: Candidate, first: int, last: int, size: int) -> int:
-        """Ticks from one layer to another of a candidate's model at a batch size."""
-        rest = self.setting.programs[candidate.program - candidate.size + size].remaining
-        return rest[first] - (rest[last] if last < len(rest) else 0)
+        """Ticks from one layer to a later one of a candidate's model at a batch size."""
+        return self.rest(candidate, first, size) - self.rest(candidate, last, size)
 
     def rest(self, candidate: Candidate, layer: int, size: int) -> int:
         """Ticks from a layer to the end at a batch size."""

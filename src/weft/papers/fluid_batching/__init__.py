@@ -6,16 +6,15 @@ in the settings and varied in the last parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.devices import load_platform
 from weft.errors import InputError
-from weft.papers.base import Part, Progress, Published, Reproduction, published
+from weft.papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
 from weft.papers.fluid_batching import comparison, deadlines, designs, sensitivity, strategies, traffic
 from weft.papers.fluid_batching.hardware import DECISION_US, EXIT_RATES, MAX_BATCH, SPOTS, npu, tile
-from weft.papers.fluid_batching.lab import DRAWN, SEEDS, Bench, Tick
+from weft.papers.fluid_batching.lab import DRAWN, SEEDS, Bench
 from weft.version import __version__
 
 PAPER = "fluid-batching"
@@ -23,8 +22,6 @@ COST, SEQ_LEN = "pipelined", 16
 LEAST_QUERIES = 8
 ROW, POINT = 4000, 400
 """Samples of a seed for each query: in a row of Table II, in a point of a figure."""
-
-Step = tuple[str, Callable[[Tick], Part]]
 
 
 class Lengths(NamedTuple):
@@ -56,16 +53,7 @@ def reproduce(
     lengths = Lengths(ROW * queries, POINT * queries)
     with Bench(processes) as bench:
         steps = _steps(published(PAPER), out, bench, lengths)
-        parts = [step(_ticker(progress, name, done, len(steps))) for done, (name, step) in enumerate(steps)]
-    if progress:
-        progress("done", len(steps), len(steps))
-    return Reproduction(
-        PAPER,
-        tuple(row for part in parts for row in part.rows),
-        tuple(table for part in parts for table in part.tables),
-        tuple(picture for part in parts for picture in part.pictures),
-        _settings(lengths),
-    )
+        return run_steps(PAPER, steps, lambda: _settings(lengths), progress)
 
 
 def _steps(paper: dict[str, Published], out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
@@ -89,18 +77,6 @@ def _steps(paper: dict[str, Published], out: Path, bench: Bench, lengths: Length
         ("decisions", lambda tick: sensitivity.decisions(paper, out, bench, 2 * point, tick)),
         ("readings", lambda tick: sensitivity.readings(paper, out, bench, 2 * point, tick)),
     ]
-
-
-def _ticker(progress: Progress | None, name: str, done: int, steps: int) -> Tick:
-    """Says which run of a step is going on; the bar itself moves step by step."""
-
-    def tick(ran: int, runs: int) -> None:
-        if progress:
-            progress(f"{name}: {ran} of {runs} runs", done, steps)
-
-    if progress:
-        progress(name, done, steps)
-    return tick
 
 
 def _settings(lengths: Lengths) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Published, Row, Table, beside
+from weft.papers.base import Figure, Part, Published, Row, Table, Tick, beside
 from weft.papers.fluid_batching.hardware import DECISION_US, EXITS, SPOTS, Spot, npu, tile
 from weft.papers.fluid_batching.lab import (
     BALANCED,
@@ -31,7 +31,6 @@ from weft.papers.fluid_batching.lab import (
     Outcomes,
     Point,
     Scheduler,
-    Tick,
 )
 from weft.papers.layerweaver.lab import geomean
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Published, Row, Table
+from weft.papers.base import Figure, Part, Published, Row, Table, Tick
 from weft.papers.fluid_batching.hardware import SPOTS, Spot
 from weft.papers.fluid_batching.lab import (
     DRAWN,
@@ -19,7 +19,6 @@ from weft.papers.fluid_batching.lab import (
     Outcomes,
     Point,
     Scheduler,
-    Tick,
 )
 from weft.papers.fluid_batching.traffic import LISTED, lines
 

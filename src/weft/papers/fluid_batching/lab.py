@@ -13,6 +13,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from weft.devices import TiledNpu
 from weft.online import Case, prepare, simulate_requests
+from weft.papers.base import Tick
 from weft.papers.fluid_batching.hardware import (
     DECISION_US,
     EXIT_RATES,
@@ -32,8 +33,6 @@ from weft.workloads.online import Stream, Workload
 SEEDS = (1000, 1001, 1002)
 """Our policy was tuned on others."""
 
-Tick = Callable[[int, int], None]
-"""Called with how many runs are done, and how many there are."""
 Change = tuple[str, str | float]
 Task = TypeVar("Task")
 Found = TypeVar("Found")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Published, Row, Table
+from weft.papers.base import Figure, Part, Published, Row, Table, Tick
 from weft.papers.fluid_batching.comparison import table_point
 from weft.papers.fluid_batching.designs import MISPRINTED, PRINTED
 from weft.papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
@@ -30,7 +30,6 @@ from weft.papers.fluid_batching.lab import (
     Outcomes,
     Point,
     Scheduler,
-    Tick,
 )
 from weft.papers.layerweaver.lab import geomean
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from weft.devices import TiledNpu, load_platform
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Published, Row, Table
+from weft.papers.base import Figure, Part, Published, Row, Table, Tick
 from weft.papers.fluid_batching.hardware import SPOTS, Spot, macs_per_sample
 from weft.papers.fluid_batching.lab import (
     BALANCED,
@@ -34,7 +34,6 @@ from weft.papers.fluid_batching.lab import (
     Outcomes,
     Point,
     Scheduler,
-    Tick,
     question,
 )
 from weft.papers.layerweaver.lab import mean

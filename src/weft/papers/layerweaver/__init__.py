@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from weft.costs import cost_model
 from weft.errors import InputError
-from weft.papers.base import Part, Progress, Published, Reproduction, Table, published
+from weft.papers.base import Part, Progress, Published, Reproduction, Step, Table, published, run_steps
 from weft.papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
 from weft.papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
 from weft.version import __version__
 
 PAPER = "layerweaver"
 LEAST_QUERIES = 8
-
-Step = tuple[str, Callable[[], Part]]
 
 
 def reproduce(
@@ -31,20 +28,7 @@ def reproduce(
         raise InputError(f"seq_len = {seq_len} must be at least 1 and queries = {queries} at least {LEAST_QUERIES}")
     paper, settings = published(PAPER), scenes(seq_len, cost)
     steps = _steps(paper, out, settings, queries)
-    parts = []
-    for done, (name, step) in enumerate(steps):
-        if progress:
-            progress(name, done, len(steps))
-        parts.append(step())
-    if progress:
-        progress("done", len(steps), len(steps))
-    return Reproduction(
-        PAPER,
-        tuple(row for part in parts for row in part.rows),
-        tuple(table for part in parts for table in part.tables),
-        tuple(picture for part in parts for picture in part.pictures),
-        _settings(settings, queries),
-    )
+    return run_steps(PAPER, steps, lambda: _settings(settings, queries), progress)
 
 
 def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
@@ -56,25 +40,25 @@ def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene]
         return pairs.panel("a", a, queries), pairs.panel("b", b, queries)
 
     return [
-        ("Table I", lambda: alone.table_one(paper)),
-        ("Fig. 3", lambda: alone.figure_3(paper, out, seq_len, cost)),
-        ("Fig. 4", lambda: alone.figure_4(out, seq_len, cost)),
-        ("layer latencies", lambda: alone.layer_latencies(paper, seq_len, cost)),
-        ("scheduler speed", lambda: _speed(paper)),
-        ("Fig. 14", lambda: pairs.figure_14(paper, out, halves())),
-        ("AI-MT sweep", lambda: pairs.sweep_picture(paper, out, halves())),
-        ("Fig. 15", lambda: pairs.figure_15(paper, out, halves())),
-        ("Fig. 16", lambda: pairs.figure_16(paper, out, halves())),
-        ("Fig. 17", lambda: timelines.figure_17(out, a, queries)),
-        ("Fig. 18", lambda: timelines.figure_18(out, b, queries)),
-        ("Fig. 19", lambda: scaling.figure_19(out, settings, half)),
-        ("Fig. 20", lambda: scaling.figure_20(paper, out, seq_len, cost, half)),
-        ("sequence length", lambda: sensitivity.sequence_length(paper, out, settings, half)),
-        ("weight loading", lambda: sensitivity.weight_loading(paper, out, settings, half)),
-        ("cost models", lambda: sensitivity.cost_models(paper, out, settings, half)),
-        ("weight buffer", lambda: sensitivity.weight_buffer(out, settings, half)),
-        ("NCF tables", lambda: sensitivity.table_chunks(out, settings, half)),
-        ("weft and the bound", lambda: ours.near_the_bound(out, settings, queries)),
+        ("Table I", lambda tick: alone.table_one(paper)),
+        ("Fig. 3", lambda tick: alone.figure_3(paper, out, seq_len, cost)),
+        ("Fig. 4", lambda tick: alone.figure_4(out, seq_len, cost)),
+        ("layer latencies", lambda tick: alone.layer_latencies(paper, seq_len, cost)),
+        ("scheduler speed", lambda tick: _speed(paper)),
+        ("Fig. 14", lambda tick: pairs.figure_14(paper, out, halves())),
+        ("AI-MT sweep", lambda tick: pairs.sweep_picture(paper, out, halves())),
+        ("Fig. 15", lambda tick: pairs.figure_15(paper, out, halves())),
+        ("Fig. 16", lambda tick: pairs.figure_16(paper, out, halves())),
+        ("Fig. 17", lambda tick: timelines.figure_17(out, a, queries)),
+        ("Fig. 18", lambda tick: timelines.figure_18(out, b, queries)),
+        ("Fig. 19", lambda tick: scaling.figure_19(out, settings, half)),
+        ("Fig. 20", lambda tick: scaling.figure_20(paper, out, seq_len, cost, half)),
+        ("sequence length", lambda tick: sensitivity.sequence_length(paper, out, settings, half)),
+        ("weight loading", lambda tick: sensitivity.weight_loading(paper, out, settings, half)),
+        ("cost models", lambda tick: sensitivity.cost_models(paper, out, settings, half)),
+        ("weight buffer", lambda tick: sensitivity.weight_buffer(out, settings, half)),
+        ("NCF tables", lambda tick: sensitivity.table_chunks(out, settings, half)),
+        ("weft and the bound", lambda tick: ours.near_the_bound(out, settings, queries)),
     ]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
-from weft.papers.base import Part, Progress, Published, Reproduction, published
+from weft.papers.base import Progress, Published, Reproduction, Step, published, run_steps
 from weft.papers.layerweaver_plus import deadlines, sensitivity, tails, throughput
 from weft.papers.layerweaver_plus.lab import (
     DEVICE,
@@ -18,7 +17,6 @@ from weft.papers.layerweaver_plus.lab import (
     SEEDS,
     TOLERANCE,
     Scene,
-    Tick,
 )
 from weft.version import __version__
 
@@ -26,8 +24,6 @@ PAPER = "layerweaver-plus"
 COST = "pipelined"
 QUERIES_PER_S = 15
 LEAST_QUERIES = 8
-
-Step = tuple[str, Callable[[Tick], Part]]
 
 
 def reproduce(
@@ -43,16 +39,7 @@ def reproduce(
         raise InputError(f"seq_len = {seq_len} must be at least 1 and queries = {queries} at least {LEAST_QUERIES}")
     base = Scene(PAIRS[0], seq_len=seq_len, duration_s=queries / QUERIES_PER_S)
     steps = _steps(published(PAPER), out, base)
-    parts = [step(_ticker(progress, name, done, len(steps))) for done, (name, step) in enumerate(steps)]
-    if progress:
-        progress("done", len(steps), len(steps))
-    return Reproduction(
-        PAPER,
-        tuple(row for part in parts for row in part.rows),
-        tuple(table for part in parts for table in part.tables),
-        tuple(picture for part in parts for picture in part.pictures),
-        _settings(base),
-    )
+    return run_steps(PAPER, steps, lambda: _settings(base), progress, "searches")
 
 
 def _steps(paper: dict[str, Published], out: Path, base: Scene) -> list[Step]:
@@ -64,18 +51,6 @@ def _steps(paper: dict[str, Published], out: Path, base: Scene) -> list[Step]:
         ("sequence length", lambda tick: sensitivity.sequence_length(out, base, tick)),
         ("stretch", lambda tick: sensitivity.stretch(out, base, tick)),
     ]
-
-
-def _ticker(progress: Progress | None, name: str, done: int, steps: int) -> Tick:
-    """Says which search of a step is running; the bar itself moves step by step."""
-
-    def tick(searched: int, searches: int) -> None:
-        if progress:
-            progress(f"{name}: {searched} of {searches} searches", done, steps)
-
-    if progress:
-        progress(name, done, steps)
-    return tick
 
 
 def _settings(base: Scene) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Row, Table
+from weft.papers.base import Figure, Part, Row, Table, Tick
 from weft.papers.layerweaver.lab import geomean
 from weft.papers.layerweaver_plus.lab import (
     BASELINE,
@@ -22,7 +22,6 @@ from weft.papers.layerweaver_plus.lab import (
     Answers,
     Ratio,
     Scene,
-    Tick,
     ask,
 )
 

@@ -7,13 +7,14 @@ requests for every vision request.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from weft.online import Case, RequestRun, prepare, simulate_requests
+from weft.papers.base import Tick
 from weft.papers.layerweaver.lab import device
 from weft.policies import Option
 from weft.sustain import Question, Sustained, sustain_all
@@ -30,9 +31,6 @@ RATIOS: tuple[Ratio, ...] = tuple((2.0 ** max(0, step), 2.0 ** max(0, -step)) fo
 """64:1 to 1:64."""
 
 LIMIT, SEEDS, TOLERANCE, WARMUP_S = 0.01, 2, 0.01, 0.5
-
-Tick = Callable[[int, int], None]
-"""Called with how many searches are done, and how many there are."""
 
 
 class Scheduler(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft.papers import pictures
-from weft.papers.base import Part, Row, Table
+from weft.papers.base import Part, Row, Table, Tick
 from weft.papers.layerweaver.lab import geomean
 from weft.papers.layerweaver_plus.lab import (
     BASELINE,
@@ -25,7 +25,6 @@ from weft.papers.layerweaver_plus.lab import (
     Ratio,
     Scene,
     Scheduler,
-    Tick,
     ask,
 )
 

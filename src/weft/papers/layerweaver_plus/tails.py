@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from weft.online import RequestRun
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Published, Row, Table
+from weft.papers.base import Figure, Part, Published, Row, Table, Tick
 from weft.papers.layerweaver_plus.lab import (
     BASELINE,
     LIMIT,
@@ -27,7 +27,6 @@ from weft.papers.layerweaver_plus.lab import (
     Answers,
     Scene,
     Scheduler,
-    Tick,
     ask,
     capacity,
     served,

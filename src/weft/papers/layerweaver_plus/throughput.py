@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from weft.papers import pictures
-from weft.papers.base import Figure, Part, Row, Table
+from weft.papers.base import Figure, Part, Row, Table, Tick
 from weft.papers.layerweaver.lab import geomean
 from weft.papers.layerweaver_plus.lab import (
     BASELINE,
@@ -24,7 +24,6 @@ from weft.papers.layerweaver_plus.lab import (
     Ratio,
     Scene,
     Scheduler,
-    Tick,
     ask,
 )
 
