@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from weft.cli.main import main
@@ -369,6 +370,52 @@ def test_a_workload_is_simulated_and_every_export_written(
     assert len(report["streams"][0]["cdf_s"]) == 100
     assert read_trace(trace).streams == ("resnet50", "bert-base")
     assert page.stat().st_size > 10_000
+
+
+EXITS = """
+device = "zc706-resnet50"
+duration_s = 1.0
+
+[[stream]]
+model = "resnet50"
+rate = 2.0
+deadline_ms = 400.0
+max_batch = 1
+
+[[stream]]
+model = "resnet50"
+rate = 2.0
+deadline_ms = 400.0
+max_batch = 1
+exits = 3
+exit_rates = [0.051, 0.169, 0.09, 0.69]
+
+[[stream]]
+model = "mobilenet-v2"
+rate = 2.0
+deadline_ms = 400.0
+max_batch = 1
+exits = 1
+exit_record = "r.npz"
+exit_threshold = 0.75
+"""
+
+
+def test_a_simulation_says_where_samples_leave_and_what_a_record_makes_of_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    confidence = [[0.9, 0.9], [0.75, 0.1], [0.7, 0.9], [0.2, 0.3], [0.8, 0.8], [0.1, 0.9], [0.1, 0.9], [0.1, 0.9]]
+    correct = [[True, True], [False, True], [False, True], [True, False], *[[True, True]] * 4]
+    np.savez(tmp_path / "r.npz", confidence=np.array(confidence), correct=np.array(correct))
+    path = tmp_path / "w.toml"
+    path.write_text(EXITS)
+    code, shown, _ = run(capsys, "simulate", "-w", str(path), "-p", "fluid")
+    assert code == 0
+    assert [line for line in shown.splitlines() if "leave" in line] == [
+        "resnet50: 5.1% / 16.9% / 9.0% / 69.0% leave by its exits, the end last",
+        "mobilenet-v2: 37.5% / 62.5% leave by its exits, the end last; 75.00% answered correctly "
+        "at a threshold of 0.75",
+    ]
 
 
 def test_sustain_gives_a_table_and_a_picture(

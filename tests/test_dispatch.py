@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from host import MS, Machine, Sent
 from live import heavy, mlp, save
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
-from weft.policies import POLICIES
+from weft.policies import POLICIES, Candidate
 from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
 from weft.serving import recorder, streams
@@ -420,6 +420,20 @@ def test_leaving_twice_or_after_the_answer_changes_nothing(machine):
     at_rest(one, model)
 
 
+def test_one_that_leaves_after_it_was_put_behind_the_others_is_not_computed(machine):
+    one = machine("top-up")
+    model = one.model([10])
+    sent = [one.send(model, 100)]
+    one.at(1, lambda: sent.extend([one.send(model, 11), one.send(model, 200)]))
+    one.run(15)
+    assert [each.ticket.began > 0 for each in sent] == [True, False, True]  # the second was late, the third is on time
+    one.dispatcher.withdraw(sent[1].ticket)
+    one.run()
+    assert [each.fate for each in sent] == ["served", "cancelled", "served"]
+    assert model.prepared.ran == {0: 2}
+    at_rest(one, model)
+
+
 def test_who_leaves_is_not_counted_against_the_deadlines(machine):
     one = machine()
     model = one.model([5])
@@ -440,6 +454,52 @@ def test_an_answer_may_take_others_back_and_send_new_ones(machine):
     others += [one.send(model, 60), one.send(model, 70)]
     one.run()
     assert [first.fate, *(each.fate for each in others)] == ["served", "cancelled", "served", "served"]
+    at_rest(one, model)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "punctual", "fluid", "top-up"])
+def test_where_work_waits_the_lane_has_its_next_segment_before_the_answer_goes_out(machine, policy):
+    one = machine(policy)
+    model, other = one.model([5, 5], name="model"), one.model([5], name="other")
+    (lane,) = one.dispatcher.lanes.lanes
+    given: list[tuple[int, int, int] | None] = []
+
+    def replied(ticket: LiveTicket, outcome: Any) -> None:
+        task = lane.task and lane.task.candidate
+        given.append(task and (task.stream, task.query, task.layer))
+
+    sent = [one.send(model, 100, reply=replied), one.send(model, 200, reply=replied)]
+    one.at(12, lambda: sent.append(one.send(other, 900, reply=replied)))
+    one.run()
+    assert given == [(0, 1, 0), (1, 0, 0), None]
+    assert [each.end_ms for each in sent] == [10, 20, 25]  # and goes out at the same instant all the same
+    at_rest(one, model, other)
+
+
+def test_answers_do_not_wait_for_a_short_segment_that_takes_no_lane(machine):
+    one = machine("fifo")
+    model, short = one.model([5], name="model"), one.model([0.1, 0.1], name="short")
+    sent = [one.send(model), one.send(short)]
+    one.run()
+    assert [each.end_ms for each in sent] == [5, 5.2]
+    at_rest(one, model, short)
+
+
+def test_an_answer_goes_out_though_the_scheduler_fails_at_what_comes_next(machine, monkeypatch, caplog):
+    class Weary(POLICIES["fifo"]):
+        def decide(self, view):
+            if one.issues:
+                raise ZeroDivisionError("weary")
+            return super().decide(view)
+
+    monkeypatch.setitem(POLICIES, "fifo", Weary)
+    one = machine("fifo")
+    model, stopped = one.model([5]), []
+    sent = [one.send(model, reply=lambda *_: stopped.append("the engine stopped" in caplog.text)) for _ in range(3)]
+    with caplog.at_level(logging.ERROR):
+        one.run()
+    assert [each.fate for each in sent] == ["served", "internal", "internal"]
+    assert stopped == [False, True, True]
     at_rest(one, model)
 
 
@@ -650,6 +710,46 @@ def test_the_error_of_the_estimates_is_reported(machine):
     one.send(model)
     one.run()
     assert model.statistics.prediction_error == pytest.approx(2.5 / 12.5)
+
+
+@pytest.mark.parametrize("policy", ["fluid", "top-up", "lazy-batching", "punctual", "adaptive"])
+def test_hand_overs_are_expected_where_batches_are_refilled_and_measured_apart(machine, monkeypatch, policy):
+    one = machine(policy)
+    kind, decide = type(one.dispatcher.policy), type(one.dispatcher.policy).decide
+
+    def slowly(self, view):
+        one.clock.ticks += 5 * MS
+        return decide(self, view)
+
+    monkeypatch.setattr(kind, "decide", slowly)
+    model = one.model([10, 20])
+    errors_ms = [0.0]
+    for _ in range(25):
+        one.send(model)
+        one.run()
+        errors_ms.append(model.statistics.segment_error_ns / MS)
+    assert one.dispatcher.hand_over_s == pytest.approx(0.005)
+    assert one.dispatcher.streams.mean_s(model) == {"1": pytest.approx([0.010, 0.020])}
+    if kind.refills:
+        assert expected_ms(one, model) == pytest.approx([15, 25], rel=0.06)
+        assert errors_ms[-1] - errors_ms[-2] < 0.06 * (15 + 25)
+        with pytest.raises(Expired):
+            one.send(model, 35, strict=True)
+    else:
+        assert expected_ms(one, model) == [10, 20]
+        assert errors_ms[-1] == 0
+
+
+def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(machine):
+    one = machine("fluid")
+    model = one.model([40, 8])
+    model.prepared.warm = False
+    stream = one.dispatcher.streams.of(model, {"x": np.zeros((1, 1), np.float32)})
+    for layer, took in enumerate((40, 8)):
+        head = Candidate(stream.index, 0, layer, 0, MS, -1, stream.first_program, size=1)
+        one.dispatcher.streams.learn(stream, head, took * MS, between=2 * MS)
+    assert expected_ms(one, model) == [42, 10]
+    assert one.dispatcher.streams.mean_s(model) == {"1": [0.040, 0.008]}
 
 
 def test_estimates_that_keep_requests_out_are_doubted(machine):

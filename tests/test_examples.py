@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +14,74 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PATIENCE_S = 300
+"""After that an example that hangs fails instead; none is meant to come near it."""
 
 
 def test_the_policy_of_ones_own_runs_beside_ours() -> None:
     done = subprocess.run([sys.executable, ROOT / "examples/own_policy.py"], capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["fifo", "shortest-fetch", "layerweaver", "weft"]
+
+
+def shell_block(page: str, section: str) -> str:
+    """The first block of commands under a heading."""
+    below = (ROOT / page).read_text().split(f"\n## {section}\n", 1)[1]
+    return re.split(r"^```\w*$", below, maxsplit=2, flags=re.M)[1].strip()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+def percentages(line: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([\d.]+) ?%", line)]
+
+
+@pytest.mark.skipif(not (shutil.which("bash") and shutil.which("curl")), reason="the example is for bash and curl")
+def test_the_early_exits_of_the_readme_are_served_measured_and_simulated(tmp_path: Path) -> None:
+    port = free_port()
+    script = replaced(
+        shell_block("README.md", "Early exits"),
+        (
+            "weft serve models --policy top-up &",
+            f"weft serve models --policy top-up --http-port {port} --grpc-port -1 &\nserver=$!; trap 'kill %1' EXIT",
+        ),
+        ("127.0.0.1:8000/", f"127.0.0.1:{port}/"),
+        ("--duration 5", f"--duration 2 --url http://127.0.0.1:{port}"),
+    )
+    shell = subprocess.Popen(
+        ["bash", "-c", f"set -e\n{script}\nwait $server; trap - EXIT"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        start_new_session=True,
+    )
+    try:
+        said, _ = shell.communicate(timeout=PATIENCE_S)
+    except BaseException:
+        os.killpg(shell.pid, signal.SIGKILL)  # the shell is not waited for yet, so the number is still its own
+        shell.wait()
+        raise
+    assert shell.returncode == 0, said
+    lines = said.splitlines()
+    (table,) = [place for place, line in enumerate(lines) if line.split()[:2] == ["stream", "right"]]
+    assert lines[table].split()[2:] == ["exit", "1", "exit", "2", "exit", "3", "exit", "4"]
+    measured_right, *measured = percentages(lines[table + 1])
+    *simulated, simulated_right = percentages(next(line for line in lines if "leave by its exits" in line))
+    assert len(measured) == len(simulated) == 4
+    assert sum(measured) == pytest.approx(100, abs=0.3) and sum(simulated) == pytest.approx(100, abs=0.3)
+    assert measured_right > 50 and simulated_right > 75
 
 
 def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:

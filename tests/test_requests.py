@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import pytest
 
+from host import ListedFeed, Order
 from naive import program
 from serving import Flow, case_of, flow, serve
 from weft.devices.decoupled import NpuState
-from weft.engine import requests
+from weft.engine import Engine, SimulatedHost, requests
+from weft.engine.requests import Terms
 from weft.errors import InputError, WorkloadError
 from weft.online import estimates, request_trace, simulate_requests
 from weft.policies import Candidate, Policy, Setting, View, make_policy
-from weft.policies.base import NO_DEADLINE
+from weft.policies.base import NO_BUFFER, NO_DEADLINE
 
 DROPPED, REFUSED = -1, -2
 
@@ -172,6 +174,26 @@ def test_the_place_for_late_requests_is_bounded_too(monkeypatch):
     )
     # at 1 the first is late and waits; at 102 five more come, of which the queue takes three and the late ones two
     assert ends(served, 1) == [(5, REFUSED), (6, REFUSED), (4, REFUSED), (1, 213), (2, 224), (3, 235)]
+
+
+def test_a_demoted_request_that_is_withdrawn_is_not_computed_and_the_others_are():
+    term = Terms(0, NO_DEADLINE, 1, 0, 1)
+    chooser = make_policy("fifo", Setting((program("p", (0, 10)),), NO_BUFFER, rounds=1 << 40))
+    feed = ListedFeed([Order(0, 0, due) for due in (5, 6, 500)])
+    source = requests.Requests(chooser, feed, [(10,)], demote=True)
+    source.open(term)
+    gone, late, fresh = feed.tickets
+    source.offer(NpuState(20, 20))
+    assert list(source.waiting(0)) == [fresh]
+    assert source.withdraw(gone) is None and gone.gone
+    host = SimulatedHost(chooser.setting)
+    Engine(source, chooser, host).run()
+    assert {ticket: [fate.what for fate in fates] for ticket, fates in feed.fates.items()} == {
+        gone: [],
+        late: ["served"],
+        fresh: ["served"],
+    }
+    assert host.now() == 20 and source.done()
 
 
 def test_an_unknown_rule_for_late_requests_is_refused_with_the_nearest():

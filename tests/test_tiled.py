@@ -29,6 +29,9 @@ from weft.errors import DeviceError, InputError
 from weft.kernels.tiled import Work, time_s, work
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
+from weft.online import prepare, simulate_requests
+from weft.policies import POLICIES
+from weft.workloads.online import parse_workload
 
 TABLE_1 = {  # preset: design, and the percentages of DSPs and BRAM the paper prints
     "zc706-resnet50": ((4652, 7, 128), 99.56, 99.96),
@@ -399,3 +402,24 @@ def test_a_batch_below_one_is_refused(batch):
         layer_times_s(model, device, batch)
     with pytest.raises(InputError, match=f"batches from 1, not up to {batch}"):
         lookup_table(model, device, batch)
+
+
+# What the scheduler takes
+
+
+@pytest.mark.parametrize("policy", ["serial", "adaptive", "fluid", "top-up", "lazy-batching", "fifo"])
+def test_each_decision_takes_its_time_at_every_layer_or_at_exits_as_the_policy_is_asked(policy):
+    stream = {"model": "resnet50", "arrival": "uniform", "rate": 2, "deadline_ms": 400, "max_batch": 1}
+    leaving = {"exits": 3, "exit_rates": [0.25, 0.25, 0.0, 0.5]}
+    load = parse_workload({"stream": [stream | leaving], "duration_s": 20, "warmup_s": 0}, "w.toml")
+    base, runs = load_device("zc706-resnet50"), {}
+    for decision_us in (0.0, 50.0):
+        case = prepare(load, base.model_copy(update={"decision_us": decision_us}))
+        runs[decision_us] = simulate_requests(case, policy).report
+    free, charged = runs.values()
+    program = case.setting_of(POLICIES[policy]).programs[0]
+    assert len(program) == (54 + 3 if POLICIES[policy].by_layer else 4)  # products and heads of exits; or the exits
+    asked = np.array([*program.exits, len(program)])[next(load.fates(0))[: charged.streams[0].arrived]]
+    assert len(set(asked)) == 3 and charged.decisions == free.decisions == asked.sum()
+    added_s = charged.streams[0].mean_latency_s - free.streams[0].mean_latency_s  # nobody waits for another
+    assert added_s == pytest.approx(50e-6 * asked.mean(), abs=1e-9 * asked.mean())
