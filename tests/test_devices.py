@@ -133,7 +133,8 @@ def test_a_name_that_cannot_be_printed_is_refused(name):
 
 
 def test_another_kind_of_device_is_refused():
-    assert "'npu'" in refused(SMALL | {"kind": "soc"})
+    assert "'npu'" in refused(SMALL | {"kind": "gpu"})
+    assert "a SoC of several units, and this needs an NPU" in refused(SMALL | {"kind": "soc"})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ MODULES = sorted(SOURCES.rglob("*.py"))
 
 STOREYS = (
     "version", "errors", "jsonfile", "kernels", "models", "workloads", "devices", "costs", "explore", "profiles",
-    "program", "bound", "trace", "policies", "engine", "reports", "simulation", "sweep", "online", "sustain",
+    "program", "bound", "trace", "policies", "engine", "mapping", "reports", "simulation", "sweep", "online", "sustain",
     "runtime", "load", "prediction", "serving", "papers", "cli",
 )  # fmt: skip
 """A part may import those to its left; ``weft`` itself shows the public names of all but the last."""

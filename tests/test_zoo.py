@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -34,6 +35,33 @@ RUNNABLE = {
     "bert-large": {"layers": 1},
     "xlnet-base": {"layers": 2},
     "xlnet-large": {"layers": 1},
+    "alexnet": {"resolution": 63},
+    "caffenet": {"resolution": 67},
+    "densenet121": {"resolution": 64},
+    "fcn-resnet18": {"resolution": 64},
+    "googlenet": {"resolution": 64},
+    "inception-resnet-v2": {"resolution": 75},
+    "inception-v4": {"resolution": 75},
+    "resnet18": {"resolution": 64},
+    "vgg16": {"resolution": 32},
+}
+PUBLISHED = {  # parameters of the implementations named in the test, and GMACs
+    "alexnet": (61_100_840, 0.714),
+    "caffenet": (60_965_224, 0.724),
+    "densenet121": (7_978_856, 2.834),
+    "fcn-resnet18": (11_176_512 + 592_789, 1.843),
+    "googlenet": (6_998_552, 1.583),
+    "inception-resnet-v2": (55_843_464, 13.16),
+    "inception-v3": (23_834_568, 5.713),
+    "inception-v4": (42_679_816, 12.25),
+    "mobilenet-v2": (3_504_872, 0.301),
+    "resnet18": (11_689_512, 1.814),
+    "resnet50": (25_557_032, 4.089),
+    "resnet101": (44_549_160, 7.801),
+    "resnet152": (60_192_808, 11.51),
+    "resnext50-32x4d": (25_028_904, 4.230),
+    "vgg16": (138_357_544, 15.47),
+    "vgg19": (143_667_240, 19.63),
 }
 
 
@@ -122,6 +150,25 @@ def test_the_published_totals_are_met_within_half_a_percent():
         model = zoo.load(name, **({"seq_len": seq_len} if seq_len else {}))
         assert model.macs / 1e9 == pytest.approx(gmacs, rel=5e-3), name
         assert model.weights / 1e6 == pytest.approx(millions, rel=5e-3), name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_image_network_has_exactly_its_published_parameters(name):
+    """torchvision's, but for: googlenet and caffenet of Caffe, inception-v4 and -resnet-v2 of timm.
+
+    fcn-resnet18: torchvision's resnet18 without its classifier, and the head of its FCN (512 channels, 21 classes).
+    """
+    parameters, gmacs = PUBLISHED[name]
+    running = (".mean", ".variance")  # statistics of batch normalisation, which nobody counts
+    trained = [t for t in zoo.build(name).graph.initializer if t.metadata_props and not t.name.endswith(running)]
+    assert sum(math.prod(t.dims) for t in trained) == parameters
+    assert zoo.load(name).macs / 1e9 == pytest.approx(gmacs, rel=1e-3)
+
+
+def test_a_segmenter_tells_every_pixel():
+    proto = zoo.build("fcn-resnet18", resolution=96, classes=5)
+    (scores,) = session(zoo.materialise(proto)).run(None, sample(proto, batch=2))
+    assert scores.shape == (2, 5, 96, 96)
 
 
 def test_bert_base_stores_its_published_parameters():
@@ -282,6 +329,9 @@ def test_weights_in_a_second_file_are_the_same_weights(name, tmp_path):
         ("bert-base", {"seq_len": 513}, "seq_len must be at most 512, got 513"),
         ("xlnet-base", {"heads": 7}, "hidden must be even and a multiple of heads, got 768 and 7"),
         ("inception-v3", {"resolution": 74}, "resolution must be at least 75, got 74"),
+        ("alexnet", {"resolution": 62}, "resolution must be at least 63, got 62"),
+        ("caffenet", {"resolution": 66}, "resolution must be at least 67, got 66"),
+        ("vgg16", {"resolution": 31}, "resolution must be at least 32, got 31"),
         ("ncf", {"tables": "cached"}, "tables must be 'stream' or 'gather', got 'cached'"),
     ],
 )

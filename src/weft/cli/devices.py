@@ -14,6 +14,22 @@ app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 @app.command("list")
 def list_devices() -> None:
     """The presets that ship with weft."""
+    _list_npus()
+    console.print()
+    _list_socs()
+
+
+@app.command("show")
+def show(device: Annotated[str, typer.Argument(help="A preset or a TOML file.")]) -> None:
+    """Every value of a device; a starting point for a file of your own."""
+    from weft.devices import Soc, as_toml, load_any, soc_as_toml
+
+    found = load_any(device)
+    text = soc_as_toml(found) if isinstance(found, Soc) else as_toml(found)
+    console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
+
+
+def _list_npus() -> None:
     from weft.devices import TiledNpu, load_device, presets
 
     table = plain_table(
@@ -35,9 +51,18 @@ def list_devices() -> None:
     console.print(table)
 
 
-@app.command("show")
-def show(device: Annotated[str, typer.Argument(help="A preset or a TOML file.")]) -> None:
-    """Every value of a device; a starting point for a file of your own."""
-    from weft.devices import as_toml, load_device
+def _list_socs() -> None:
+    from weft.devices import load_soc, socs
 
-    console.print(as_toml(load_device(device)), highlight=False, markup=False, soft_wrap=True, end="")
+    table = plain_table("socs, for weft map", ("soc", "units", "contention", "from", "GB/s"), left=4)
+    for name in socs():
+        soc = load_soc(name)
+        add_row(
+            table,
+            name,
+            ", ".join(unit.name if unit.instances == 1 else f"{unit.instances} {unit.name}" for unit in soc.units),
+            ", ".join(dict.fromkeys(unit.contention.model for unit in soc.units)),
+            soc.source,
+            number(soc.bandwidth_gb_s, 1),
+        )
+    console.print(table)

@@ -7,14 +7,28 @@ from collections.abc import Sequence
 
 import typer
 
-from weft.cli import bench, compare, devices, explore, models, profile, reproduce, serve, simulate, sustain, timeline
+from weft.cli import (
+    bench,
+    compare,
+    devices,
+    explore,
+    map,
+    models,
+    profile,
+    reproduce,
+    serve,
+    simulate,
+    sustain,
+    timeline,
+)
 from weft.errors import WeftError
 from weft.version import __version__
 
 app = typer.Typer(
     name="weft",
     help="Run many neural networks on one accelerator, well.\n\n"
-    "Start with [bold]weft compare --device tpuv3-like --models resnet50,bert-base[/bold].",
+    "Start with [bold]weft compare --device tpuv3-like --models resnet50,bert-base[/bold], or, for the units of a SoC, "
+    "[bold]weft map --soc xavier --models googlenet,resnet101[/bold].",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -41,6 +55,7 @@ app.add_typer(explore.app, name="explore")
 app.command("profile")(profile.command)
 app.command("simulate")(simulate.command)
 app.command("compare")(compare.command)
+app.add_typer(map.app, name="map")
 app.command("sustain")(sustain.command)
 app.command("timeline")(timeline.command)
 app.command("reproduce")(reproduce.command)

@@ -1,6 +1,7 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
 
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
+from weft.devices.soc import Pccs, Sharing, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
 from weft.devices.tiled import (
     PeShape,
     Platform,
@@ -15,17 +16,26 @@ from weft.devices.tiled import (
 
 __all__ = [
     "Npu",
+    "Pccs",
     "PeShape",
     "Platform",
+    "Sharing",
+    "Soc",
     "TiledNpu",
+    "Unit",
     "as_toml",
     "check_activations",
     "check_platform",
+    "load_any",
     "load_device",
     "load_npu",
     "load_platform",
+    "load_soc",
     "parse_npu",
+    "parse_soc",
     "parse_tiled",
     "platforms",
     "presets",
+    "soc_as_toml",
+    "socs",
 ]

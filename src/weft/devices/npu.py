@@ -1,13 +1,14 @@
 """An NPU whose memory channel and PE array work in parallel, joined by one weight buffer.
 
 The description is a frozen value read from TOML (``load_npu``); nothing here estimates or runs. The other
-kind of NPU is in ``weft.devices.tiled``.
+kind of NPU is in ``weft.devices.tiled``, chips of several units in ``weft.devices.soc``.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -91,8 +92,14 @@ class Npu(BaseModel):
 
 
 def presets() -> list[str]:
-    """Names of the devices that ship with the package, of every kind."""
-    return shipped("device")
+    """Names of the NPUs that ship with the package, of either kind."""
+    return list(shipped_of_kind("npu", "tiled"))
+
+
+@cache
+def shipped_of_kind(*kinds: str) -> tuple[str, ...]:
+    """Names of the shipped devices of those kinds."""
+    return tuple(name for name in shipped("device") if read_description("device", name).get("kind") in kinds)
 
 
 def shipped(kind: Literal["device", "platform"]) -> list[str]:
@@ -120,6 +127,10 @@ def read_description(kind: Literal["device", "platform"], name_or_path: str) -> 
 
 def parse_npu(raw: dict[str, Any], where: str) -> Npu:
     """The device a mapping describes; *where* opens the error message."""
+    if raw.get("kind") == "soc":
+        raise DeviceError(
+            f"{where}: a SoC of several units, and this needs an NPU; map models to it: weft map --soc {where}"
+        )
     if raw.get("kind") == "tiled":
         raise DeviceError(f'{where}: a tiled NPU has no weight buffer to schedule; this needs a device of kind "npu"')
     try:
@@ -142,7 +153,8 @@ def check_activations(npu: Npu, peaks: Sequence[tuple[str, int]]) -> None:
 
 def _read(kind: Literal["device", "platform"], path: str) -> str:
     if not path.endswith(".toml"):
-        raise DeviceError(unknown_name(kind, path, shipped(kind)) + f" (a {kind} file ends in .toml)")
+        known = presets() if kind == "device" else shipped(kind)
+        raise DeviceError(unknown_name(kind, path, known) + f" (a {kind} file ends in .toml)")
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a zero in it

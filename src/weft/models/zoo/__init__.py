@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from onnx import ModelProto
@@ -16,7 +16,7 @@ from onnx import ModelProto
 from weft.errors import ModelError, unknown_name
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
-from weft.models.zoo import language, recommendation, vision
+from weft.models.zoo import inception, inception4, language, recommendation, residual, vision
 from weft.models.zoo import weights as _weights
 from weft.models.zoo.graph import Graph
 
@@ -49,10 +49,22 @@ _RESNET, _RESNEXT = _image(224, groups=1, group_width=64), _image(224, groups=32
 _MOVIELENS: dict[str, Parameter] = {"users": 138493, "items": 26744, "tables": "stream"}
 
 ZOO: dict[str, ZooEntry] = {
-    "inception-v3": ZooEntry(vision.inception_v3, _image(299), "Image classifier of parallel branches."),
+    "alexnet": ZooEntry(vision.alexnet, _image(224), "Image classifier, mostly fully connected weights."),
+    "caffenet": ZooEntry(vision.caffenet, _image(227), "AlexNet of two columns, as Caffe has it."),
+    "densenet121": ZooEntry(vision.densenet121, _image(224), "Image classifier, every layer reads all before."),
+    "fcn-resnet18": ZooEntry(residual.fcn_resnet18, _image(224, classes=21), "Segmenter: a class for every pixel."),
+    "googlenet": ZooEntry(inception.googlenet, _image(224), "The first Inception, without normalisation."),
+    "inception-resnet-v2": ZooEntry(inception4.inception_resnet_v2, _image(299), "Inception blocks with residuals."),
+    "inception-v3": ZooEntry(inception.inception_v3, _image(299), "Image classifier of parallel branches."),
+    "inception-v4": ZooEntry(inception4.inception_v4, _image(299), "Inception-v3, deeper and more regular."),
     "mobilenet-v2": ZooEntry(vision.mobilenet_v2, _image(224), "Small image classifier, depthwise."),
-    "resnet50": ZooEntry(vision.resnet50, _RESNET, "Residual image classifier, version 1.5."),
-    "resnext50-32x4d": ZooEntry(vision.resnet50, _RESNEXT, "ResNet-50 with 32 groups of 4 channels."),
+    "resnet18": ZooEntry(residual.resnet18, _image(224), "Residual image classifier of basic blocks."),
+    "resnet50": ZooEntry(partial(residual.resnet, depth=50), _RESNET, "Residual image classifier, version 1.5."),
+    "resnet101": ZooEntry(partial(residual.resnet, depth=101), _image(224), "ResNet-50 with twice the blocks."),
+    "resnet152": ZooEntry(partial(residual.resnet, depth=152), _image(224), "ResNet-50 with three times the blocks."),
+    "resnext50-32x4d": ZooEntry(partial(residual.resnet, depth=50), _RESNEXT, "ResNet-50, 32 groups of 4 channels."),
+    "vgg16": ZooEntry(partial(vision.vgg, depth=16), _image(224), "Image classifier of plain 3x3 convolutions."),
+    "vgg19": ZooEntry(partial(vision.vgg, depth=19), _image(224), "VGG with three more convolutions."),
     "bert-base": ZooEntry(language.bert, _encoder(12, 768), "Text encoder with a two-class head."),
     "bert-large": ZooEntry(language.bert, _encoder(24, 1024), "BERT with twice the layers."),
     "xlnet-base": ZooEntry(language.xlnet, _encoder(12, 768), "Text encoder, relative positions."),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from weft.errors import ModelError
 from weft.models.zoo import weights
 
 BATCH = "batch"
@@ -33,6 +34,19 @@ class Value(NamedTuple):
     name: str
     width: int
     """Size of the axis a layer reduces over: channels of an image, features of a vector."""
+
+
+NOTHING = Value("", 0)
+"""An optional input that is left out."""
+
+
+class _Window(NamedTuple):
+    """How a convolution meets its image."""
+
+    kernel: Pair
+    stride: int
+    pad: Pair | None
+    groups: int
 
 
 class Graph:
@@ -62,8 +76,10 @@ class Graph:
         self._inputs.append(helper.make_tensor_value_info(name, kind, [BATCH, *dims]))
         return Value(name, width)
 
-    def image(self, resolution: int) -> Value:
-        """The input of a vision model: three channels, square."""
+    def image(self, resolution: int, *, at_least: int = 1) -> Value:
+        """The input of a vision model: three channels, square; a smaller one than *at_least* would vanish inside."""
+        if resolution < at_least:
+            raise ModelError(f"{self.name}: resolution must be at least {at_least}, got {resolution}")
         return self.input("input", TensorProto.FLOAT, (3, resolution, resolution), width=3)
 
     def ids(self, name: str, *dims: int) -> Value:
@@ -123,14 +139,41 @@ class Graph:
 
         Without *pad*, an odd kernel keeps the size of the image at stride 1.
         """
-        size = _pair(kernel)
-        sides = _pair(pad) if pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
-        dims = (out, x.width // groups, *size)
-        recipe = weights.he(math.prod(dims[1:]), rectified=activation != "none")
-        weight = self.weight(f"{name}.weight", dims, recipe)
-        attributes = {"kernel_shape": size, "strides": (stride, stride), "pads": sides * 2, "group": groups}
-        y = self.node("Conv", name, x, weight, width=out, **attributes)
+        shape = _Window(kernel, stride, pad, groups)
+        y = self._convolution(x, name, out, shape, rectified=activation != "none")
         return self.activation(self._batch_norm(y, f"{name}.bn"), name, activation)
+
+    def conv(
+        self,
+        x: Value,
+        name: str,
+        out: int,
+        kernel: Pair = 1,
+        *,
+        stride: int = 1,
+        pad: Pair | None = None,
+        groups: int = 1,
+        bias: bool = True,
+        activation: str = "relu",
+    ) -> Value:
+        """Convolution without normalisation, then relu, relu6 or none."""
+        shape = _Window(kernel, stride, pad, groups)
+        added = [self.weight(f"{name}.bias", (out,), weights.BIAS)] if bias else []
+        y = self._convolution(x, name, out, shape, *added, rectified=activation != "none")
+        return self.activation(y, name, activation)
+
+    def _convolution(self, x: Value, name: str, out: int, window: _Window, *bias: Value, rectified: bool) -> Value:
+        size = _pair(window.kernel)
+        sides = _pair(window.pad) if window.pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
+        dims = (out, x.width // window.groups, *size)
+        weight = self.weight(f"{name}.weight", dims, weights.he(math.prod(dims[1:]), rectified=rectified))
+        steps = (window.stride, window.stride)
+        attributes = {"kernel_shape": size, "strides": steps, "pads": sides * 2, "group": window.groups}
+        return self.node("Conv", name, x, weight, *bias, width=out, **attributes)
+
+    def norm_relu(self, x: Value, name: str) -> Value:
+        """Batch normalisation of something that is no product of its own, then relu."""
+        return self.node("Relu", f"{name}.relu", self._batch_norm(x, name))
 
     def activation(self, x: Value, name: str, kind: str) -> Value:
         if kind == "relu6":
@@ -142,12 +185,23 @@ class Graph:
         vectors = [self.weight(f"{name}.{part}", (x.width,), recipe) for part, recipe in weights.BATCH_NORM.items()]
         return self.node("BatchNormalization", name, x, *vectors)
 
-    def pool(self, op: str, x: Value, name: str, kernel: int, *, stride: int, pad: int = 0) -> Value:
-        """``MaxPool`` or ``AveragePool``; an average counts the padding, as the published models do."""
+    def pool(
+        self, op: str, x: Value, name: str, kernel: int, *, stride: int, pad: int = 0, partial: bool = False
+    ) -> Value:
+        """``MaxPool`` or ``AveragePool``; an average counts the padding, as the published models do.
+
+        partial: a window that reaches over the edge counts too, as in Caffe.
+        """
         sizes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
         if op == "AveragePool":
             sizes["count_include_pad"] = 1
+        if partial:
+            sizes["ceil_mode"] = 1
         return self.node(op, name, x, **sizes)
+
+    def local_norm(self, x: Value, name: str) -> Value:
+        """Local response normalisation over five channels (Krizhevsky et al. 2012, section 3.3)."""
+        return self.node("LRN", name, x, size=5, alpha=1e-4, beta=0.75, bias=1.0)
 
     def classifier(self, x: Value, name: str, classes: int) -> None:
         """Average every channel of an image, then one logit for each class."""

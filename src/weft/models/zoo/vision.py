@@ -1,31 +1,60 @@
-"""Image classifiers: three-channel square images in, one logit for each class out."""
+"""Image classifiers of one kind of block each: plain convolutions, depthwise ones, dense ones."""
 
 from __future__ import annotations
 
-from weft.errors import ModelError
-from weft.models.zoo.graph import Graph, Pair, Value
+from weft.models.zoo.graph import Graph, Value
 
 
-def resnet50(g: Graph, *, groups: int, group_width: int, resolution: int, classes: int) -> None:
-    """ResNet-50 v1.5 (stride in the 3x3), and with several groups ResNeXt-50 (Xie et al. 2017)."""
-    _at_least(g, resolution, 32)
-    x = g.conv_bn(g.image(resolution), "conv1", 64, 7, stride=2)
-    x = g.pool("MaxPool", x, "maxpool", 3, stride=2, pad=1)
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        for block in range(blocks):
-            stride = 2 if stage > 0 and block == 0 else 1
-            inner, out = groups * group_width << stage, 256 << stage
-            x = _bottleneck(g, x, f"layer{stage + 1}.{block}", inner, out, stride, groups)
-    g.classifier(x, "fc", classes)
+def alexnet(g: Graph, *, resolution: int, classes: int) -> None:
+    """AlexNet in one column (Krizhevsky 2014, arXiv:1404.5997): no groups, no normalisation."""
+    x = g.conv(g.image(resolution, at_least=63), "conv1", 64, 11, stride=4, pad=2)
+    x = g.pool("MaxPool", x, "pool1", 3, stride=2)
+    x = g.pool("MaxPool", g.conv(x, "conv2", 192, 5), "pool2", 3, stride=2)
+    for number, out in ((3, 384), (4, 256), (5, 256)):
+        x = g.conv(x, f"conv{number}", out, 3)
+    x = g.pool("MaxPool", x, "pool5", 3, stride=2)
+    side = _pooled(_pooled(_pooled((resolution - 7) // 4 + 1)))
+    _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
 
 
-def _bottleneck(g: Graph, x: Value, name: str, inner: int, out: int, stride: int, groups: int) -> Value:
-    y = g.conv_bn(x, f"{name}.conv1", inner)
-    y = g.conv_bn(y, f"{name}.conv2", inner, 3, stride=stride, groups=groups)
-    y = g.conv_bn(y, f"{name}.conv3", out, activation="none")
-    if stride > 1 or x.width != out:
-        x = g.conv_bn(x, f"{name}.downsample", out, stride=stride, activation="none")
-    return g.node("Relu", f"{name}.relu", g.node("Add", f"{name}.add", y, x))
+def caffenet(g: Graph, *, resolution: int, classes: int) -> None:
+    """CaffeNet: the AlexNet of 2012 with its two columns as groups, pooled before it is normalised."""
+    x = g.conv(g.image(resolution, at_least=67), "conv1", 96, 11, stride=4, pad=0)
+    x = g.local_norm(g.pool("MaxPool", x, "pool1", 3, stride=2), "norm1")
+    x = g.conv(x, "conv2", 256, 5, groups=2)
+    x = g.local_norm(g.pool("MaxPool", x, "pool2", 3, stride=2), "norm2")
+    x = g.conv(x, "conv3", 384, 3)
+    x = g.conv(x, "conv4", 384, 3, groups=2)
+    x = g.conv(x, "conv5", 256, 3, groups=2)
+    x = g.pool("MaxPool", x, "pool5", 3, stride=2)
+    side = _pooled(_pooled(_pooled((resolution - 11) // 4 + 1)))
+    _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
+
+
+VGG_STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+"""Convolutions of each stage (Simonyan and Zisserman 2015, table 1, columns D and E)."""
+
+
+def vgg(g: Graph, *, depth: int, resolution: int, classes: int) -> None:
+    """VGG: 3x3 convolutions, twice the channels after each of the first pools."""
+    x = g.image(resolution, at_least=32)
+    for stage, count in enumerate(VGG_STAGES[depth], start=1):
+        for number in range(1, count + 1):
+            x = g.conv(x, f"conv{stage}_{number}", min(512, 32 << stage), 3)
+        x = g.pool("MaxPool", x, f"pool{stage}", 2, stride=2)
+    _three_dense(g, x, ("fc6", "fc7", "fc8"), resolution // 32, classes)
+
+
+def _pooled(side: int) -> int:
+    """The side of an image after a 3x3 pool of stride 2."""
+    return (side - 3) // 2 + 1
+
+
+def _three_dense(g: Graph, x: Value, names: tuple[str, str, str], side: int, classes: int) -> None:
+    x = g.node("Flatten", "flatten", x, width=x.width * side * side, axis=1)
+    for name in names[:2]:
+        x = g.activation(g.dense(x, name, 4096), name, "relu")
+    g.output(g.dense(x, names[2], classes), "logits", classes)
 
 
 MOBILENET_STAGES = (
@@ -42,8 +71,7 @@ MOBILENET_STAGES = (
 
 def mobilenet_v2(g: Graph, *, resolution: int, classes: int) -> None:
     """MobileNetV2 at width 1.0."""
-    _at_least(g, resolution, 32)
-    x = g.conv_bn(g.image(resolution), "stem", 32, 3, stride=2, activation="relu6")
+    x = g.conv_bn(g.image(resolution, at_least=32), "stem", 32, 3, stride=2, activation="relu6")
     number = 0
     for expansion, out, blocks, first_stride in MOBILENET_STAGES:
         for block in range(blocks):
@@ -61,106 +89,28 @@ def _inverted_residual(g: Graph, x: Value, name: str, expansion: int, out: int, 
     return g.node("Add", f"{name}.add", y, x) if stride == 1 and x.width == out else y
 
 
-def inception_v3(g: Graph, *, resolution: int, classes: int) -> None:
-    """Inception-v3 (Szegedy et al. 2016) without the auxiliary head, which only training uses."""
-    _at_least(g, resolution, 75)
-    x = g.conv_bn(g.image(resolution), "conv1a", 32, 3, stride=2, pad=0)
-    x = g.conv_bn(x, "conv2a", 32, 3, pad=0)
-    x = g.conv_bn(x, "conv2b", 64, 3)
-    x = g.pool("MaxPool", x, "maxpool1", 3, stride=2)
-    x = g.conv_bn(x, "conv3b", 80)
-    x = g.conv_bn(x, "conv4a", 192, 3, pad=0)
-    x = g.pool("MaxPool", x, "maxpool2", 3, stride=2)
-    for name, pool_width in (("mixed5b", 32), ("mixed5c", 64), ("mixed5d", 64)):
-        x = _inception_a(g, x, name, pool_width)
-    x = _reduction_a(g, x, "mixed6a")
-    for name, inner in (("mixed6b", 128), ("mixed6c", 160), ("mixed6d", 160), ("mixed6e", 192)):
-        x = _inception_b(g, x, name, inner)
-    x = _reduction_b(g, x, "mixed7a")
-    for name in ("mixed7b", "mixed7c"):
-        x = _inception_c(g, x, name)
-    g.classifier(x, "fc", classes)
+DENSENET_BLOCKS, GROWTH = (6, 12, 24, 16), 32
+"""DenseNet-121 (Huang et al. 2017, table 1)."""
 
 
-ROW, COLUMN = (1, 7), (7, 1)
+def densenet121(g: Graph, *, resolution: int, classes: int) -> None:
+    """DenseNet-121 with bottlenecks and compression (DenseNet-BC): every layer reads all before it in its block."""
+    x = g.conv_bn(g.image(resolution, at_least=32), "conv0", 2 * GROWTH, 7, stride=2)
+    x = g.pool("MaxPool", x, "pool0", 3, stride=2, pad=1)
+    for block, count in enumerate(DENSENET_BLOCKS, start=1):
+        for number in range(1, count + 1):
+            x = _dense_layer(g, x, f"block{block}.layer{number}")
+        if block < len(DENSENET_BLOCKS):
+            x = _plain(g, g.norm_relu(x, f"transition{block}.norm"), f"transition{block}.conv", x.width // 2, 1)
+            x = g.pool("AveragePool", x, f"transition{block}.pool", 2, stride=2)
+    g.classifier(g.norm_relu(x, "norm5"), "fc", classes)
 
 
-def _inception_a(g: Graph, x: Value, name: str, pool_width: int) -> Value:
-    return _concat(
-        g,
-        name,
-        _chain(g, x, f"{name}.branch1x1", (64, 1)),
-        _chain(g, x, f"{name}.branch5x5", (48, 1), (64, 5)),
-        _chain(g, x, f"{name}.branch3x3", (64, 1), (96, 3), (96, 3)),
-        _pooled(g, x, name, pool_width),
-    )
+def _dense_layer(g: Graph, x: Value, name: str) -> Value:
+    y = g.conv_bn(g.norm_relu(x, f"{name}.norm1"), f"{name}.conv1", 4 * GROWTH)
+    y = _plain(g, y, f"{name}.conv2", GROWTH, 3)
+    return g.node("Concat", f"{name}.concat", x, y, width=x.width + GROWTH, axis=1)
 
 
-def _reduction_a(g: Graph, x: Value, name: str) -> Value:
-    return _concat(
-        g,
-        name,
-        _chain(g, x, f"{name}.branch3x3", (384, 3), last_stride=2),
-        _chain(g, x, f"{name}.branch3x3x2", (64, 1), (96, 3), (96, 3), last_stride=2),
-        g.pool("MaxPool", x, f"{name}.maxpool", 3, stride=2),
-    )
-
-
-def _inception_b(g: Graph, x: Value, name: str, inner: int) -> Value:
-    twice = ((inner, 1), (inner, COLUMN), (inner, ROW), (inner, COLUMN), (192, ROW))
-    return _concat(
-        g,
-        name,
-        _chain(g, x, f"{name}.branch1x1", (192, 1)),
-        _chain(g, x, f"{name}.branch7x7", (inner, 1), (inner, ROW), (192, COLUMN)),
-        _chain(g, x, f"{name}.branch7x7x2", *twice),
-        _pooled(g, x, name, 192),
-    )
-
-
-def _reduction_b(g: Graph, x: Value, name: str) -> Value:
-    return _concat(
-        g,
-        name,
-        _chain(g, x, f"{name}.branch3x3", (192, 1), (320, 3), last_stride=2),
-        _chain(g, x, f"{name}.branch7x7x3", (192, 1), (192, ROW), (192, COLUMN), (192, 3), last_stride=2),
-        g.pool("MaxPool", x, f"{name}.maxpool", 3, stride=2),
-    )
-
-
-def _inception_c(g: Graph, x: Value, name: str) -> Value:
-    return _concat(
-        g,
-        name,
-        _chain(g, x, f"{name}.branch1x1", (320, 1)),
-        *_fork(g, _chain(g, x, f"{name}.branch3x3", (384, 1)), f"{name}.branch3x3"),
-        *_fork(g, _chain(g, x, f"{name}.branch3x3x2", (448, 1), (384, 3)), f"{name}.branch3x3x2"),
-        _pooled(g, x, name, 192),
-    )
-
-
-def _fork(g: Graph, x: Value, name: str) -> tuple[Value, Value]:
-    """A 3x3 convolution spread as its row and its column, side by side."""
-    return g.conv_bn(x, f"{name}.row", 384, (1, 3)), g.conv_bn(x, f"{name}.column", 384, (3, 1))
-
-
-def _chain(g: Graph, x: Value, name: str, *steps: tuple[int, Pair], last_stride: int = 1) -> Value:
-    """Convolutions (channels, kernel) in a row; one with a stride has no padding."""
-    for number, (out, kernel) in enumerate(steps, start=1):
-        strided = number == len(steps) and last_stride > 1
-        stride, pad = (last_stride, 0) if strided else (1, None)
-        x = g.conv_bn(x, f"{name}.conv{number}", out, kernel, stride=stride, pad=pad)
-    return x
-
-
-def _pooled(g: Graph, x: Value, name: str, out: int) -> Value:
-    return g.conv_bn(g.pool("AveragePool", x, f"{name}.avgpool", 3, stride=1, pad=1), f"{name}.pool", out)
-
-
-def _concat(g: Graph, name: str, *branches: Value) -> Value:
-    return g.node("Concat", f"{name}.concat", *branches, width=sum(b.width for b in branches), axis=1)
-
-
-def _at_least(g: Graph, resolution: int, least: int) -> None:
-    if resolution < least:
-        raise ModelError(f"{g.name}: resolution must be at least {least}, got {resolution}")
+def _plain(g: Graph, x: Value, name: str, out: int, kernel: int) -> Value:
+    return g.conv(x, name, out, kernel, bias=False, activation="none")

@@ -1,0 +1,95 @@
+"""``weft map calibrate``: how much the cores of this machine, or a measured unit, lose to others at the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import JsonFile, add_row, console, number, plain_table, progress_bar
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.costs.contention import Fit, Matrix
+    from weft.devices import Soc
+
+
+def command(
+    quick: Annotated[bool, typer.Option("--quick", help="A first look of about 3 s instead of 20.")] = False,
+    matrix_file: Annotated[
+        str | None, typer.Option("--matrix", help="Fit this JSON matrix instead of measuring this machine.")
+    ] = None,
+    toml: Annotated[str | None, typer.Option("--toml", help="Write the result as a SoC file.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure how the cores of this machine slow each other down at its memory, and fit the PCCS model to it."""
+    from weft.costs.contention import calibration_as_dict, fit_matrix, read_matrix
+    from weft.devices import soc_as_toml
+    from weft.jsonfile import write_json
+
+    if quick and matrix_file:
+        raise InputError("--quick measures and --matrix does not; give one of them")
+    matrix = read_matrix(matrix_file) if matrix_file else _measure(quick)
+    fit = fit_matrix(matrix)
+    _print(matrix, fit)
+    if json_file:
+        write_json(json_file, calibration_as_dict(matrix, fit))
+        console.print(f"json      {json_file}", highlight=False)
+    if toml:
+        _write(toml, soc_as_toml(_soc(matrix, fit, measured=matrix_file is None)))
+        console.print(f"device    {toml}", highlight=False)
+
+
+def _measure(quick: bool) -> Matrix:
+    from weft.costs.host_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
+
+    with progress_bar("measuring", 1) as advance:
+        return measure_host(
+            levels=QUICK_LEVELS if quick else LEVELS,
+            seconds=QUICK_S if quick else SECONDS,
+            on_progress=lambda done, of: advance(None, done, of),
+        )
+
+
+def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
+    from weft.costs.host_contention import host_soc, usable_cores
+
+    if measured:
+        return host_soc(matrix, fit, instances=min(16, len(usable_cores())))
+    return host_soc(matrix, fit, name="calibrated", unit="unit")
+
+
+def _print(matrix: Matrix, fit: Fit) -> None:
+    columns = ("own GB/s", *(number(level, 1) for level in matrix.external_gb_s))
+    table = plain_table("relative speed in %, by own demand and that of others (GB/s)", columns)
+    for own, speeds in zip(matrix.own_gb_s, matrix.relative_speed_pct, strict=True):
+        add_row(table, number(own, 1), *(number(speed, 1) for speed in speeds))
+    console.print(table)
+    if matrix.source:
+        console.print(matrix.source, highlight=False, markup=False)
+    console.print()
+    if not fit.contended:
+        console.print(
+            f"no contention: {max(0.0, fit.lost_pct):.1f} % is lost to others, within the noise of "
+            f"{fit.noise_pct:.1f} %; no parameters to fit",
+            highlight=False,
+        )
+        return
+    _print_parameters(fit)
+
+
+def _print_parameters(fit: Fit) -> None:
+    table = plain_table("PCCS parameters", ("parameter", "five steps", "refined"))
+    start, refined = fit.start.model_dump(exclude={"model"}), fit.model.model_dump(exclude={"model"})
+    for name, value in refined.items():
+        add_row(table, name, number(start[name], 3), number(value, 3))
+    add_row(table, "mean error, points", number(fit.start_error_points, 2), number(fit.mean_error_points, 2))
+    console.print(table)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise InputError(f"{path}: cannot write: {problem}") from problem

@@ -1,0 +1,292 @@
+"""``weft map``: place several models on the units of one SoC; from options or from a scenario file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from weft.cli import calibrate, map_dynamic
+from weft.cli.common import JsonFile, Shapes, console, parse_shapes
+from weft.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from weft.mapping.scenario import Case, Scenario
+    from weft.models.layer import Model
+
+
+class _Group(TyperGroup):
+    """Takes ``weft map scenario.toml`` for ``weft map --scenario scenario.toml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].endswith(".toml"):
+            args = ["--scenario", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    help="Place the layers of several models on the units of one SoC: the best schedule, and how sure that is.\n\n"
+    "[bold]weft map --soc xavier --models googlenet,resnet101[/bold], or [bold]weft map scenario.toml[/bold].\n\n"
+    "See docs/mapping.md.",
+)
+app.command("calibrate")(calibrate.command)
+app.command("dynamic")(map_dynamic.command)
+
+WHAT, SEARCH, FILES = "What to map", "How to search", "Files to write"
+"""Parts of the help."""
+
+Unit = Annotated[list[str], typer.Option("--unit", help="UNIT=FILE, as gpu=gpu.json; one for each unit.")]
+SocName = Annotated[str, typer.Option("--soc", "-s", help="A SoC (weft devices list) or a TOML file.")]
+
+
+@app.callback()
+def command(
+    context: typer.Context,
+    soc: Annotated[
+        str | None,
+        typer.Option("--soc", "-s", rich_help_panel=WHAT, help="xavier, orin, snapdragon, or a TOML file."),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option("--models", "-m", rich_help_panel=WHAT, help="Zoo names, .onnx files or profiles (.json): a,b,c"),
+    ] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            "--scenario", rich_help_panel=WHAT, help="Take all of this from a TOML file; options given here win."
+        ),
+    ] = None,
+    phase: Annotated[
+        int | None, typer.Option("--phase", rich_help_panel=WHAT, help="Of a scenario with phases: which one, from 1.")
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="GOAL",
+            rich_help_panel=SEARCH,
+            help="Least latency (the default) or most throughput.",
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", rich_help_panel=WHAT, help="B=A: b begins when a is through; repeatable."),
+    ] = None,
+    repeat: Annotated[
+        list[str] | None, typer.Option("--repeat", rich_help_panel=WHAT, help="A=2: a runs twice in a row; repeatable.")
+    ] = None,
+    max_switches: Annotated[
+        int | None, typer.Option("--max-switches", rich_help_panel=SEARCH, help="Changes of unit of a model at most.")
+    ] = None,
+    energy_budget: Annotated[
+        float | None,
+        typer.Option("--energy-budget", rich_help_panel=SEARCH, help="Joules of all models together at most."),
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", rich_help_panel=SEARCH, help="Seconds to search; 60 by default.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", rich_help_panel=SEARCH, help="Of the search; 0 by default.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", rich_help_panel=SEARCH, help="Go on until the proof takes nothing for granted.")
+    ] = False,
+    profiles: Annotated[
+        str | None,
+        typer.Option(
+            "--profiles", metavar="KIND", rich_help_panel=WHAT, help="Only measured, derived or estimated profiles."
+        ),
+    ] = None,
+    max_groups: Annotated[
+        int | None,
+        typer.Option("--max-groups", rich_help_panel=WHAT, help="Merge groups of a model until there are no more."),
+    ] = None,
+    shape: Shapes = None,
+    json_file: JsonFile = None,
+    html: Annotated[
+        str | None, typer.Option("--html", rich_help_panel=FILES, help="Write an interactive timeline page.")
+    ] = None,
+    png: Annotated[
+        str | None, typer.Option("--png", rich_help_panel=FILES, help="Draw the timeline as .png or .svg.")
+    ] = None,
+    perfetto: Annotated[
+        str | None, typer.Option("--perfetto", rich_help_panel=FILES, help="Write a trace for ui.perfetto.dev.")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option("--trace", rich_help_panel=FILES, help="Write the trace as JSON.")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", rich_help_panel=FILES, help="Write every layer's unit: .json, .csv, or .txt for trtexec."
+        ),
+    ] = None,
+) -> None:
+    from weft.cli.map_show import print_solution, solve_shown, write_files
+
+    if context.invoked_subcommand is not None:
+        if scenario or soc or models:
+            raise InputError(f"weft map {context.invoked_subcommand} takes none of the options before its name")
+        return
+    given: dict[str, Any] = {
+        "soc": soc,
+        "objective": objective,
+        "max_switches": max_switches,
+        "energy_budget_j": energy_budget,
+        "time_limit_s": time_limit,
+        "seed": seed,
+        "strict": strict or None,
+        "profiles": profiles,
+        "max_groups": max_groups,
+    }
+    if models is not None:
+        given["task"] = _tasks(models, after, repeat, shape)
+    elif after or repeat or shape:
+        raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
+    case = _prepare(_scenario(scenario, given), phase)
+    solution = solve_shown(case)
+    print_solution(case, solution)
+    write_files(
+        case, solution, json_file=json_file, html=html, png=png, perfetto=perfetto, trace=trace, devices=devices
+    )
+
+
+def _scenario(path: str | None, given: Mapping[str, Any]) -> Scenario:
+    from weft.mapping.scenario import parse_scenario, read_scenario
+
+    stated = {key: value for key, value in given.items() if value is not None}
+    if path is None:
+        if "soc" not in stated or "task" not in stated:
+            raise InputError("name a SoC and models (--soc xavier --models googlenet,resnet101), or a scenario file")
+        return parse_scenario(stated, "options")
+    if "task" in stated:
+        raise InputError(f"--models and the tasks of {path} do not go together; give one of them")
+    read = read_scenario(path).model_dump()
+    if "soc" in stated:
+        stated["soc"] = str(Path(stated["soc"]).absolute()) if stated["soc"].endswith(".toml") else stated["soc"]
+    return parse_scenario(read | stated, path)
+
+
+def _prepare(scenario: Scenario, phase: int | None) -> Case:
+    from weft.mapping.scenario import prepare, prepare_phases
+
+    count = len(scenario.phase)
+    if phase is None:
+        if count > 1:
+            raise InputError(f"the scenario has {count} phases; say which with --phase, or run weft map dynamic")
+        return prepare_phases(scenario)[0] if count else prepare(scenario)
+    if not 1 <= phase <= count:
+        raise InputError(f"--phase {phase}: the scenario has {count} phases, from 1")
+    return prepare_phases(scenario)[phase - 1]
+
+
+def _tasks(
+    models: str, after: Sequence[str] | None, repeat: Sequence[str] | None, shapes: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    from weft.mapping.scenario import parse_scenario
+
+    given = [name.strip() for name in models.split(",") if name.strip()]
+    if not given:
+        raise InputError("--models names nothing; give at least one model")
+    names = parse_scenario({"soc": "any", "task": [{"model": each} for each in given]}, "--models").names
+    waits = _pairs("--after", after, names)
+    counts = {name: _count(texts[-1]) for name, texts in _pairs("--repeat", repeat, names).items()}
+    sizes = parse_shapes(shapes, given)
+    return [
+        {
+            "model": model,
+            "name": name,
+            "after": [_known("--after", each, names) for text in waits.get(name, ()) for each in text.split("+")],
+            "repeats": counts.get(name, 1),
+            "shapes": sizes.get(model),
+        }
+        for model, name in zip(given, names, strict=True)
+    ]
+
+
+def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, list[str]]:
+    """What options of the form TASK=VALUE say, by task."""
+    found: dict[str, list[str]] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise InputError(f"{option} {text!r} is not of the form {'B=A' if option == '--after' else 'A=2'}")
+        found.setdefault(_known(option, name, names), []).append(value)
+    return found
+
+
+def _known(option: str, name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise InputError(f"{option}: {unknown_name('task', name, names)}")
+    return name
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--repeat: {text!r} is not a whole number") from None
+
+
+@app.command("import-trt")
+def import_trt(
+    unit: Unit,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The .onnx file, or just a name; then demands must be given.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="Write the profile here (.json).")],
+    soc: SocName = "xavier",
+    demands: Annotated[
+        str | None, typer.Option("--demands", help="JSON: unit -> name of a kernel or layer -> GB/s.")
+    ] = None,
+    max_groups: Annotated[
+        int | None, typer.Option("--max-groups", help="Merge groups until there are no more.")
+    ] = None,
+) -> None:
+    """Make a profile from the files that trtexec --exportProfile wrote, one for each unit."""
+    from weft.devices import load_soc
+    from weft.mapping.profiles import write_soc_profile
+    from weft.mapping.trtexec import read_trtexec
+
+    files = {}
+    for text in unit:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise InputError(f"--unit {text!r} is not of the form gpu=gpu.json")
+        if name in files:
+            raise InputError(f"--unit {name} is given twice; give one file for each unit")
+        files[name] = path
+    found = load_soc(soc)
+    profile = read_trtexec(files, _model(model), found, demands=_demands(demands), max_groups=max_groups)
+    write_soc_profile(profile, output)
+    totals = [(name, profile.total_s(name)) for name in profile.units]
+    told = ", ".join(f"{name} {total * 1e3:.3f} ms" if total else f"{name} in part" for name, total in totals)
+    console.print(
+        f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {told}", highlight=False, markup=False
+    )
+    console.print(f"profile   {output}", highlight=False)
+
+
+def _model(name: str) -> Model | str:
+    """The model with its layers where it is a file, else its name: names of the zoo's layers are not TensorRT's."""
+    from weft.models.sources import load_model
+
+    return load_model(name) if name.endswith(".onnx") else name
+
+
+def _demands(path: str | None) -> dict[str, dict[str, float]] | None:
+    from weft.errors import ProfileError
+    from weft.jsonfile import read_json
+
+    if path is None:
+        return None
+    raw = read_json(path, ProfileError)
+    if not isinstance(raw, dict) or not all(isinstance(each, dict) for each in raw.values()):
+        raise ProfileError(f'{path}: demands are an object of objects, as {{"gpu": {{"conv1": 41.5}}}}')
+    return raw

@@ -1,0 +1,5 @@
+"""x"""
+
+
+def command() -> None:
+    """x"""

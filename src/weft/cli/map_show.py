@@ -1,0 +1,232 @@
+"""What ``weft map`` shows: the search as it goes, the schedules side by side, the mapping, the certificate, files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from weft.cli.common import add_row, console, number, plain_table
+
+if TYPE_CHECKING:
+    from weft.mapping.problem import Objective
+    from weft.mapping.scenario import Case
+    from weft.mapping.schedule import Outcome
+    from weft.mapping.solver import Certificate, Improvement, Solution
+
+DRAWN = 3
+"""Baselines drawn beside our own schedule, the best of them."""
+ORIGINS = {
+    "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
+    "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
+}
+STARTING = "starting (the first run compiles, which takes about 20 s)"
+
+
+def solve_shown(case: Case) -> Solution:
+    """Search, and say how far it is where somebody watches."""
+    from weft.mapping.solver import solve
+
+    if not sys.stderr.isatty():
+        return solve(case.problem, case.options)
+    with Console(stderr=True).status(STARTING) as status:
+        return solve(case.problem, case.options, _teller(status.update, case.options.objective))
+
+
+def _teller(update: Callable[[str], None], objective: Objective) -> Callable[[Improvement], None]:
+    def tell(found: Improvement) -> None:
+        known = isfinite(found.bound) and found.bound != 0
+        gap = f", at most {abs(found.value / found.bound - 1):.1%} from the best" if known else ""
+        update(f"{_value(found.value, objective)} by {found.schedule.made_by} after {found.seconds:.2f} s{gap}")
+
+    return tell
+
+
+def _value(value: float, objective: Objective) -> str:
+    return f"{value * 1e3:.3f} ms" if objective == "latency" else f"{value:.1f} runs/s"
+
+
+def print_solution(case: Case, solution: Solution) -> None:
+    _print_schedules(case, solution)
+    console.print()
+    _print_mapping(case, solution)
+    console.print()
+    for line in certificate_lines(solution.certificate):
+        console.print(line, highlight=False, markup=False)
+
+
+def _print_schedules(case: Case, solution: Solution) -> None:
+    from weft.mapping.export import best_baseline
+    from weft.mapping.limits import keeps_to
+
+    problem, objective = case.problem, case.options.objective
+    names, goal = " + ".join(task.name for task in problem.tasks), {"latency": "least", "throughput": "most"}[objective]
+    columns = ("schedule", "makespan ms", "runs/s", "to best baseline", "slow-down", "moves")
+    table = plain_table(f"{names} on {problem.soc.name}: {goal} {objective}", columns)
+    best = best_baseline(case, solution)
+    rival = solution.baselines[best] if best else None
+    add_row(table, _title(solution), *_numbers(solution.outcome, rival, objective), style="bold")
+    for name in sorted(solution.baselines, key=lambda name: solution.baselines[name].value(objective)):
+        outcome = solution.baselines[name]
+        fair = keeps_to(problem, outcome.schedule, case.options.limits)
+        add_row(table, name if fair else f"{name} (breaks the limits)", *_numbers(outcome, rival, objective))
+    console.print(table)
+
+
+def _title(solution: Solution) -> str:
+    made_by = solution.schedule.made_by
+    return "weft" if made_by in ("", "weft") else f"weft (that of {made_by})"
+
+
+def _numbers(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tuple[str, ...]:
+    from weft.reports.mapping import report_of
+
+    report = report_of(outcome)
+    change = "-"
+    if rival and rival.makespan_s:
+        ratio = outcome.value(objective) / rival.value(objective) - 1
+        change = f"{100 * ratio:+.1f} %" if round(100 * ratio, 1) else "same"
+    slow_down = 1 + report.contention_s / report.work_s if report.work_s else 1.0
+    return (
+        number(report.makespan_s, scale=1e3),
+        number(report.throughput, 1),
+        change,
+        number(slow_down),
+        str(report.moves),
+    )
+
+
+def _print_mapping(case: Case, solution: Solution) -> None:
+    from weft.mapping.export import segment_line, segments
+
+    problem = case.problem
+    its = segments(problem, solution.schedule)
+    table = plain_table("mapping, groups from 0", ("task", "profile", "groups", "through ms", "units"), left=2)
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for n, task in enumerate(problem.tasks):
+        profile = case.profiles[task.name]
+        ways = [segment_line(problem, [s for s in its if (s.task, s.run) == (n, run)]) for run in range(task.repeats)]
+        if len(set(ways)) == 1:
+            ways = ways[:1]
+        for run, way in enumerate(ways):
+            name = task.name if len(ways) == 1 else f"{task.name}, run {run + 1}"
+            through = number(solution.outcome.finish_s[n], scale=1e3) if run == len(ways) - 1 else ""
+            add_row(table, name, profile.origin, str(len(task.groups)), through, way)
+    console.print(table)
+    for origin in dict.fromkeys(profile.origin for profile in case.profiles.values()):
+        if origin in ORIGINS:
+            console.print(ORIGINS[origin], style="yellow", highlight=False, markup=False)
+
+
+def certificate_lines(certificate: Certificate) -> list[str]:
+    """What is known about the schedule, in two or three lines."""
+    spent = f"{certificate.seconds:.2f} s, {certificate.states:,} states"
+    if certificate.proved:
+        lines = [f"optimal among event-aligned schedules, proved ({spent})"]
+        if certificate.assumes:
+            lines.append("the proof takes dominance for granted; --strict goes on without it")
+    else:
+        bound = _value(certificate.bound, certificate.objective)
+        lines = [
+            f"not proved optimal: the best event-aligned schedule is at most "
+            f"{_better(certificate, certificate.bound):.1%} better (bound {bound}); {certificate.ended} after {spent}"
+        ]
+    margin = _better(certificate, certificate.any_idling_bound)
+    if margin < 5e-4:
+        lines.append("no schedule of any kind is better")
+    else:
+        lines.append(f"no schedule of any kind, whatever its pauses, is more than {margin:.1%} better")
+    return lines
+
+
+def _better(certificate: Certificate, bound: float) -> float:
+    """By how much *bound* is better, as a share of the makespan, or of the throughput."""
+    return abs(1 - bound / certificate.value) if certificate.value else 0.0
+
+
+# Files
+
+
+def write_files(
+    case: Case,
+    solution: Solution,
+    *,
+    json_file: str | None,
+    html: str | None,
+    png: str | None,
+    perfetto: str | None,
+    trace: str | None,
+    devices: str | None,
+) -> None:
+    """Write what was asked for, and say where it is."""
+    if json_file:
+        _write_json(json_file, case, solution)
+    if html:
+        _write_page(html, case, solution)
+    if png:
+        from weft.reports.mapping_chart import draw_mapping
+
+        draw_mapping(_drawn(solution), png)
+        _told("figure", png)
+    if perfetto:
+        from weft.reports.perfetto import write_outcome_perfetto
+
+        write_outcome_perfetto(solution.outcome, perfetto)
+        _told("perfetto", perfetto)
+    if trace:
+        from weft.reports.mapping import outcome_trace
+        from weft.trace import write_trace
+
+        write_trace(outcome_trace(solution.outcome), trace)
+        _told("trace", trace)
+    if devices:
+        from weft.mapping.export import write_device_list
+
+        write_device_list(devices, solution.outcome, {name: its.model for name, its in case.profiles.items()})
+        _told("devices", devices)
+
+
+def _told(what: str, path: str) -> None:
+    console.print(f"{what:<9} {path}", highlight=False, markup=False)
+
+
+def _write_json(path: str, case: Case, solution: Solution) -> None:
+    from weft.jsonfile import write_json
+    from weft.mapping.export import solution_as_dict
+    from weft.reports.mapping import mapping_report
+
+    report = mapping_report(solution.outcome)
+    write_json(path, solution_as_dict(case, solution) | {"report": report})
+    _told("json", path)
+
+
+def _write_page(path: str, case: Case, solution: Solution) -> None:
+    from weft.mapping.export import finite
+    from weft.reports.mapping_page import write_mapping_page
+
+    notes = {
+        "objective": case.options.objective,
+        "profiles": {name: f"{its.origin}: {its.source}" for name, its in case.profiles.items()},
+        "certificate": certificate_lines(solution.certificate),
+    }
+    told = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
+    write_mapping_page(path, _drawn(solution), objective=case.options.objective, notes=notes, certificate=told)
+    _told("timeline", path)
+
+
+def _drawn(solution: Solution) -> list[Outcome]:
+    """Our schedule, then the best baselines that differ in what they come to, and the GPU alone."""
+    objective = solution.certificate.objective
+    ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))
+    others: dict[float, Outcome] = {}
+    for outcome in sorted(solution.baselines.values(), key=lambda outcome: outcome.value(objective)):
+        others.setdefault(round(outcome.value(objective), 12), outcome)
+    chosen = list(others.values())[:DRAWN]
+    alone = solution.baselines.get("gpu-only")
+    if alone and all(outcome.value(objective) != alone.value(objective) for outcome in chosen):
+        chosen.append(alone)
+    return [ours, *chosen]

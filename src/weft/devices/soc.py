@@ -1,0 +1,206 @@
+"""A system on chip: several units that share one memory, and how much they slow each other down there.
+
+Two models of contention. ``pccs`` (Xu et al., MICRO 2021) is fitted per unit: three regions by a unit's own
+demand, a drop that starts at some total demand and ends at some external one. ``sharing`` needs no fit: whoever
+asks for more than the memory gives is served in proportion. Both are plain arithmetic here; the compiled
+twin is ``weft.kernels.contention``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
+from weft.devices.tiled import TiledNpu, load_device
+from weft.errors import DeviceError, unknown_name
+from weft.jsonfile import first_problem, printable
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
+Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+SHARING, PCCS = range(2)
+"""First column of ``Soc.contention_table``."""
+
+
+class Sharing(BaseModel):
+    """Bandwidth in proportion to demand, once the memory is full."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: Literal["sharing"] = "sharing"
+
+
+class Pccs(BaseModel):
+    """The processor-centric slow-down model, for one unit. Bandwidths in GB/s, rates in percent per GB/s."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: Literal["pccs"] = "pccs"
+    normal_bw: Amount
+    """Own demand up to which contention is minor."""
+    intensive_bw: Amount
+    """Own demand above which any external traffic hurts at once."""
+    mrmc_pct: Annotated[float, Field(ge=0, le=100)]
+    """Largest reduction in the minor region, in percent of the unit's speed."""
+    pbw: Positive
+    """Largest external demand of the calibration."""
+    tbwdc: Amount
+    """Total demand at which the drop starts."""
+    cbp: Amount
+    """External demand after which it stays as it is."""
+    rate_n: Amount
+    """How fast it drops."""
+    floor_pct: Annotated[float, Field(gt=0, le=100)] = 10.0
+    """No unit falls below this percentage of its speed, whatever the lines say beyond the calibration."""
+
+
+Contention = Annotated[Sharing | Pccs, Field(discriminator="model")]
+
+
+class Unit(BaseModel):
+    """One kind of processing unit of a SoC."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Name
+    instances: Annotated[int, Field(ge=1, le=16)] = 1
+    """How many there are; a model may go from one to another of its kind at no cost."""
+    contention: Contention = Sharing()
+    peak_tflops: Positive | None = None
+    """Multiplications and additions per second, in 10^12; for estimates only."""
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the peak that a large product reaches; for estimates only."""
+    bandwidth_gb_s: Positive | None = None
+    """What the unit can draw alone; the memory's where left out; for estimates only."""
+    launch_us: Amount = 0.0
+    """Fixed cost of a layer; for estimates only."""
+    power_w: Positive | None = None
+    """While it runs; for estimates of energy only."""
+    refuses: tuple[str, ...] = Field(default=(), strict=False)
+    """Operators and kinds of layers it cannot run; for estimates only."""
+
+
+class Soc(BaseModel):
+    """Units around one memory. The field names are the keys of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["soc"] = "soc"
+    name: Name
+    source: str = ""
+    bandwidth_gb_s: Positive
+    """Peak of the shared memory, in 10^9 bytes per second."""
+    element_bits: Annotated[int, Field(ge=1, le=64)] = 16
+    transition_us: Amount = 0.0
+    """Fixed cost of a move between units; for estimates only."""
+    units: tuple[Unit, ...] = Field(min_length=1, max_length=8, strict=False)
+
+    @field_validator("units")
+    @classmethod
+    def _own_names(cls, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+        names = [unit.name for unit in units]
+        if len(set(names)) < len(names):
+            raise ValueError(f"units need names, each its own; got {', '.join(names)}")
+        return units
+
+    def contention_table(self) -> npt.NDArray[np.float64]:
+        """One row per unit: model, peak, normal_bw, intensive_bw, mrmc_pct, pbw, tbwdc, cbp, rate_n, floor_pct."""
+        rows = []
+        for unit in self.units:
+            model = unit.contention
+            row = [float(SHARING), self.bandwidth_gb_s, *[0.0] * 8]
+            if isinstance(model, Pccs):
+                row[0] = PCCS
+                row[2:] = [model.normal_bw, model.intensive_bw, model.mrmc_pct, model.pbw, model.tbwdc, model.cbp]
+                row += [model.rate_n, model.floor_pct]
+            rows.append(row)
+        return np.array(rows)
+
+    def slow_down(self, unit: int, own_gb_s: float, others_gb_s: float) -> float:
+        """How many times longer a group on *unit* takes while others draw *others_gb_s*; at least 1."""
+        model = self.units[unit].contention
+        if own_gb_s <= 0 or others_gb_s <= 0:
+            return 1.0
+        if isinstance(model, Sharing):
+            return max(1.0, (own_gb_s + others_gb_s) / self.bandwidth_gb_s)
+        return 100.0 / relative_speed(model, own_gb_s, others_gb_s)
+
+
+def relative_speed(model: Pccs, own: float, others: float) -> float:
+    """Percent of its stand-alone speed that a unit keeps."""
+    minor = model.mrmc_pct * min(others, model.pbw) / model.pbw
+    plateau = max(0.0, own + model.cbp - model.tbwdc) * model.rate_n
+    if own <= model.normal_bw:
+        lost = minor
+    elif own <= model.intensive_bw:
+        # the larger of the two, so that more traffic of others never makes a unit faster
+        lost = max(minor, min(plateau, (own + others - model.tbwdc) * model.rate_n))
+    else:
+        lost = plateau * (min(others, model.cbp) / model.cbp if model.cbp else 1.0)
+    return min(100.0, max(model.floor_pct, 100 - lost))
+
+
+def socs() -> list[str]:
+    """Names of the SoCs that ship with the package."""
+    return list(shipped_of_kind("soc"))
+
+
+def load_soc(name_or_path: str) -> Soc:
+    """A preset by name or by a part of it that no other has, or the SoC a TOML file describes."""
+    if name_or_path.endswith(".toml"):
+        return parse_soc(read_description("device", name_or_path), name_or_path)
+    found = _named(name_or_path)
+    if len(found) > 1:
+        raise DeviceError(f"SoC {name_or_path!r} may be {' or '.join(found)}; write more of the name")
+    if not found and name_or_path in presets():
+        raise DeviceError(f"{name_or_path}: an NPU, and models are mapped to a SoC; known: {', '.join(socs())}")
+    if not found:
+        raise DeviceError(unknown_name("SoC", name_or_path, socs()) + " (a SoC file ends in .toml)")
+    return parse_soc(read_description("device", found[0]), found[0])
+
+
+def load_any(name_or_path: str) -> Npu | TiledNpu | Soc:
+    """A device of any kind, by name or from a TOML file."""
+    if name_or_path.endswith(".toml"):
+        of_units = read_description("device", name_or_path).get("kind") == "soc"
+        return load_soc(name_or_path) if of_units else load_device(name_or_path)
+    if name_or_path in presets():
+        return load_device(name_or_path)
+    if _named(name_or_path):
+        return load_soc(name_or_path)
+    raise DeviceError(unknown_name("device", name_or_path, [*presets(), *socs()]) + " (a device file ends in .toml)")
+
+
+def _named(text: str) -> list[str]:
+    """The shipped SoCs that *text* may mean: the one of that name, else those whose name it is a part of."""
+    return [name for name in socs() if name == text] or [name for name in socs() if text and text.lower() in name]
+
+
+def parse_soc(raw: dict[str, Any], where: str) -> Soc:
+    """The SoC a mapping describes; *where* opens the error."""
+    if raw.get("kind") != "soc":
+        raise DeviceError(f'{where}: is of kind {raw.get("kind")!r}; models are mapped to a device of kind "soc"')
+    try:
+        return Soc.model_validate(raw)
+    except ValidationError as error:
+        raise DeviceError(f"{where}: {first_problem(error, Soc, Unit, Pccs, Sharing)}") from error
+
+
+def soc_as_toml(soc: Soc) -> str:
+    """A file that describes the SoC."""
+    parts = [_lines(soc.model_dump(exclude={"units"}))]
+    for unit in soc.units:
+        values = unit.model_dump(exclude={"contention"}, exclude_none=True)
+        parts.append("[[units]]\n" + _lines(values))
+        parts.append("[units.contention]\n" + _lines(unit.contention.model_dump()))
+    return "\n".join(parts)
+
+
+def _lines(values: dict[str, Any]) -> str:
+    # what JSON writes of our values is TOML too
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())

@@ -1,0 +1,142 @@
+"""What happens on a SoC between decisions, compiled: time passes until a step or a move ends.
+
+The phase of every task is one number (step, unit, phase, packed); beside it stands how much of its move or of its step
+is left. ``advance`` goes to the next event, ``follow`` runs a whole mapping in which nobody waits without need.
+The plain twin is ``weft.mapping.simulator``.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from weft.kernels.contention import slow_down
+
+WAITING, BOUNDARY, MOVING, READY, RUNNING, LEAVING, DONE = range(7)
+"""Phases of a task: for others to end; at an event, its next unit to be chosen (its unit is the one it comes from); on
+its way to a unit; there, not begun; running; on its way out; through."""
+
+TINY_S = 1e-13
+"""Two events closer than this are one; a gain smaller than this is none."""
+
+
+@numba.njit(cache=True, inline="always")
+def pack(step, unit, phase):
+    return (step << 7) | (unit << 3) | phase
+
+
+@numba.njit(cache=True, inline="always")
+def phase_of(code):
+    return code & 7
+
+
+@numba.njit(cache=True, inline="always")
+def unit_of(code):
+    return (code >> 3) & 15
+
+
+@numba.njit(cache=True, inline="always")
+def step_of(code):
+    return code >> 7
+
+
+@numba.njit(cache=True)
+def advance(tables, code, left, ended, pace, time):
+    """Let time pass until something ends, and say what it left behind; returns the time then."""
+    total = 0.0
+    for n in range(len(code)):
+        if phase_of(code[n]) == RUNNING:
+            total += tables.demand[n, step_of(code[n]), unit_of(code[n])]
+    passed = np.inf
+    for n in range(len(code)):
+        phase = phase_of(code[n])
+        if phase == RUNNING:
+            unit = unit_of(code[n])
+            own = tables.demand[n, step_of(code[n]), unit]
+            pace[n] = slow_down(tables.contention[unit], own, total - own)
+            passed = min(passed, left[n] * pace[n])
+        elif phase in (MOVING, LEAVING):
+            pace[n] = 1.0
+            passed = min(passed, left[n])
+    time += passed
+    through = False
+    for n in range(len(code)):
+        phase = phase_of(code[n])
+        if phase not in (RUNNING, MOVING, LEAVING):
+            continue
+        left[n] -= passed / pace[n]
+        if left[n] * pace[n] > TINY_S:
+            continue
+        left[n] = 0.0
+        step, unit = step_of(code[n]), unit_of(code[n])
+        if phase == MOVING:
+            code[n] = pack(step, unit, READY)
+        elif phase == RUNNING and step + 1 < tables.steps[n]:
+            code[n] = pack(step + 1, unit, BOUNDARY)
+        elif phase == RUNNING and tables.leave[n, unit] > 0:
+            code[n], left[n] = pack(step, unit, LEAVING), tables.leave[n, unit]
+        else:
+            code[n], ended[n], through = pack(0, 0, DONE), time, True
+    if through:
+        release(tables, code)
+    return time
+
+
+@numba.njit(cache=True)
+def release(tables, code):
+    """Let tasks begin whose predecessors are through."""
+    outside = tables.time.shape[2]
+    for n in range(len(code)):
+        if phase_of(code[n]) == WAITING:
+            free = True
+            for m in range(len(code)):
+                if tables.waits[n, m] and phase_of(code[m]) != DONE:
+                    free = False
+            if free:
+                code[n] = pack(0, outside, BOUNDARY)
+
+
+@numba.njit(cache=True)
+def finished(code):
+    running = 0
+    for n in range(len(code)):
+        running += phase_of(code[n]) != DONE
+    return running == 0
+
+
+@numba.njit(cache=True)
+def follow(tables, units, order, ended):
+    """Run a mapping in which a step starts as soon as its data is there and its unit free, first come, first served.
+
+    units: [task, step]; order: tasks from the one that goes first where two come at once. Fills *ended*."""
+    tasks, outside = len(order), tables.time.shape[2]
+    code, left = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
+    came, pace, busy = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
+    release(tables, code)
+    time = 0.0
+    while not finished(code):
+        busy[:] = 0
+        for n in range(tasks):
+            if phase_of(code[n]) == BOUNDARY:
+                step = step_of(code[n])
+                unit = units[n, step]
+                left[n] = tables.move[n, step, unit_of(code[n]), unit]
+                code[n] = pack(step, unit, MOVING if left[n] > 0 else READY)
+                came[n] = np.inf
+            if phase_of(code[n]) == READY and came[n] == np.inf:
+                came[n] = time
+            if phase_of(code[n]) == RUNNING:
+                busy[unit_of(code[n])] += 1
+        while True:
+            first = -1
+            for n in order:
+                free = phase_of(code[n]) == READY and busy[unit_of(code[n])] < tables.instances[unit_of(code[n])]
+                if free and (first < 0 or came[n] < came[first] - TINY_S):
+                    first = n
+            if first < 0:
+                break
+            step, unit = step_of(code[first]), unit_of(code[first])
+            busy[unit] += 1
+            code[first], left[first], came[first] = pack(step, unit, RUNNING), tables.time[first, step, unit], np.inf
+        time = advance(tables, code, left, ended, pace, time)
+    return time

@@ -1,0 +1,41 @@
+"""Mapping: which unit of a SoC runs which layers of several models, and when, contention at the memory included.
+
+A ``Problem`` is tasks on a SoC; ``solve`` finds the best schedule and says how sure that is; ``simulate`` says what any
+schedule comes to. ``map_models`` goes from names to a solution.
+"""
+
+from weft.mapping.baselines import BASELINES
+from weft.mapping.limits import Limits
+from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
+from weft.mapping.profiles import SocProfile, find_profile, read_soc_profile, write_soc_profile
+from weft.mapping.scenario import Scenario, map_models, read_scenario
+from weft.mapping.schedule import Move, Outcome, Piece, Schedule
+from weft.mapping.simulator import simulate
+from weft.mapping.solver import Certificate, Improvement, Options, Solution, solve
+
+__all__ = [
+    "BASELINES",
+    "Certificate",
+    "Group",
+    "Improvement",
+    "Limits",
+    "Move",
+    "Objective",
+    "Options",
+    "Outcome",
+    "Piece",
+    "Problem",
+    "Scenario",
+    "Schedule",
+    "SocProfile",
+    "Solution",
+    "Task",
+    "UnitCost",
+    "find_profile",
+    "map_models",
+    "read_scenario",
+    "read_soc_profile",
+    "simulate",
+    "solve",
+    "write_soc_profile",
+]

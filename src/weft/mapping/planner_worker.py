@@ -1,0 +1,153 @@
+"""The planner's process (``python -m weft.mapping.planner_worker``): reads problems, searches, writes what it finds.
+
+Messages are pickled, each behind its length. A thread reads: a new problem interrupts the search for the last one, and
+the end of the input ends the process, so it does not outlive whoever started it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import pickle
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, BinaryIO, NamedTuple
+
+from weft.errors import WeftError
+from weft.mapping.problem import Problem
+from weft.mapping.schedule import Schedule
+from weft.mapping.simulator import simulate
+from weft.mapping.solver import Improvement, Options, solve
+
+HEAD = struct.Struct("<Q")
+
+
+class Job(NamedTuple):
+    """A problem to be solved."""
+
+    number: int
+    problem: Problem
+    options: Options
+
+
+class Found(NamedTuple):
+    """What the worker says about a job."""
+
+    job: int
+    kind: str
+    """"ready" (for jobs), "better", "ended" or "failed"."""
+    seconds: float = 0.0
+    """Since the search began."""
+    value: float = 0.0
+    bound: float = 0.0
+    makespan_s: float = 0.0
+    schedule: Schedule | None = None
+    proved: bool = False
+    message: str = ""
+    """Why it failed, or what ended it."""
+
+
+def send(stream: BinaryIO, message: Any) -> None:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(HEAD.pack(len(body)) + body)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> Any:
+    """The next message; ``EOFError`` where there is none, or only the beginning of one."""
+    head = stream.read(HEAD.size)
+    body = stream.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else b""
+    if len(head) < HEAD.size or len(body) < HEAD.unpack(head)[0]:
+        raise EOFError
+    return pickle.loads(body)
+
+
+class Superseded(Exception):
+    """A newer problem has come."""
+
+
+class Worker:
+    """Solves one job at a time, and drops it for a newer one."""
+
+    def __init__(self, tell: Callable[[Found], None]) -> None:
+        self._tell = tell
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._newest = -1
+        self._running: int | None = None
+        """The job that may be interrupted just now."""
+
+    def read(self, stream: BinaryIO) -> None:
+        """Take jobs until the input ends, and the process with it."""
+        while True:
+            try:
+                job = receive(stream)
+            except (EOFError, OSError):
+                os._exit(0)
+            self._newest = job.number
+            self._jobs.put(job)
+            _thread.interrupt_main()
+
+    def interrupted(self, *_: object) -> None:
+        """Runs in the main thread, between two steps of whatever it does."""
+        if self._running is not None and self._running != self._newest:
+            self._running = None
+            raise Superseded
+
+    def work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                self._solve(job)
+            except Superseded:
+                continue
+            finally:
+                self._running = None
+
+    def _solve(self, job: Job) -> None:
+        try:
+            self._running = job.number
+            self.interrupted()
+            solution = solve(job.problem, job.options, lambda found: self._better(job, found))
+        except WeftError as error:
+            self._say(job, Found(job.number, "failed", message=str(error)))
+            return
+        known = solution.certificate
+        numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
+        self._say(job, Found(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
+
+    def _better(self, job: Job, found: Improvement) -> None:
+        at_once = job.options.objective == "latency"
+        makespan_s = found.value if at_once else simulate(job.problem, found.schedule).makespan_s
+        numbers = found.seconds, found.value, found.bound, makespan_s
+        self._say(job, Found(job.number, "better", *numbers, found.schedule))
+
+    def _say(self, job: Job, found: Found) -> None:
+        """Whole messages only: nothing interrupts while one is written."""
+        self._running = None
+        self._tell(found)
+        self._running = job.number
+        self.interrupted()
+
+
+def main(core: int | None) -> None:
+    """Warm up, then serve standard input and output until the input ends."""
+    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not stand between messages
+    if core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    worker = Worker(lambda found: send(answers, found))
+    signal.signal(signal.SIGINT, worker.interrupted)
+    Thread(target=worker.read, args=(jobs,), daemon=True).start()
+    try:
+        send(answers, Found(-1, "ready"))
+        worker.work()
+    except BrokenPipeError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -1,0 +1,253 @@
+"""The best schedule there is, with a certificate: dives for good schedules first, then the proof.
+
+It starts from the baselines, so nothing it returns is worse than the best of them. Every improvement is published
+with the bound at that time; a time limit ends the search with a gap instead of a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.errors import WeftError, WorkloadError
+from weft.mapping.baselines import BASELINES
+from weft.mapping.limits import Limits, check_feasible, keeps_to
+from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets
+from weft.mapping.problem import Objective, Problem
+from weft.mapping.schedule import Outcome, Schedule, worth
+from weft.mapping.search import MOST_STATES, Search, rules, run_mapping
+from weft.mapping.simulator import simulate
+
+TINY = 1e-9
+"""An improvement by a smaller share is none."""
+QUICK = tuple(name for name in BASELINES if name != "contention-blind")
+"""Baselines that take milliseconds together."""
+FIRST_WIDTH, NEXT_WIDTH, WIDEST = 12, 64, 4096
+"""States of a depth that dives keep: before the linear programme, after it, and at most."""
+CLASS = (
+    "event-aligned: a task moves on as soon as a step has ended; a step whose data is there starts at once or when "
+    "some step or move ends"
+)
+DOMINANCE = (
+    "of two states in the same phases, one that is nowhere later is never worse (true where a step may start at any "
+    "time; for event-aligned schedules it fails now and then, by little)"
+)
+RECHECK = 30_000
+"""States the second, strict search may expand unless it is asked for: about a fifth of a second."""
+
+
+class Improvement(NamedTuple):
+    """A better schedule, and when it was found."""
+
+    seconds: float
+    """Since the search began."""
+    value: float
+    """Makespan in seconds, or runs per second."""
+    bound: float
+    """What no schedule beats, as far as known then."""
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What is known about a schedule's value."""
+
+    objective: Objective
+    schedules: str
+    """The class of schedules the claim is about."""
+    assumes: str
+    """What the proof takes for granted; empty: nothing."""
+    proved: bool
+    value: float
+    """Makespan in seconds, or runs per second."""
+    bound: float
+    """No schedule of the class is better."""
+    any_idling_bound: float
+    """No schedule is better, even one that starts steps at any time at all."""
+    states: int
+    """Expanded by the search."""
+    seconds: float
+    ended: str
+    """Why the search ended: proof, time limit, memory."""
+    first_proof_s: float | None = None
+    """After how many seconds it was proved on that assumption."""
+
+    @property
+    def gap(self) -> float:
+        """How far the value may be from the best of the class, as a share of the bound; 0 where it is proved."""
+        return abs(self.value - self.bound) / abs(self.bound) if self.bound else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "gap": self.gap}
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The best schedule found, what it beats, and how sure that is."""
+
+    outcome: Outcome
+    baselines: Mapping[str, Outcome]
+    """The best each baseline came to."""
+    improvements: tuple[Improvement, ...]
+    certificate: Certificate
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.outcome.schedule
+
+    @property
+    def best_baseline(self) -> str:
+        """The name of the best baseline."""
+        objective = self.certificate.objective
+        return min(self.baselines, key=lambda name: self.baselines[name].value(objective))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to search."""
+
+    objective: Objective = "latency"
+    limits: Limits = field(default_factory=Limits)
+    time_limit_s: float = 60.0
+    seed: int = 0
+    """Of the dives that misjudge states a little; the rest of the search has nothing random."""
+    strict: bool = False
+    """Go on until the proof assumes nothing, however long that takes; else only where it is soon done."""
+
+
+def solve(
+    problem: Problem, options: Options | None = None, on_improvement: Callable[[Improvement], None] | None = None
+) -> Solution:
+    """Search until the best schedule is proved or the time is up."""
+    options = options or Options()
+    check_feasible(problem, options.limits)
+    return _Run(problem, options, on_improvement).run()
+
+
+class _Run:
+    """One search, from the baselines to the proof."""
+
+    def __init__(self, problem: Problem, options: Options, tell: Callable[[Improvement], None] | None) -> None:
+        self._problem, self._options, self._tell = problem, options, tell
+        self._began = perf_counter()
+        self._value = np.inf
+        self._schedule: Schedule | None = None
+        self._bound = -np.inf
+        self._improvements: list[Improvement] = []
+
+    def run(self) -> Solution:
+        baselines = self._judge(QUICK)
+        sets = simple_sets(self._problem.tables)
+        self._dive(self._search(sets), FIRST_WIDTH)
+        baselines |= self._judge(name for name in BASELINES if name not in QUICK)
+        sets = [*best_sets(self._problem), *sets]
+        certificate = self._proved_twice(sets)
+        if self._schedule is None:
+            limit = self._options.time_limit_s
+            raise WorkloadError(f"no schedule keeps to the limits, or none was found within {limit:g} s; loosen them")
+        outcome = simulate(self._problem, self._schedule)
+        if abs(outcome.value(self._options.objective) - self._value) > 1e-6 * abs(self._value):
+            raise WeftError(f"the simulator says {outcome.makespan_s} s, the search {self._value}; please report this")
+        judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
+        return Solution(outcome, judged, tuple(self._improvements), certificate)
+
+    def _proved_twice(self, sets: Sequence[PriceSet]) -> Certificate:
+        """Prove the best schedule on an assumption that is nearly true, then, where that is feasible, without it."""
+        search = self._search(sets)
+        anyhow = search.bound
+        self._dive(search, NEXT_WIDTH)
+        ended = self._prove(search, MOST_STATES)
+        if not search.proved:
+            return self._certificate(search.expanded, anyhow, ended, None, assumes=DOMINANCE)
+        first_s, value = self._seconds, self._value
+        again = self._search(sets, strict=True)
+        self._prove(again, MOST_STATES if self._options.strict else RECHECK)
+        states = search.expanded + again.expanded
+        if again.proved:
+            return self._certificate(states, anyhow, "proof", first_s, assumes="")
+        if self._value < value:  # better than what was thought the best: the assumption does not hold here
+            return self._certificate(states, anyhow, "memory" if again.full else "time limit", None, assumes=DOMINANCE)
+        self._bound = self._value
+        return self._certificate(states, anyhow, ended, first_s, assumes=DOMINANCE)
+
+    def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
+        """Run what baselines propose and keep the best of each; one that keeps to the limits may become our own."""
+        kept = {}
+        for name in names:
+            proposed = BASELINES[name](self._problem, self._options.objective)
+            values = [self._worth(schedule) for schedule in proposed]
+            kept[name] = proposed[values.index(min(values))]
+            for value, schedule in zip(values, proposed, strict=True):
+                if keeps_to(self._problem, schedule, self._options.limits):
+                    self._offer(value, schedule)
+        return kept
+
+    def _worth(self, schedule: Schedule) -> float:
+        if schedule.starts_s is None:
+            ended = run_mapping(self._problem, schedule)
+            return worth(self._problem, ended, self._options.objective)
+        return simulate(self._problem, schedule).value(self._options.objective)
+
+    def _search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
+        given = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
+        search = Search(self._problem, given, priced(self._problem.tables, sets, given.switches), self._value)
+        self._bound = search.bound
+        return search
+
+    def _dive(self, search: Search, width: int, rng: np.random.Generator | None = None) -> None:
+        if search.dive(width, rng) and search.schedule:
+            self._offer(search.best, search.schedule)
+
+    def _prove(self, search: Search, most: int) -> str:
+        """Expand to the end, or *most* states, with wider dives where it takes long; returns why it ended."""
+        rng = np.random.default_rng(self._options.seed)
+        width, pause_s = 2 * NEXT_WIDTH, 1.0
+        while not search.proved:
+            if self._seconds > self._options.time_limit_s:
+                return "time limit"
+            if search.full or search.expanded >= most:
+                return "memory"
+            if self._seconds > pause_s:
+                self._dive(search, width, rng)
+                width, pause_s = min(2 * width, WIDEST), 2 * self._seconds
+            if search.expand() and search.schedule:
+                self._offer(search.best, search.schedule)
+            self._bound = max(self._bound, search.bound)
+        return "proof"
+
+    @property
+    def _seconds(self) -> float:
+        return perf_counter() - self._began
+
+    def _offer(self, value: float, schedule: Schedule) -> None:
+        """Publish a schedule if it is better than all before."""
+        if not value < self._value - TINY * abs(value):
+            return
+        self._value, self._schedule = value, schedule
+        sign = -1 if self._options.objective == "throughput" else 1
+        found = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
+        self._improvements.append(found)
+        if self._tell:
+            self._tell(found)
+
+    def _certificate(
+        self, states: int, anyhow: float, ended: str, first_proof_s: float | None, *, assumes: str
+    ) -> Certificate:
+        sign = -1 if self._options.objective == "throughput" else 1
+        return Certificate(
+            objective=self._options.objective,
+            schedules=CLASS,
+            assumes=assumes,
+            proved=first_proof_s is not None,
+            value=sign * self._value,
+            bound=sign * min(self._value, self._bound),
+            any_idling_bound=sign * min(self._value, anyhow),
+            states=states,
+            seconds=self._seconds,
+            ended=ended,
+            first_proof_s=first_proof_s,
+        )

@@ -1,0 +1,257 @@
+"""Other people's mappings: legal on every problem, and each with the behaviour it is known for."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+from random import Random
+
+import pytest
+
+from weft.devices.soc import Pccs, Sharing, Soc, Unit
+from weft.mapping.baselines import BASELINES
+from weft.mapping.baselines.chains import chains_of, finishes
+from weft.mapping.baselines.h2h import computation_first, data_locality
+from weft.mapping.baselines.herald import breadth_first, depth_first
+from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft.mapping.simulator import check_schedule, simulate
+
+FAST = [name for name in BASELINES if name != "contention-blind"]
+TIGHT = Pccs(normal_bw=20.0, intensive_bw=90.0, mrmc_pct=5.0, pbw=120.0, tbwdc=60.0, cbp=50.0, rate_n=1.0)
+
+
+def soc(*units: str, instances: int = 1, contention: Pccs | Sharing = TIGHT) -> Soc:
+    """One instance of each unit but the last."""
+    counts = [1] * (len(units) - 1) + [instances]
+    made = (Unit(name=u, instances=k, contention=contention) for u, k in zip(units, counts, strict=True))
+    return Soc(name="board", bandwidth_gb_s=120.0, units=tuple(made))
+
+
+def group(name: str, *times_ms: float | None, move_ms: float = 0.0, leave: bool = True) -> Group:
+    """Times on gpu, dla and dsp; None where a unit may not run it. *move_ms* is paid on the way in."""
+    units = zip(("gpu", "dla", "dsp"), times_ms, strict=False)
+    costs = {u: UnitCost(t / 1000, 50.0, in_s=move_ms / 1000) for u, t in units if t is not None}
+    return Group(name, costs, leave)
+
+
+def model(name: str, *groups: Group, repeats: int = 1, after: tuple[str, ...] = ()) -> Task:
+    return Task(name, groups, after, repeats)
+
+
+def pair(*tasks: Task) -> Problem:
+    return Problem(soc("gpu", "dla"), tasks)
+
+
+def random_problem(seed: int, *, tasks: int = 2, groups: int = 4, plain: bool = False) -> Problem:
+    """Two or three units; forbidden units, groups that must stay, pipelines, repeats and several instances."""
+    draw = Random(seed)
+    units = ("gpu", "dla", "dsp")[: 2 if plain else draw.choice((2, 2, 3))]
+    board = soc(*units, instances=1 if plain else draw.choice((1, 1, 2)))
+    made = []
+    for n in range(tasks):
+        after = (f"m{n - 1}",) if n and not plain and draw.random() < 0.3 else ()
+        ends = {u: draw.uniform(0, 1e-4) for u in units} if not plain and draw.random() < 0.3 else None
+        repeats = 1 if plain else draw.choice((1, 1, 1, 2))
+        count = draw.randint(1, groups)
+        made.append(Task(f"m{n}", _random_groups(draw, units, count, plain), after, repeats, ends, ends))
+    return Problem(board, tuple(made))
+
+
+def _random_groups(draw: Random, units: tuple[str, ...], count: int, plain: bool) -> tuple[Group, ...]:
+    groups = []
+    leave, always = True, ""
+    for i in range(count):
+        always = draw.choice(units) if leave else always  # so that every stretch has a unit
+        leave = plain or draw.random() < 0.8
+        able = [u for u in units if plain or u == always or draw.random() < 0.7]
+        costs = {u: UnitCost(*(draw.uniform(low, high) for low, high in RANGES)) for u in able}
+        groups.append(Group(f"g{i}", costs, leave))
+    return tuple(groups)
+
+
+RANGES = ((1e-4, 1e-3), (5, 110), (0, 1e-4), (0, 1e-4), (1e-3, 1e-2))
+"""Of time, demand, way in, way out and energy."""
+
+
+def mappings(name: str, problem: Problem) -> set[tuple[tuple[int, ...], ...]]:
+    return {schedule.units for schedule in BASELINES[name](problem, "latency")}
+
+
+def best(name: str, problem: Problem, objective: str = "latency") -> float:
+    return min(simulate(problem, each).value(objective) for each in BASELINES[name](problem, objective))
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("name", FAST)
+def test_every_candidate_is_legal_and_runs_to_its_end(name, objective):
+    for seed in range(60):
+        problem = random_problem(seed, tasks=1 + seed % 4)
+        found = BASELINES[name](problem, objective)
+        assert found
+        for schedule in found:
+            check_schedule(problem, schedule)
+            assert schedule.made_by == name
+        assert all(isfinite(end) for end in simulate(problem, found[-1]).finish_s)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_candidates_are_distinct(name):
+    for seed in range(20):
+        found = BASELINES[name](random_problem(seed, tasks=3), "throughput")
+        assert len(set(found)) == len(found)
+
+
+def test_very_long_problems_are_mapped_run_by_run():
+    short = pair(model("a", group("x", 1, 2), group("y", 2, 1)), model("b", group("x", 1, 2)))
+    long = pair(model("a", group("x", 1, 2), group("y", 2, 1), repeats=1000), model("b", group("x", 1, 2), repeats=9))
+    for name in FAST:
+        copied = {tuple(row * (1000 if n == 0 else 9) for n, row in enumerate(each)) for each in mappings(name, short)}
+        assert mappings(name, long) == copied
+
+
+def test_gpu_only_puts_everything_on_the_unit_that_is_fastest_for_all():
+    problem = pair(model("a", group("x", 3, 1), group("y", 3, 1)), model("b", group("x", 1, 4), group("y", 1, 4)))
+    assert mappings("gpu-only", problem) == {((0, 0), (0, 0))}
+    assert best("gpu-only", problem) == pytest.approx(8e-3)
+
+
+def test_gpu_only_falls_back_for_what_its_unit_may_not_run():
+    problem = Problem(
+        soc("gpu", "dla", "dsp"),
+        (model("a", group("x", 1, 4, 4), group("y", None, 3, 2), group("z", 1, 4, 4), group("w", 1, 4, 4)),),
+    )
+    assert mappings("gpu-only", problem) == {((0, 2, 0, 0),)}
+
+
+def test_a_fallback_takes_along_the_groups_that_must_stay_with_it():
+    groups = (group("x", 1, 4), group("y", 1, 4, leave=False), group("z", None, 3), group("w", 1, 4))
+    assert mappings("gpu-only", pair(model("a", *groups))) == {((0, 1, 1, 0),)}
+
+
+def test_a_unit_that_runs_only_what_suits_it_is_not_the_one_unit():
+    groups = [group(f"g{i}", 2, 1 if i == 0 else None) for i in range(4)]
+    assert mappings("gpu-only", pair(model("a", *groups))) == {((0, 0, 0, 0),)}
+
+
+def test_for_throughput_models_on_one_unit_run_one_after_the_other():
+    problem = pair(model("a", *[group(f"g{i}", 1, 9) for i in range(4)]), model("b", group("x", 1, 9)))
+    assert best("gpu-only", problem, "throughput") == pytest.approx(-(1 / 1e-3 + 1 / 5e-3))
+
+
+def test_per_unit_tries_every_permutation():
+    problem = pair(model("a", group("x", 3, 1)), model("b", group("x", 1, 4)))
+    assert mappings("per-unit", problem) == {((0,), (1,)), ((1,), (0,))}
+
+
+def test_with_more_models_than_units_some_share_and_none_stands_idle():
+    found = mappings("per-unit", pair(*(model(name, group("x", 1, 1)) for name in "abc")))
+    assert len(found) == 6
+    assert all({row[0] for row in units} == {0, 1} for units in found)
+
+
+def test_two_instances_take_two_models():
+    problem = Problem(soc("gpu", "dla", instances=2), tuple(model(name, group("x", 9, 1)) for name in "ab"))
+    assert ((1,), (1,)) in mappings("per-unit", problem)
+
+
+def test_many_models_are_shared_out_greedily():
+    problem = Problem(soc("gpu", "dla", "dsp"), tuple(model(f"m{n}", group("x", 1, 1, 1)) for n in range(9)))
+    (units,) = mappings("per-unit", problem)
+    assert sorted(row[0] for row in units) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("move_ms", "unit"), [(2.9, 1), (3.0, 0), (3.1, 0)])
+def test_mensa_switches_only_if_it_gains_more_than_the_move_costs(move_ms, unit):
+    problem = pair(model("a", group("x", 1, 2), group("y", 4, 1, move_ms=move_ms)))
+    assert mappings("mensa", problem) == {((0, unit),)}
+
+
+def test_mensa_does_not_look_ahead():
+    """Each single move costs more than it gains; both groups together would gain."""
+    groups = (group("x", 1, 2), group("y", 4, 2, move_ms=3), group("z", 4, 2, move_ms=3))
+    assert mappings("mensa", pair(model("a", *groups))) == {((0, 0, 0),)}
+
+
+def test_mensa_begins_each_run_where_its_first_group_runs_best():
+    problem = pair(model("a", group("x", 1, 2), group("y", 9, 1), repeats=2))
+    assert mappings("mensa", problem) == {((0, 1, 0, 1),)}
+
+
+def test_herald_ignores_what_moves_cost():
+    problem = pair(model("a", group("x", 1, 2, move_ms=100), group("y", 2, 1, move_ms=100), group("z", 1, 2)))
+    assert ((0, 1, 0),) in mappings("herald", problem)
+
+
+def test_herald_gives_up_the_best_unit_for_balance():
+    problem = pair(*(model(name, *[group(f"g{i}", 1, 1.5) for i in range(4)]) for name in "ab"))
+    found = mappings("herald", problem)
+    assert ((0,) * 4, (0,) * 4) in found  # no limit
+    shares = {sum(unit for row in units for unit in row) for units in found}
+    assert shares & {3, 4}
+
+
+def test_herald_takes_layers_in_turn_or_one_model_after_the_other():
+    tasks = (
+        model("a", group("x", 1), group("y", 1)),
+        model("b", group("x", 1)),
+        model("c", group("x", 1), after=("a",)),
+    )
+    chains = chains_of(pair(*tasks))
+    assert breadth_first(chains) == [0, 1, 0, 2]
+    assert depth_first(chains) == [0, 0, 1, 2]
+
+
+def detour() -> Problem:
+    """The dla is through with y first, but the way back eats that up."""
+    return pair(model("a", group("x", 1, 9), group("y", 5, 3.9, move_ms=1), group("z", 1, 10, move_ms=5)))
+
+
+def test_h2h_removes_a_switch_that_does_not_pay():
+    mapping, _ = computation_first(chains_of(detour()))
+    assert mapping == [[0, 1, 0]]
+    assert mappings("h2h", detour()) == {((0, 0, 0),)}
+
+
+def test_h2h_never_ends_up_worse_than_its_first_step():
+    for seed in range(60):
+        chains = chains_of(random_problem(seed, tasks=2 + seed % 2, groups=6))
+        mapping, sequence = computation_first(chains)
+        after, order = data_locality(chains, mapping, sequence)
+        assert sorted(order) == sorted(sequence)
+        assert max(finishes(chains, after, order)) <= max(finishes(chains, mapping, sequence)) < inf
+
+
+def test_h2h_spreads_what_is_ready_at_once():
+    problem = pair(model("a", group("x", 2, 3)), model("b", group("x", 2, 3)))
+    assert mappings("h2h", problem) == {((0,), (1,))}
+
+
+def test_heft_picks_the_earliest_end():
+    assert mappings("heft", pair(model("a", group("x", 2, 3)), model("b", group("x", 2, 3)))) == {((0,), (1,))}
+    assert mappings("heft", pair(model("a", group("x", 2, 5)), model("b", group("x", 2, 5)))) == {((0,), (0,))}
+    assert mappings("heft", detour()) == {((0, 1, 0),)}  # and regrets it
+
+
+def test_heft_serves_the_longest_way_first():
+    problem = pair(model("a", group("x", 2, 9)), model("b", group("x", 2, 9), group("y", 2, 9), group("z", 2, 9)))
+    assert mappings("heft", problem) == {((0,), (0, 0, 0))}
+    chained = pair(
+        model("a", group("x", 2, 3)), model("b", group("x", 2, 3)), model("c", group("x", 9, 9), after=("b",))
+    )
+    assert mappings("heft", chained) == {((1,), (0,), (0,))}
+
+
+def test_heft_uses_gaps():
+    """b's second group waits for a move; a fits in front of it."""
+    problem = pair(model("a", group("x", 2, 10)), model("b", group("x", 99, 1), group("y", 5, 99, move_ms=3)))
+    assert mappings("heft", problem) == {((0,), (1, 0))}
+    assert best("heft", problem) < 11e-3
+
+
+def test_the_contention_blind_one_is_legal_with_and_without_its_plan():
+    for seed in range(6):
+        problem = random_problem(seed)
+        found = BASELINES["contention-blind"](problem, "latency")
+        assert {schedule.made_by for schedule in found} == {"contention-blind"}
+        assert [schedule.starts_s is None for schedule in found] == [True, True, False]
+        for schedule in found:
+            check_schedule(problem, schedule)

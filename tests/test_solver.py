@@ -1,0 +1,167 @@
+"""The solver against enumeration, its certificate, its limits and its anytime behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from event_schedules import best_value
+from soc_problems import XAVIER, arbitrary, synthetic
+from weft.errors import WorkloadError
+from weft.mapping.baselines import BASELINES
+from weft.mapping.limits import Limits, energy_j
+from weft.mapping.prices import best_sets, priced, simple_sets
+from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft.mapping.search import Search, rules, run_mapping
+from weft.mapping.simulator import simulate
+from weft.mapping.solver import Options, solve
+
+
+def searched(problem, objective="latency", limits=None, *, strict=True):
+    """The value the search proves, from nothing but the problem."""
+    given = rules(problem, objective, limits or Limits(), strict=strict)
+    sets = [*best_sets(problem), *simple_sets(problem.tables)]
+    search = Search(problem, given, priced(problem.tables, sets, given.switches), np.inf)
+    while not search.proved:
+        search.expand()
+    return search
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("block", range(8))
+def test_the_search_agrees_with_enumeration_with_and_without_dominance(block, objective):
+    for seed in range(block * 25, block * 25 + 25):
+        problem = arbitrary(seed)
+        expected = best_value(problem, objective)
+        for strict in (True, False):
+            found = searched(problem, objective, strict=strict)
+            assert found.best == pytest.approx(expected, rel=1e-9), (seed, strict)
+            assert simulate(problem, found.schedule).value(objective) == pytest.approx(expected, rel=1e-9), seed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_limits_are_kept_and_the_best_within_them_found(seed):
+    problem = arbitrary(seed)
+    for switches in (0, 1):
+        expected = best_value(problem, "latency", switches)
+        if np.isinf(expected):
+            with pytest.raises(WorkloadError, match="--max-switches"):
+                solve(problem, Options(limits=Limits(switches)))
+            continue
+        assert searched(problem, limits=Limits(switches)).best == pytest.approx(expected, rel=1e-9)
+    free = energy_j(problem, searched(problem).schedule)
+    expected = best_value(problem, budget_j=0.9 * free)
+    if np.isfinite(expected):
+        found = searched(problem, limits=Limits(energy_budget_j=0.9 * free))
+        assert found.best == pytest.approx(expected, rel=1e-9)
+        assert energy_j(problem, found.schedule) <= 0.9 * free * (1 + 1e-12)
+    else:
+        with pytest.raises(WorkloadError, match="at least"):
+            solve(problem, Options(limits=Limits(energy_budget_j=0.9 * free)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_bound_is_above_the_best_schedule(seed):
+    problem = arbitrary(seed)
+    best = best_value(problem)
+    for each in [*best_sets(problem), *simple_sets(problem.tables)]:
+        togo = priced(problem.tables, [each], -1).togo
+        assert togo[:, 0, -1, 0, 0].sum() <= best * (1 + 1e-9)
+
+
+def test_the_linear_programme_is_much_closer_than_weights():
+    problem = synthetic(1)
+    bounds = [
+        priced(problem.tables, sets, -1).togo[:, 0, -1, 0].sum(axis=0).max()
+        for sets in (simple_sets(problem.tables), best_sets(problem))
+    ]
+    best = solve(problem).outcome.makespan_s
+    assert best - bounds[1] < (best - bounds[0]) / 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_compiled_run_of_a_mapping_equals_the_simulator(seed):
+    problem = arbitrary(seed)
+    for name, baseline in BASELINES.items():
+        for schedule in baseline(problem, "latency") if name != "contention-blind" else ():
+            if schedule.starts_s is None:
+                assert run_mapping(problem, schedule) == pytest.approx(simulate(problem, schedule).finish_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_the_solution_is_proved_beats_every_baseline_and_says_what_it_assumes(objective):
+    solution = solve(synthetic(3), Options(objective))
+    certificate = solution.certificate
+    assert certificate.proved and certificate.gap == 0 and certificate.ended == "proof"
+    assert certificate.value == pytest.approx(abs(solution.outcome.value(objective)), rel=1e-9)
+    assert set(solution.baselines) == set(BASELINES)
+    ours = solution.outcome.value(objective)
+    assert all(
+        ours <= outcome.value(objective) * (1 + 1e-9) or objective == "throughput"
+        for outcome in solution.baselines.values()
+    )
+    assert ours <= min(outcome.value(objective) for outcome in solution.baselines.values()) + 1e-12
+    assert "event-aligned" in certificate.schedules and certificate.first_proof_s <= certificate.seconds
+    better = min if objective == "latency" else max
+    assert better(certificate.any_idling_bound, certificate.value) == certificate.any_idling_bound
+
+
+def test_a_proof_that_assumes_something_says_so_and_a_strict_one_assumes_nothing():
+    quick, strict = (solve(synthetic(1, 3, 8), Options(strict=strict)).certificate for strict in (False, True))
+    assert quick.proved and "nowhere later" in quick.assumes
+    assert strict.proved and not strict.assumes and strict.states > quick.states
+    assert strict.value == pytest.approx(quick.value, rel=1e-9)
+
+
+def test_the_second_look_finds_what_the_assumption_misses():
+    """A case in which a state that is nowhere later is worse after all."""
+    problem = arbitrary(25)
+    limits = Limits(energy_budget_j=0.9 * energy_j(problem, searched(problem).schedule))
+    missed = searched(problem, limits=limits, strict=False).best
+    solution = solve(problem, Options(limits=limits))
+    assert missed > 1.005 * solution.outcome.makespan_s
+    assert solution.outcome.makespan_s == pytest.approx(best_value(problem, budget_j=limits.energy_budget_j), rel=1e-9)
+    assert solution.certificate.proved and not solution.certificate.assumes
+
+
+def test_improvements_are_published_in_order_each_with_a_valid_bound():
+    told = []
+    solution = solve(synthetic(2), Options(), told.append)
+    assert tuple(told) == solution.improvements
+    values = [each.value for each in told]
+    assert values == sorted(values, reverse=True) and len(values) > 1
+    assert [each.seconds for each in told] == sorted(each.seconds for each in told)
+    assert all(each.bound <= solution.certificate.value * (1 + 1e-9) for each in told)
+    assert told[0].schedule.made_by != "weft" and told[-1].schedule.made_by == "weft"
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    one, other = (solve(synthetic(4, 3, 5), Options(seed=7)) for _ in range(2))
+    assert one.schedule == other.schedule and one.certificate.states == other.certificate.states
+
+
+def test_a_search_out_of_time_keeps_the_best_baseline_or_better_and_states_the_gap():
+    solution = solve(synthetic(1, 4, 10), Options(time_limit_s=0.0))
+    certificate = solution.certificate
+    assert not certificate.proved and certificate.ended == "time limit"
+    assert certificate.bound < certificate.value and certificate.gap > 0
+    assert solution.outcome.makespan_s <= solution.baselines[solution.best_baseline].makespan_s * (1 + 1e-9)
+
+
+def test_identical_tasks_and_tasks_that_wait_are_mapped_together():
+    groups = synthetic(5, 1, 4).tasks[0].groups
+    twins = Problem(XAVIER, (Task("a", groups), Task("b", groups), Task("c", groups[:2], after=("a",))))
+    outcome = solve(twins).outcome
+    begins = min(piece.start_s for piece in outcome.pieces if piece.task == 2)
+    assert begins >= outcome.finish_s[0] - 1e-12
+
+
+def test_waiting_on_purpose_pays_where_running_together_does_not():
+    """Two groups that slow each other down three times over: one after the other is best."""
+    costs = {"gpu": UnitCost(1e-3, 105.0), "dla": UnitCost(1.05e-3, 100.0)}
+    problem = Problem(XAVIER, (Task("a", (Group("g", costs),)), Task("b", (Group("g", costs),))))
+    solution = solve(problem)
+    together = run_mapping(problem, replace(solution.schedule, units=((0,), (1,)), starts_s=None))
+    assert solution.outcome.makespan_s == pytest.approx(2e-3) and max(together) > 2.05e-3
