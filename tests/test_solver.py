@@ -11,10 +11,11 @@ from event_schedules import best_value
 from soc_problems import XAVIER, arbitrary, synthetic
 from weft.errors import WorkloadError
 from weft.mapping.baselines import BASELINES
+from weft.mapping.following import run_mapping
 from weft.mapping.limits import Limits, energy_j
 from weft.mapping.prices import best_sets, priced, simple_sets
 from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.search import Search, rules, run_mapping
+from weft.mapping.search import Search, rules
 from weft.mapping.simulator import simulate
 from weft.mapping.solver import Options, solve
 
@@ -165,3 +166,40 @@ def test_waiting_on_purpose_pays_where_running_together_does_not():
     solution = solve(problem)
     together = run_mapping(problem, replace(solution.schedule, units=((0,), (1,)), starts_s=None))
     assert solution.outcome.makespan_s == pytest.approx(2e-3) and max(together) > 2.05e-3
+
+
+def test_a_task_without_time_has_no_throughput_to_make_large():
+    free = Task("free", (Group("g", {"gpu": UnitCost(0.0, 1.0)}),))
+    with pytest.raises(WorkloadError, match="free can do with no time"):
+        solve(Problem(XAVIER, (free,)), Options("throughput"))
+    assert solve(Problem(XAVIER, (free,))).outcome.makespan_s == 0
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_cp_sat_may_be_asked_first_and_changes_nothing_that_is_proved(objective):
+    problem = arbitrary(7)
+    alone, asked = (solve(problem, Options(objective, cp_sat=cp_sat)) for cp_sat in (False, True))
+    assert asked.certificate.proved and asked.certificate.value == pytest.approx(alone.certificate.value, rel=1e-9)
+    better = max if objective == "latency" else min
+    tighter = better(alone.certificate.any_idling_bound, asked.certificate.any_idling_bound)
+    assert asked.certificate.any_idling_bound == tighter
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_delays_of_any_length_are_only_put_in_where_they_help(seed):
+    problem = arbitrary(seed)
+    for objective in ("latency", "throughput"):
+        solution = solve(problem, Options(objective))
+        if solution.idled:
+            assert solution.idled.value(objective) < solution.outcome.value(objective)
+            assert solution.idled.schedule.units == solution.schedule.units
+            bound = solution.certificate.any_idling_bound
+            assert solution.idled.value(objective) >= (bound if objective == "latency" else -bound) - 1e-9 * bound
+
+
+def test_idling_between_events_beats_every_event_aligned_schedule_in_some_cases():
+    """HaX-CoNN's solver may delay a start by any time; here that is worth more than a percent."""
+    solution = solve(synthetic(3, 2, 6))
+    assert solution.certificate.proved and solution.idled
+    assert solution.idled.makespan_s < 0.99 * solution.outcome.makespan_s
+    assert solution.idled.makespan_s > solution.certificate.any_idling_bound

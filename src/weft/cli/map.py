@@ -94,6 +94,10 @@ def command(
     seed: Annotated[
         int | None, typer.Option("--seed", rich_help_panel=SEARCH, help="Of the search; 0 by default.")
     ] = None,
+    cp_sat: Annotated[
+        bool,
+        typer.Option("--cp-sat", rich_help_panel=SEARCH, help="Ask CP-SAT first, for a start and a bound; up to 10 s."),
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", rich_help_panel=SEARCH, help="Go on until the proof takes nothing for granted.")
     ] = False,
@@ -141,6 +145,7 @@ def command(
         "energy_budget_j": energy_budget,
         "time_limit_s": time_limit,
         "seed": seed,
+        "cp_sat": cp_sat or None,
         "strict": strict or None,
         "profiles": profiles,
         "max_groups": max_groups,

@@ -55,8 +55,17 @@ def print_solution(case: Case, solution: Solution) -> None:
     console.print()
     _print_mapping(case, solution)
     console.print()
-    for line in certificate_lines(solution.certificate):
+    for line in [*certificate_lines(solution.certificate), *_idling_lines(solution)]:
         console.print(line, highlight=False, markup=False)
+
+
+def _idling_lines(solution: Solution) -> list[str]:
+    """What pauses of any length bring, which lie outside the class."""
+    if solution.idled is None:
+        return []
+    objective = solution.certificate.objective
+    ours, idled = (abs(outcome.value(objective)) for outcome in (solution.outcome, solution.idled))
+    return [f"with pauses of any length the same mapping comes to {_value(idled, objective)} ({idled / ours - 1:+.2%})"]
 
 
 def _print_schedules(case: Case, solution: Solution) -> None:
@@ -219,14 +228,12 @@ def _write_page(path: str, case: Case, solution: Solution) -> None:
 
 
 def _drawn(solution: Solution) -> list[Outcome]:
-    """Our schedule, then the best baselines that differ in what they come to, and the GPU alone."""
+    """Our schedule, then the best baselines that differ in what they come to, and the one on the GPU alone."""
     objective = solution.certificate.objective
     ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))
     others: dict[float, Outcome] = {}
-    for outcome in sorted(solution.baselines.values(), key=lambda outcome: outcome.value(objective)):
+    differing = [outcome for outcome in solution.baselines.values() if outcome.schedule != solution.schedule]
+    for outcome in sorted(differing, key=lambda outcome: outcome.value(objective)):
         others.setdefault(round(outcome.value(objective), 12), outcome)
-    chosen = list(others.values())[:DRAWN]
-    alone = solution.baselines.get("gpu-only")
-    if alone and all(outcome.value(objective) != alone.value(objective) for outcome in chosen):
-        chosen.append(alone)
-    return [ours, *chosen]
+    last = [outcome for outcome in list(others.values())[DRAWN:] if outcome.schedule.made_by == "gpu-only"]
+    return [ours, *list(others.values())[:DRAWN], *last]

@@ -41,13 +41,13 @@ def step_of(code):
 
 
 @numba.njit(cache=True)
-def advance(tables, code, left, ended, pace, time):
-    """Let time pass until something ends, and say what it left behind; returns the time then."""
+def advance(tables, code, left, ended, pace, time, until):
+    """Let time pass until something ends, or until then, and say what it left behind; returns the time then."""
     total = 0.0
     for n in range(len(code)):
         if phase_of(code[n]) == RUNNING:
             total += tables.demand[n, step_of(code[n]), unit_of(code[n])]
-    passed = np.inf
+    passed = until - time
     for n in range(len(code)):
         phase = phase_of(code[n])
         if phase == RUNNING:
@@ -105,13 +105,14 @@ def finished(code):
 
 
 @numba.njit(cache=True)
-def follow(tables, units, order, ended):
-    """Run a mapping in which a step starts as soon as its data is there and its unit free, first come, first served.
+def follow(tables, units, order, delays, starts, ended):
+    """Run a mapping, first come, first served: a step is there when its data is and its delay has passed.
 
-    units: [task, step]; order: tasks from the one that goes first where two come at once. Fills *ended*."""
+    units and delays: [task, step]; order: tasks from the one that goes first where two come at once. Fills *starts* and
+    *ended*; returns when all is done."""
     tasks, outside = len(order), tables.time.shape[2]
     code, left = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
-    came, pace, busy = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
+    due, pace, busy = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
     release(tables, code)
     time = 0.0
     while not finished(code):
@@ -122,21 +123,28 @@ def follow(tables, units, order, ended):
                 unit = units[n, step]
                 left[n] = tables.move[n, step, unit_of(code[n]), unit]
                 code[n] = pack(step, unit, MOVING if left[n] > 0 else READY)
-                came[n] = np.inf
-            if phase_of(code[n]) == READY and came[n] == np.inf:
-                came[n] = time
+                due[n] = np.inf
+            if phase_of(code[n]) == READY and due[n] == np.inf:
+                due[n] = time + delays[n, step_of(code[n])]
             if phase_of(code[n]) == RUNNING:
                 busy[unit_of(code[n])] += 1
+        until = np.inf
         while True:
             first = -1
             for n in order:
-                free = phase_of(code[n]) == READY and busy[unit_of(code[n])] < tables.instances[unit_of(code[n])]
-                if free and (first < 0 or came[n] < came[first] - TINY_S):
+                if phase_of(code[n]) != READY:
+                    continue
+                if due[n] > time + TINY_S:
+                    until = min(until, due[n])
+                elif busy[unit_of(code[n])] < tables.instances[unit_of(code[n])] and (
+                    first < 0 or due[n] < due[first] - TINY_S
+                ):
                     first = n
             if first < 0:
                 break
             step, unit = step_of(code[first]), unit_of(code[first])
             busy[unit] += 1
-            code[first], left[first], came[first] = pack(step, unit, RUNNING), tables.time[first, step, unit], np.inf
-        time = advance(tables, code, left, ended, pace, time)
+            code[first], left[first], due[first] = pack(step, unit, RUNNING), tables.time[first, step, unit], np.inf
+            starts[first, step] = time
+        time = advance(tables, code, left, ended, pace, time, until)
     return time

@@ -341,7 +341,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best):
     more = True
     while more:
         if _choose(tables, states, state, work):
-            time = advance(tables, work.code, work.left, work.ended, work.pace, states.time[state])
+            time = advance(tables, work.code, work.left, work.ended, work.pace, states.time[state], np.inf)
             if finished(work.code):
                 value = value_of(rules, work.ended)
                 if value < best[0] - TINY_S and work.spent[0] <= rules.budget:

@@ -1,4 +1,4 @@
-"""The planner's process (``python -m weft.mapping.planner_worker``): reads problems, searches, writes what it finds.
+"""The planner's process: reads problems, searches, writes what it finds.
 
 Messages are pickled, each behind its length. A thread reads: a new problem interrupts the search for the last one, and
 the end of the input ends the process, so it does not outlive whoever started it.
@@ -11,11 +11,10 @@ import os
 import pickle
 import signal
 import struct
-import sys
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from weft.errors import WeftError
 from weft.mapping.problem import Problem
@@ -51,13 +50,13 @@ class Found(NamedTuple):
     """Why it failed, or what ended it."""
 
 
-def send(stream: BinaryIO, message: Any) -> None:
+def send(stream: IO[bytes], message: Any) -> None:
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(HEAD.pack(len(body)) + body)
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> Any:
+def receive(stream: IO[bytes]) -> Any:
     """The next message; ``EOFError`` where there is none, or only the beginning of one."""
     head = stream.read(HEAD.size)
     body = stream.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else b""
@@ -66,7 +65,7 @@ def receive(stream: BinaryIO) -> Any:
     return pickle.loads(body)
 
 
-class Superseded(Exception):
+class Superseded(BaseException):  # nobody on the way may take it for a failure
     """A newer problem has come."""
 
 
@@ -80,7 +79,7 @@ class Worker:
         self._running: int | None = None
         """The job that may be interrupted just now."""
 
-    def read(self, stream: BinaryIO) -> None:
+    def read(self, stream: IO[bytes]) -> None:
         """Take jobs until the input ends, and the process with it."""
         while True:
             try:
@@ -99,36 +98,31 @@ class Worker:
 
     def work(self) -> None:
         while True:
-            job = self._jobs.get()
             try:
-                self._solve(job)
+                self._solve(self._jobs.get())
             except Superseded:
                 continue
-            finally:
-                self._running = None
 
     def _solve(self, job: Job) -> None:
         try:
             self._running = job.number
             self.interrupted()
             solution = solve(job.problem, job.options, lambda found: self._better(job, found))
+            self._running = None
         except WeftError as error:
-            self._say(job, Found(job.number, "failed", message=str(error)))
+            self._running = None
+            self._tell(Found(job.number, "failed", message=str(error)))
             return
         known = solution.certificate
         numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
-        self._say(job, Found(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
+        self._tell(Found(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
 
     def _better(self, job: Job, found: Improvement) -> None:
         at_once = job.options.objective == "latency"
         makespan_s = found.value if at_once else simulate(job.problem, found.schedule).makespan_s
         numbers = found.seconds, found.value, found.bound, makespan_s
-        self._say(job, Found(job.number, "better", *numbers, found.schedule))
-
-    def _say(self, job: Job, found: Found) -> None:
-        """Whole messages only: nothing interrupts while one is written."""
-        self._running = None
-        self._tell(found)
+        self._running = None  # whole messages only: nothing interrupts while one is written
+        self._tell(Found(job.number, "better", *numbers, found.schedule))
         self._running = job.number
         self.interrupted()
 
@@ -147,7 +141,3 @@ def main(core: int | None) -> None:
         worker.work()
     except BrokenPipeError:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else None)

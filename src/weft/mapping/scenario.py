@@ -72,6 +72,8 @@ class Scenario(BaseModel):
     time_limit_s: Seconds = 60.0
     """For the search."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    cp_sat: bool = False
+    """Ask CP-SAT first, which knows no contention, for a start and a bound."""
     strict: bool = False
     """Search until the proof assumes nothing, however long that takes."""
     profiles: Origin | None = None
@@ -87,7 +89,14 @@ class Scenario(BaseModel):
     def options(self) -> Options:
         """How to search."""
         limits = Limits(self.max_switches, self.energy_budget_j)
-        return Options(self.objective, limits, self.time_limit_s, self.seed, self.strict)
+        return Options(
+            objective=self.objective,
+            limits=limits,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            cp_sat=self.cp_sat,
+            strict=self.strict,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from weft.mapping.problem import Objective, Problem
@@ -82,4 +83,4 @@ def worth(problem: Problem, finish_s: Sequence[float], objective: Objective) -> 
     """What tasks that end at these times come to; less is better."""
     if objective == "latency":
         return max(finish_s)
-    return -sum(task.repeats / end for task, end in zip(problem.tasks, finish_s, strict=True))
+    return -sum(task.repeats / end if end else inf for task, end in zip(problem.tasks, finish_s, strict=True))

@@ -7,11 +7,12 @@ run: it dives for good schedules and, between dives, works towards the proof.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
 from weft.kernels import soc_search as kernel
-from weft.kernels.soc import BOUNDARY, DONE, LEAVING, RUNNING, follow, phase_of, step_of
+from weft.kernels.soc import BOUNDARY, DONE, LEAVING, RUNNING, phase_of, step_of
 from weft.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, Prices, Rules
 from weft.mapping.limits import Limits
 from weft.mapping.problem import Ints, Objective, Problem, Tables
@@ -20,8 +21,8 @@ from weft.mapping.schedule import Schedule
 FIRST_STATES = 1 << 14
 MOST_STATES = 12_000_000
 """States kept at most: some gigabytes. A search that needs more ends with a gap."""
-DIVE_STATES = 1 << 16
-"""The same for one dive, which leaves out what finds no room."""
+DIVE_STATES = 1 << 12
+"""The same for one dive, and 256 more per state of its width; it leaves out what finds no room."""
 CHUNK = 2000
 """States expanded between two looks at the clock."""
 NOISE = 0.01
@@ -39,22 +40,10 @@ def rules(problem: Problem, objective: Objective, limits: Limits, *, strict: boo
     )
 
 
-def run_mapping(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
-    """When each task ends under a mapping without planned starts; what the plain simulator says, quickly."""
-    tables = problem.tables
-    units = np.full(tables.time.shape[:2], -1, dtype=np.int64)
-    for n, chosen in enumerate(schedule.units):
-        units[n, : len(chosen)] = chosen
-    ended = np.zeros(len(problem.tasks))
-    order = np.array(schedule.order or range(len(problem.tasks)), dtype=np.int64)
-    follow(tables, units, order, ended)
-    return tuple(ended.tolist())
-
-
 class Search:
     """One run of the search: the best value so far, the bound, and the states between."""
 
-    def __init__(self, problem: Problem, rules: Rules, prices: Prices, best: float) -> None:
+    def __init__(self, problem: Problem, rules: Rules, prices: Prices, best: float = inf) -> None:
         """best: the value of a schedule that is known; only better ones are looked for."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape
@@ -86,11 +75,15 @@ class Search:
     def expanded(self) -> int:
         return int(self._sizes[2])
 
+    def beat(self, value: float) -> None:
+        """Look only for schedules better than this."""
+        self._best[0] = min(self._best[0], value)
+
     def dive(self, width: int, rng: np.random.Generator | None = None) -> bool:
         """Go down with the best *width* states of every depth, misjudged a little by *rng*; whether that found better.
 
         The states of a dive are its own: it may leave out what the proof must not."""
-        states, table = self._memory(DIVE_STATES + 64 * width)
+        states, table = self._memory(DIVE_STATES + 256 * width)
         layer, count, before = np.zeros(1, dtype=np.int64), 1, self.best
         while len(layer):
             first = count

@@ -15,18 +15,29 @@ import numpy as np
 
 from weft.errors import WeftError, WorkloadError
 from weft.mapping.baselines import BASELINES
+from weft.mapping.cpsat import contention_free
+from weft.mapping.energy import shortest
+from weft.mapping.following import idle_freely, run_mapping
 from weft.mapping.limits import Limits, check_feasible, keeps_to
 from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Outcome, Schedule, worth
-from weft.mapping.search import MOST_STATES, Search, rules, run_mapping
+from weft.mapping.search import MOST_STATES, Search, rules
 from weft.mapping.simulator import simulate
 
 TINY = 1e-9
 """An improvement by a smaller share is none."""
-QUICK = tuple(name for name in BASELINES if name != "contention-blind")
-"""Baselines that take milliseconds together."""
-FIRST_WIDTH, NEXT_WIDTH, WIDEST = 12, 64, 4096
+NAIVE = ("gpu-only", "per-unit")
+"""Baselines that take no time at all: where everything begins."""
+BETWEEN_DIVES = 50_000
+"""States to expand before the first wider dive; then twice as many, and so on."""
+SLOW = ("contention-blind",)
+"""Baselines that are searches of their own; they are judged last."""
+CP_SAT_S = 10.0
+"""What CP-SAT may take."""
+SMALL = 1000
+"""States to expand before better bounds are worth their while."""
+FIRST_WIDTH, NEXT_WIDTH, WIDEST = 24, 64, 4096
 """States of a depth that dives keep: before the linear programme, after it, and at most."""
 CLASS = (
     "event-aligned: a task moves on as soon as a step has ended; a step whose data is there starts at once or when "
@@ -94,6 +105,8 @@ class Solution:
     """The best each baseline came to."""
     improvements: tuple[Improvement, ...]
     certificate: Certificate
+    idled: Outcome | None = None
+    """The same mapping with delays of any length, where some are better; outside the class the certificate is about."""
 
     @property
     def schedule(self) -> Schedule:
@@ -115,6 +128,8 @@ class Options:
     time_limit_s: float = 60.0
     seed: int = 0
     """Of the dives that misjudge states a little; the rest of the search has nothing random."""
+    cp_sat: bool = False
+    """Ask CP-SAT first, which knows no contention: its plan is one more start, its bound one more bound."""
     strict: bool = False
     """Go on until the proof assumes nothing, however long that takes; else only where it is soon done."""
 
@@ -125,7 +140,22 @@ def solve(
     """Search until the best schedule is proved or the time is up."""
     options = options or Options()
     check_feasible(problem, options.limits)
+    for n, task in enumerate(problem.tasks):
+        if options.objective == "throughput" and shortest(problem, n)[0] == 0:
+            raise WorkloadError(f"{task.name} can do with no time at all: its throughput has no limit; give it time_s")
     return _Run(problem, options, on_improvement).run()
+
+
+class _Verdict(NamedTuple):
+    """How a search ended; values as they are made small."""
+
+    states: int
+    ended: str
+    assumes: str
+    bound: float
+    anyhow: float
+    """The bound that holds for schedules of any kind."""
+    first_proof_s: float | None = None
 
 
 class _Run:
@@ -136,16 +166,18 @@ class _Run:
         self._began = perf_counter()
         self._value = np.inf
         self._schedule: Schedule | None = None
-        self._bound = -np.inf
+        self._bound = self._floor = -np.inf
         self._improvements: list[Improvement] = []
 
     def run(self) -> Solution:
-        baselines = self._judge(QUICK)
-        sets = simple_sets(self._problem.tables)
-        self._dive(self._search(sets), FIRST_WIDTH)
-        baselines |= self._judge(name for name in BASELINES if name not in QUICK)
-        sets = [*best_sets(self._problem), *sets]
-        certificate = self._proved_twice(sets)
+        search = self._search(simple_sets(self._problem.tables), strict=True)
+        baselines = self._judge(NAIVE)
+        verdict = self._small_proof(search)
+        baselines |= self._judge(name for name in BASELINES if name not in {*NAIVE, *SLOW})
+        if self._options.cp_sat:
+            self._ask_cp_sat()
+        verdict = verdict or self._large_proof()
+        baselines |= self._judge(SLOW)
         if self._schedule is None:
             limit = self._options.time_limit_s
             raise WorkloadError(f"no schedule keeps to the limits, or none was found within {limit:g} s; loosen them")
@@ -153,26 +185,54 @@ class _Run:
         if abs(outcome.value(self._options.objective) - self._value) > 1e-6 * abs(self._value):
             raise WeftError(f"the simulator says {outcome.makespan_s} s, the search {self._value}; please report this")
         judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
-        return Solution(outcome, judged, tuple(self._improvements), certificate)
+        idling = idle_freely(outcome, self._options.objective)
+        idled = simulate(self._problem, idling) if idling != self._schedule else None
+        return Solution(outcome, judged, tuple(self._improvements), self._certificate(verdict), idled)
 
-    def _proved_twice(self, sets: Sequence[PriceSet]) -> Certificate:
+    def _small_proof(self, search: Search) -> _Verdict | None:
+        """Dive for a first good schedule; a small problem is proved right here, with simple bounds."""
+        search.beat(self._value)
+        self._dive(search, FIRST_WIDTH)
+        self._prove(search, SMALL)
+        if not search.proved:
+            return None
+        first_s = self._seconds
+        anyhow = self._search(self._sets()).bound
+        return _Verdict(search.expanded, "proof", "", self._value, anyhow, first_s)
+
+    def _large_proof(self) -> _Verdict:
         """Prove the best schedule on an assumption that is nearly true, then, where that is feasible, without it."""
+        sets = self._sets()
         search = self._search(sets)
         anyhow = search.bound
         self._dive(search, NEXT_WIDTH)
         ended = self._prove(search, MOST_STATES)
         if not search.proved:
-            return self._certificate(search.expanded, anyhow, ended, None, assumes=DOMINANCE)
+            return _Verdict(search.expanded, ended, DOMINANCE, search.bound, anyhow)
         first_s, value = self._seconds, self._value
         again = self._search(sets, strict=True)
         self._prove(again, MOST_STATES if self._options.strict else RECHECK)
+        if self._value < value:  # better than what was thought the best: the assumption does not hold here
+            ended = self._prove(again, MOST_STATES)
         states = search.expanded + again.expanded
         if again.proved:
-            return self._certificate(states, anyhow, "proof", first_s, assumes="")
-        if self._value < value:  # better than what was thought the best: the assumption does not hold here
-            return self._certificate(states, anyhow, "memory" if again.full else "time limit", None, assumes=DOMINANCE)
-        self._bound = self._value
-        return self._certificate(states, anyhow, ended, first_s, assumes=DOMINANCE)
+            return _Verdict(states, "proof", "", self._value, anyhow, first_s)
+        if self._value < value:
+            return _Verdict(states, ended, "", again.bound, anyhow)
+        return _Verdict(states, "proof", DOMINANCE, self._value, anyhow, first_s)
+
+    def _ask_cp_sat(self) -> None:
+        limits, limit_s = self._options.limits, min(CP_SAT_S, self._options.time_limit_s)
+        blind = contention_free(
+            self._problem, self._options.objective, time_limit_s=limit_s, max_switches=limits.max_switches,
+            seed=self._options.seed,
+        )  # fmt: skip
+        self._floor = blind.bound_s
+        if keeps_to(self._problem, blind.schedule, limits):
+            self._offer(self._worth(blind.schedule), blind.schedule)
+
+    def _sets(self) -> list[PriceSet]:
+        return [*best_sets(self._problem), *simple_sets(self._problem.tables)]
 
     def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
         """Run what baselines propose and keep the best of each; one that keeps to the limits may become our own."""
@@ -195,7 +255,7 @@ class _Run:
     def _search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
         given = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
         search = Search(self._problem, given, priced(self._problem.tables, sets, given.switches), self._value)
-        self._bound = search.bound
+        self._bound = max(self._floor, search.bound)
         return search
 
     def _dive(self, search: Search, width: int, rng: np.random.Generator | None = None) -> None:
@@ -205,15 +265,15 @@ class _Run:
     def _prove(self, search: Search, most: int) -> str:
         """Expand to the end, or *most* states, with wider dives where it takes long; returns why it ended."""
         rng = np.random.default_rng(self._options.seed)
-        width, pause_s = 2 * NEXT_WIDTH, 1.0
+        width, pause = 2 * NEXT_WIDTH, BETWEEN_DIVES
         while not search.proved:
             if self._seconds > self._options.time_limit_s:
                 return "time limit"
             if search.full or search.expanded >= most:
                 return "memory"
-            if self._seconds > pause_s:
+            if search.expanded > pause:
                 self._dive(search, width, rng)
-                width, pause_s = min(2 * width, WIDEST), 2 * self._seconds
+                width, pause = min(2 * width, WIDEST), 2 * pause
             if search.expand() and search.schedule:
                 self._offer(search.best, search.schedule)
             self._bound = max(self._bound, search.bound)
@@ -234,20 +294,21 @@ class _Run:
         if self._tell:
             self._tell(found)
 
-    def _certificate(
-        self, states: int, anyhow: float, ended: str, first_proof_s: float | None, *, assumes: str
-    ) -> Certificate:
+    def _certificate(self, verdict: _Verdict) -> Certificate:
         sign = -1 if self._options.objective == "throughput" else 1
+        proved = verdict.first_proof_s is not None and self._value >= verdict.bound - TINY * abs(verdict.bound)
+        anyhow = max(verdict.anyhow, self._floor)
+        bound = max(anyhow, verdict.bound) if proved or verdict.first_proof_s is None else anyhow
         return Certificate(
             objective=self._options.objective,
             schedules=CLASS,
-            assumes=assumes,
-            proved=first_proof_s is not None,
+            assumes=verdict.assumes,
+            proved=proved,
             value=sign * self._value,
-            bound=sign * min(self._value, self._bound),
+            bound=sign * min(self._value, bound),
             any_idling_bound=sign * min(self._value, anyhow),
-            states=states,
+            states=verdict.states,
             seconds=self._seconds,
-            ended=ended,
-            first_proof_s=first_proof_s,
+            ended=verdict.ended,
+            first_proof_s=verdict.first_proof_s if proved else None,
         )

@@ -29,6 +29,6 @@ BASELINES: dict[str, Baseline] = {
     "heft": heft,
     "contention-blind": contention_blind,
 }
-"""The names a user may write. All but the last take milliseconds; the last calls a solver."""
+"""The names a user may write. All but the last take a few milliseconds together; the last is a search of its own."""
 
 __all__ = ["BASELINES", "Baseline"]

@@ -1,0 +1,347 @@
+"""Models that come and go (D-HaX-CoNN): frames run on with the best naive schedule at once, and with better ones as a
+planner beside them finds these.
+
+``run_dynamic`` is the loop in real time: a frame takes the time its schedule comes to in the simulator. Phases of a
+scenario say which models run when. A phase that was there before begins with the best schedule known for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from time import perf_counter, sleep
+from typing import Any, NamedTuple, Protocol
+
+from weft.mapping.baselines import BASELINES
+from weft.mapping.following import run_mapping
+from weft.mapping.limits import check_feasible, keeps_to
+from weft.mapping.planner import LOST, News, Planner
+from weft.mapping.problem import Objective, Problem
+from weft.mapping.scenario import Case, Scenario, prepare_phases
+from weft.mapping.schedule import Schedule, worth
+from weft.mapping.simulator import simulate
+from weft.mapping.solver import Options, solve
+from weft.version import __version__
+
+NAIVE = ("gpu-only", "per-unit")
+"""Baselines that are there at once; the others are the planner's to try."""
+SHORTEST_FRAME_S = 1e-4
+"""A frame that takes less waits for the rest of it: no clock of ours is finer."""
+NEAR = 0.02
+"""A schedule is near the oracle from this share on."""
+TINY = 1e-6
+"""An improvement by a smaller share is none."""
+
+
+class Clock(Protocol):
+    def now_s(self) -> float: ...
+
+    def sleep_until(self, time_s: float) -> None: ...
+
+
+class RealClock:
+    """The time of this machine."""
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def sleep_until(self, time_s: float) -> None:
+        while (left_s := time_s - perf_counter()) > 0:
+            sleep(left_s)
+
+
+class Frame(NamedTuple):
+    """One pass of all models of a phase. Times since the run began."""
+
+    start_s: float
+    phase: int
+    latency_s: float
+    version: int
+    """Of the schedule, from 0 in every phase."""
+    gap: float | None
+    """How far the schedule may be from the best, as a share of the bound, as far as known then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A better schedule of a phase."""
+
+    phase: int
+    version: int
+    found_s: float
+    """When it arrived, since the phase began."""
+    used_s: float | None
+    """When the first frame with it began, since the run began; None: never."""
+    value: float
+    """Makespan in seconds, or runs per second."""
+    latency_s: float
+    gap: float | None
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLog:
+    """A phase, in numbers. Values are makespans in seconds, or runs per second."""
+
+    tasks: tuple[str, ...]
+    start_s: float
+    end_s: float
+    frames: int
+    first_value: float
+    """Of the schedule it began with."""
+    first_latency_s: float
+    first_made_by: str
+    last_value: float
+    last_latency_s: float
+    oracle_value: float | None
+    """Of the best schedule, found without haste after the run."""
+    oracle_latency_s: float | None
+    oracle_proved: bool
+    improved_s: float | None
+    """From the phase's beginning to the first better schedule; None: there was none."""
+    near_s: float | None
+    """The same to a schedule within 2 % of the oracle; 0 where the first one is."""
+    proved_s: float | None
+    """The same to the proof that nothing is better."""
+
+
+class Event(NamedTuple):
+    """Something that went wrong, and what the loop did about it."""
+
+    at_s: float
+    phase: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicLog:
+    """What happened. Times since the run began."""
+
+    soc: str
+    objective: Objective
+    seed: int
+    phases: tuple[PhaseLog, ...]
+    frames: tuple[Frame, ...]
+    updates: tuple[Update, ...]
+    events: tuple[Event, ...]
+
+
+def log_as_dict(log: DynamicLog) -> dict[str, Any]:
+    """The log as a file tells it: frames as columns."""
+    frames = {key: [getattr(frame, key) for frame in log.frames] for key in Frame._fields}
+    return {
+        "format": 1,
+        "kind": "dynamic",
+        "version": __version__,
+        "soc": log.soc,
+        "objective": log.objective,
+        "seed": log.seed,
+        "phases": [{**asdict(phase), "tasks": list(phase.tasks)} for phase in log.phases],
+        "updates": [asdict(update) for update in log.updates],
+        "events": [event._asdict() for event in log.events],
+        "frames": frames,
+    }
+
+
+@dataclass(slots=True)
+class _Known:
+    """The best that is known of one case, in whatever phase it was found."""
+
+    case: Case
+    schedule: Schedule
+    value: float
+    latency_s: float
+    bound: float
+    proved: bool = False
+
+    def better(self, value: float) -> bool:
+        """Whether *value* is better than what is known."""
+        gain = self.value - value if self.case.options.objective == "latency" else value - self.value
+        return gain > TINY * abs(self.value)
+
+    @property
+    def gap(self) -> float | None:
+        if self.proved:
+            return 0.0
+        return abs(self.value - self.bound) / abs(self.bound) if isfinite(self.bound) and self.bound else None
+
+
+@dataclass(slots=True)
+class _Phase:
+    """A phase as it runs."""
+
+    number: int
+    start_s: float
+    first: _Known
+    """As it was when the phase began."""
+    job: int | None = None
+    version: int = 0
+    frames: int = 0
+    end_s: float = 0.0
+    proved_s: float | None = None
+    last: tuple[float, float] = (0.0, 0.0)
+    """Value and latency of the last frame."""
+    updates: list[Update] = field(default_factory=list)
+
+
+def run_dynamic(
+    scenario: Scenario,
+    on_frame: Callable[[Frame], None] | None = None,
+    *,
+    clock: Clock | None = None,
+    planner: Planner | None = None,
+    oracle: bool = True,
+) -> DynamicLog:
+    """Run the phases of *scenario* one after another, in real time.
+
+    on_frame: told every frame as it begins. clock, planner: others than this machine's time and a planner of its own.
+    oracle: solve what the planner did not prove to the end afterwards, to compare with.
+    """
+    cases = prepare_phases(scenario)
+    for case in cases:
+        check_feasible(case.problem, case.options.limits)
+        best_naive(case.problem, case.options)  # compiled before the clock runs
+    clock = clock or RealClock()
+    with ExitStack() as stack:
+        if planner is None:
+            planner = stack.enter_context(Planner(clock.now_s))
+        planner.warm_up()
+        loop = _Loop(clock, planner, on_frame)
+        for case, phase in zip(cases, scenario.phase, strict=True):
+            loop.run_phase(case, phase.duration_s)
+    return loop.log(scenario, _oracles(loop.known) if oracle else {})
+
+
+def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, float]:
+    """The best schedule that needs no search, its value and its latency; one within the limits if there is one."""
+    tried = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
+    ends_s = [_ends_s(problem, schedule) for schedule in tried]
+    unfair = [not keeps_to(problem, schedule, options.limits) for schedule in tried]
+    values = [worth(problem, each, options.objective) for each in ends_s]
+    best = min(range(len(tried)), key=lambda n: (unfair[n], values[n]))
+    return tried[best], abs(values[best]), max(ends_s[best])
+
+
+def _ends_s(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
+    return run_mapping(problem, schedule) if schedule.starts_s is None else simulate(problem, schedule).finish_s
+
+
+class _Loop:
+    """Frames after frames, and what became of them."""
+
+    def __init__(self, clock: Clock, planner: Planner, on_frame: Callable[[Frame], None] | None) -> None:
+        self._clock, self._planner, self._on_frame = clock, planner, on_frame
+        self._origin_s = self._end_s = self._free_s = clock.now_s()
+        self.known: dict[int, _Known] = {}
+        """By the identity of a case: equal phases share it."""
+        self._phases: list[_Phase] = []
+        self._frames: list[Frame] = []
+        self._events: list[Event] = []
+
+    def run_phase(self, case: Case, duration_s: float) -> None:
+        phase = self._begin(case)
+        known = self.known[id(case)]
+        self._end_s += duration_s
+        self._clock.sleep_until(min(self._free_s, self._end_s))  # the frame before this phase runs to its end
+        while (now_s := self._clock.now_s()) < self._end_s and self._free_s < self._end_s:
+            self._take(phase, known)
+            self._free_s = now_s + max(known.latency_s, SHORTEST_FRAME_S)
+            self._run_frame(phase, known, now_s - self._origin_s)
+            self._clock.sleep_until(min(self._free_s, self._end_s))
+        self._take(phase, known)
+        phase.end_s = self._end_s - self._origin_s
+
+    def _begin(self, case: Case) -> _Phase:
+        known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s
+        job = None if known and known.proved else self._planner.plan(case.problem, case.options)
+        if known is None:
+            schedule, value, latency_s = best_naive(case.problem, case.options)
+            bound = float("-inf") if case.options.objective == "latency" else float("inf")
+            known = self.known[id(case)] = _Known(case, schedule, value, latency_s, bound)
+        first = _Known(case, known.schedule, known.value, known.latency_s, known.bound, known.proved)
+        self._phases.append(_Phase(len(self._phases), start_s, first, job, last=(known.value, known.latency_s)))
+        return self._phases[-1]
+
+    def _run_frame(self, phase: _Phase, known: _Known, start_s: float) -> None:
+        for place, update in enumerate(phase.updates):
+            if update.version == phase.version and update.used_s is None:
+                phase.updates[place] = replace(update, used_s=start_s)
+        frame = Frame(start_s, phase.number, known.latency_s, phase.version, known.gap)
+        phase.frames, phase.last = phase.frames + 1, (known.value, known.latency_s)
+        self._frames.append(frame)
+        if self._on_frame:
+            self._on_frame(frame)
+
+    def _take(self, phase: _Phase, known: _Known) -> None:
+        """What the planner has found since the last frame."""
+        for news in self._planner.news() if phase.job is not None else ():
+            found = news.found
+            if found.kind in (LOST, "failed"):
+                what = f"{found.message}; going on with schedule {phase.version} by {known.schedule.made_by}"
+                self._events.append(Event(news.at_s - self._origin_s, phase.number, what))
+            elif found.job == phase.job:
+                self._learn(phase, known, news)
+
+    def _learn(self, phase: _Phase, known: _Known, news: News) -> None:
+        found, since_s = news.found, news.at_s - self._origin_s - phase.start_s
+        sharper = max if known.case.options.objective == "latency" else min
+        known.bound = sharper(known.bound, found.bound)
+        if found.schedule is not None and known.better(found.value):
+            known.schedule, known.value, known.latency_s = found.schedule, found.value, found.makespan_s
+            phase.version += 1
+            numbers = since_s, None, found.value, found.makespan_s, known.gap
+            phase.updates.append(Update(phase.number, phase.version, *numbers, found.schedule.made_by))
+        if found.kind == "ended" and found.proved:
+            known.proved, known.bound, phase.proved_s = True, known.value, since_s
+
+    def log(self, scenario: Scenario, oracles: dict[int, _Known]) -> DynamicLog:
+        first = self._phases[0].first.case
+        return DynamicLog(
+            soc=first.problem.soc.name,
+            objective=first.options.objective,
+            seed=scenario.seed,
+            phases=tuple(_phase_log(phase, oracles.get(id(phase.first.case))) for phase in self._phases),
+            frames=tuple(self._frames),
+            updates=tuple(update for phase in self._phases for update in phase.updates),
+            events=tuple(self._events),
+        )
+
+
+def _oracles(known: dict[int, _Known]) -> dict[int, _Known]:
+    """The best schedule of every case."""
+    return {key: each if each.proved else _solved(each.case) for key, each in known.items()}
+
+
+def _solved(case: Case) -> _Known:
+    solution = solve(case.problem, case.options)
+    certificate = solution.certificate
+    latency_s = solution.outcome.makespan_s
+    return _Known(case, solution.schedule, certificate.value, latency_s, certificate.bound, certificate.proved)
+
+
+def _phase_log(phase: _Phase, oracle: _Known | None) -> PhaseLog:
+    first = phase.first
+    better = [update for update in phase.updates if first.better(update.value)]
+    near_s = None
+    if oracle:
+        tries = [(0.0, first.value), *((update.found_s, update.value) for update in phase.updates)]
+        near_s = next((at_s for at_s, value in tries if abs(value / oracle.value - 1) <= NEAR), None)
+    return PhaseLog(
+        tasks=tuple(task.name for task in first.case.problem.tasks),
+        start_s=phase.start_s,
+        end_s=phase.end_s,
+        frames=phase.frames,
+        first_value=first.value,
+        first_latency_s=first.latency_s,
+        first_made_by=first.schedule.made_by,
+        last_value=phase.last[0],
+        last_latency_s=phase.last[1],
+        oracle_value=oracle.value if oracle else None,
+        oracle_latency_s=oracle.latency_s if oracle else None,
+        oracle_proved=bool(oracle and oracle.proved),
+        improved_s=better[0].found_s if better else None,
+        near_s=near_s,
+        proved_s=phase.proved_s if not first.proved else 0.0,
+    )
