@@ -9,7 +9,7 @@ included. A set made for a late stretch of the tasks is valid everywhere and bet
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,13 +39,14 @@ def simple_sets(tables: Tables) -> list[PriceSet]:
     tasks, _, units = tables.time.shape
     sets = []
     for chain in _chains(tables.waits):
-        member = np.isin(np.arange(tasks), chain).astype(np.float64)
-        sets.append(PriceSet(np.broadcast_to(member[:, None, None], tables.time.shape), member))
+        run, move = np.zeros(tables.time.shape), np.zeros(tasks)
+        run[chain], move[chain] = 1.0, 1.0
+        sets.append(PriceSet(run, move))
     grid = WEIGHTS if units <= 2 else WEIGHTS // 2
-    for weights in product(range(grid + 1), repeat=units):
-        if sum(weights) == grid:
-            shares = np.array(weights) / grid / tables.instances
-            sets.append(PriceSet(np.broadcast_to(shares, tables.time.shape), np.zeros(tasks)))
+    bars = list(combinations(range(grid + units - 1), units - 1))
+    edges = np.array([(-1, *places, grid + units - 1) for places in bars])
+    for shares in (edges[:, 1:] - edges[:, :-1] - 1) / (grid * tables.instances):
+        sets.append(PriceSet(np.zeros(tables.time.shape) + shares, np.zeros(tasks)))
     return sets
 
 

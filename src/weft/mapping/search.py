@@ -23,8 +23,6 @@ MOST_STATES = 12_000_000
 """States kept at most: some gigabytes. A search that needs more ends with a gap."""
 DIVE_STATES = 1 << 12
 """The same for one dive, and 256 more per state of its width; it leaves out what finds no room."""
-CHUNK = 2000
-"""States expanded between two looks at the clock."""
 NOISE = 0.01
 """How far a shaken dive may misjudge a state, as a share of its bound."""
 
@@ -97,7 +95,7 @@ class Search:
             layer = fresh[np.argsort(keys, kind="stable")[:width]]
         return self._remember(states, before)
 
-    def expand(self, steps: int = CHUNK) -> bool:
+    def expand(self, steps: int = 2000) -> bool:
         """Expand the most promising states; returns whether that found a better schedule."""
         before = self.best
         verdict = kernel.expand(

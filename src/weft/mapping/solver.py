@@ -35,8 +35,8 @@ SLOW = ("contention-blind",)
 """Baselines that are searches of their own; they are judged last."""
 CP_SAT_S = 10.0
 """What CP-SAT may take."""
-SMALL = 1000
-"""States to expand before better bounds are worth their while."""
+TINIEST, SMALL, CHUNK = 64, 1000, 2000
+"""States to expand before all else, before better bounds are worth it, and between two looks at the clock."""
 FIRST_WIDTH, NEXT_WIDTH, WIDEST = 24, 64, 4096
 """States of a depth that dives keep: before the linear programme, after it, and at most."""
 CLASS = (
@@ -171,8 +171,10 @@ class _Run:
 
     def run(self) -> Solution:
         search = self._search(simple_sets(self._problem.tables), strict=True)
+        self._expand(search, TINIEST)
+        first_s = self._seconds if search.proved else None
         baselines = self._judge(NAIVE)
-        verdict = self._small_proof(search)
+        verdict = self._small_proof(search, first_s)
         baselines |= self._judge(name for name in BASELINES if name not in {*NAIVE, *SLOW})
         if self._options.cp_sat:
             self._ask_cp_sat()
@@ -189,14 +191,15 @@ class _Run:
         idled = simulate(self._problem, idling) if idling != self._schedule else None
         return Solution(outcome, judged, tuple(self._improvements), self._certificate(verdict), idled)
 
-    def _small_proof(self, search: Search) -> _Verdict | None:
+    def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
         """Dive for a first good schedule; a small problem is proved right here, with simple bounds."""
-        search.beat(self._value)
-        self._dive(search, FIRST_WIDTH)
-        self._prove(search, SMALL)
-        if not search.proved:
-            return None
-        first_s = self._seconds
+        if first_s is None:
+            search.beat(self._value)
+            self._dive(search, FIRST_WIDTH)
+            self._prove(search, SMALL)
+            if not search.proved:
+                return None
+            first_s = self._seconds
         anyhow = self._search(self._sets()).bound
         return _Verdict(search.expanded, "proof", "", self._value, anyhow, first_s)
 
@@ -274,10 +277,13 @@ class _Run:
             if search.expanded > pause:
                 self._dive(search, width, rng)
                 width, pause = min(2 * width, WIDEST), 2 * pause
-            if search.expand() and search.schedule:
-                self._offer(search.best, search.schedule)
-            self._bound = max(self._bound, search.bound)
+            self._expand(search, CHUNK)
         return "proof"
+
+    def _expand(self, search: Search, steps: int) -> None:
+        if search.expand(steps) and search.schedule:
+            self._offer(search.best, search.schedule)
+        self._bound = max(self._bound, search.bound)
 
     @property
     def _seconds(self) -> float:
