@@ -12,6 +12,7 @@ from weft.mapping.baselines import BASELINES
 from weft.mapping.baselines.chains import chains_of, finishes
 from weft.mapping.baselines.h2h import computation_first, data_locality
 from weft.mapping.baselines.herald import breadth_first, depth_first
+from weft.mapping.following import run_mapping
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.simulator import check_schedule, simulate
 
@@ -255,3 +256,14 @@ def test_the_contention_blind_one_is_legal_with_and_without_its_plan():
         assert [schedule.starts_s is None for schedule in found] == [True, True, False]
         for schedule in found:
             check_schedule(problem, schedule)
+
+
+@pytest.mark.parametrize("name", ["herald", "h2h", "heft"])
+def test_the_order_in_which_tasks_are_listed_does_not_matter(name):
+    for seed in range(10):
+        listed = random_problem(seed)
+        turned = Problem(listed.soc, listed.tasks[::-1])
+        best = [
+            min(max(run_mapping(each, way)) for way in BASELINES[name](each, "latency")) for each in (listed, turned)
+        ]
+        assert best[0] == pytest.approx(best[1])

@@ -25,8 +25,12 @@ ALONE = {"kernels": set(), "models": {"errors"}, "devices": {"errors", "jsonfile
 
 ONLY_IN = {
     "matplotlib": (
-        "reports/timeline.py", "reports/loads.py", "reports/designs.py", "reports/mapping_chart.py",
-        "reports/mapping_dynamic.py", "papers/",
+        "reports/timeline.py",
+        "reports/loads.py",
+        "reports/designs.py",
+        "reports/mapping_chart.py",
+        "reports/mapping_dynamic.py",
+        "papers/",
     ),
     "numba": ("kernels/",),
     "onnx": ("models/", "runtime/"),

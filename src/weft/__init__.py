@@ -1,11 +1,12 @@
 """Run many neural networks on one accelerator, well.
 
 Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
-them under a policy and returns what happened (``Trace``) and what it came to (``Report``). The server is
-``weft.serving``, its load generator ``weft.load``.
+them under a policy and returns what happened (``Trace``) and what it came to (``Report``). ``map_models`` places
+models on the units of a ``Soc``; what is behind it is ``weft.mapping``. The server is ``weft.serving``, its load
+generator ``weft.load``.
 """
 
-from weft.devices import Npu, TiledNpu, load_device, load_npu
+from weft.devices import Npu, Soc, TiledNpu, load_device, load_npu, load_soc
 from weft.errors import (
     DeviceError,
     InputError,
@@ -17,6 +18,7 @@ from weft.errors import (
     WeftError,
     WorkloadError,
 )
+from weft.mapping import Solution, map_models
 from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
 from weft.models.sources import load_model
 from weft.policies import POLICIES, Policy, Setting, Start, View
@@ -48,6 +50,8 @@ __all__ = [
     "Run",
     "Saturated",
     "Setting",
+    "Soc",
+    "Solution",
     "Span",
     "Start",
     "StreamReport",
@@ -62,6 +66,8 @@ __all__ = [
     "load_device",
     "load_model",
     "load_npu",
+    "load_soc",
+    "map_models",
     "read_profile",
     "read_trace",
     "simulate",

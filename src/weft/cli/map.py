@@ -26,6 +26,11 @@ class _Group(TyperGroup):
             args = ["--scenario", *args]
         return super().parse_args(ctx, args)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0].endswith(".toml"):
+            raise InputError(f"write {args[0]} before the options, or after --scenario")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     cls=_Group,
@@ -101,6 +106,10 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", rich_help_panel=SEARCH, help="Go on until the proof takes nothing for granted.")
     ] = False,
+    z3: Annotated[
+        bool,
+        typer.Option("--z3", rich_help_panel=SEARCH, help="Let Z3 try too, as HaX-CoNN does; needs 'weft[z3]'."),
+    ] = False,
     profiles: Annotated[
         str | None,
         typer.Option(
@@ -132,7 +141,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    from weft.cli.map_show import print_solution, solve_shown, write_files
+    from weft.cli.map_show import beside_z3, check_files, print_solution, solve_shown, write_files
 
     if context.invoked_subcommand is not None:
         if scenario or soc or models:
@@ -154,8 +163,11 @@ def command(
         given["task"] = _tasks(models, after, repeat, shape)
     elif after or repeat or shape:
         raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
+    check_files(png=png, devices=devices)
     case = _prepare(_scenario(scenario, given), phase)
     solution = solve_shown(case)
+    if z3:
+        solution = beside_z3(case, solution)
     print_solution(case, solution)
     write_files(
         case, solution, json_file=json_file, html=html, png=png, perfetto=perfetto, trace=trace, devices=devices
@@ -201,7 +213,7 @@ def _tasks(
         raise InputError("--models names nothing; give at least one model")
     names = parse_scenario({"soc": "any", "task": [{"model": each} for each in given]}, "--models").names
     waits = _pairs("--after", after, names)
-    counts = {name: _count(texts[-1]) for name, texts in _pairs("--repeat", repeat, names).items()}
+    counts = {name: _count(name, texts[-1]) for name, texts in _pairs("--repeat", repeat, names).items()}
     sizes = parse_shapes(shapes, given)
     return [
         {
@@ -232,11 +244,10 @@ def _known(option: str, name: str, names: Sequence[str]) -> str:
     return name
 
 
-def _count(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--repeat: {text!r} is not a whole number") from None
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"--repeat {name}={text}: give a whole number from 1")
+    return int(text)
 
 
 @app.command("import-trt")
@@ -275,7 +286,7 @@ def import_trt(
     console.print(
         f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {told}", highlight=False, markup=False
     )
-    console.print(f"profile   {output}", highlight=False)
+    console.print(f"profile   {output}", highlight=False, markup=False)
 
 
 def _model(name: str) -> Model | str:

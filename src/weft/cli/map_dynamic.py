@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def command(
-    scenario: Annotated[str, typer.Argument(help="A TOML file with [[task]] and [[phase]].")],
+    scenario: Annotated[str, typer.Argument(help="A TOML file with tasks and phases; see docs/mapping.md.")],
     duration: Annotated[
         float | None, typer.Option("--duration", help="Seconds of every phase, instead of the file's.")
     ] = None,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from weft.cli.common import add_row, console, number, plain_table
+from weft.errors import InputError
+from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.mapping.problem import Objective
@@ -24,6 +26,10 @@ ORIGINS = {
     "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
     "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
 }
+NOTHING = 1e-6
+"""A smaller share is rounding."""
+WORTH_SAYING = 5e-4
+"""A smaller gain by idling is not put into words."""
 STARTING = "starting (the first run compiles, which takes about 20 s)"
 
 
@@ -35,6 +41,19 @@ def solve_shown(case: Case) -> Solution:
         return solve(case.problem, case.options)
     with Console(stderr=True).status(STARTING) as status:
         return solve(case.problem, case.options, _teller(status.update, case.options.objective))
+
+
+def beside_z3(case: Case, solution: Solution) -> Solution:
+    """The solution with Z3's schedule among the baselines."""
+    from weft.mapping.parity import solve_like_the_paper
+
+    if case.options.objective != "latency":
+        raise InputError("--z3 looks for the least latency only; leave out --objective throughput")
+    theirs = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
+    verdict = "proved its schedule best" if theirs.certificate.proved else "proved nothing"
+    line = f"Z3, whose steps may wait for any time, {verdict} in {theirs.certificate.seconds:.1f} s"
+    console.print(line, highlight=False, markup=False)
+    return replace(solution, baselines={**solution.baselines, **theirs.baselines})
 
 
 def _teller(update: Callable[[str], None], objective: Objective) -> Callable[[Improvement], None]:
@@ -65,6 +84,8 @@ def _idling_lines(solution: Solution) -> list[str]:
         return []
     objective = solution.certificate.objective
     ours, idled = (abs(outcome.value(objective)) for outcome in (solution.outcome, solution.idled))
+    if abs(idled / ours - 1) < WORTH_SAYING:
+        return []
     return [f"with pauses of any length the same mapping comes to {_value(idled, objective)} ({idled / ours - 1:+.2%})"]
 
 
@@ -145,11 +166,10 @@ def certificate_lines(certificate: Certificate) -> list[str]:
             f"{_better(certificate, certificate.bound):.1%} better (bound {bound}); {certificate.ended} after {spent}"
         ]
     margin = _better(certificate, certificate.any_idling_bound)
-    if margin < 5e-4:
-        lines.append("no schedule of any kind is better")
-    else:
-        lines.append(f"no schedule of any kind, whatever its pauses, is more than {margin:.1%} better")
-    return lines
+    if margin < NOTHING:
+        return [*lines, "no schedule of any kind is better"]
+    up = ceil(1e3 * margin) / 1e3
+    return [*lines, f"no schedule of any kind, whatever its pauses, is more than {up:.1%} better"]
 
 
 def _better(certificate: Certificate, bound: float) -> float:
@@ -158,6 +178,16 @@ def _better(certificate: Certificate, bound: float) -> float:
 
 
 # Files
+
+
+def check_files(*, png: str | None, devices: str | None) -> None:
+    """Refuse a file whose ending says nothing, before a long search and not after it."""
+    from weft.mapping.export import SUFFIXES
+
+    if png and not png.lower().endswith((".png", ".svg")):
+        raise InputError(f"{png}: a figure ends in .png or .svg")
+    if devices and not devices.lower().endswith(SUFFIXES):
+        raise InputError(f"{devices}: a device list ends in {', '.join(SUFFIXES)}")
 
 
 def write_files(
@@ -219,8 +249,9 @@ def _write_page(path: str, case: Case, solution: Solution) -> None:
 
     notes = {
         "objective": case.options.objective,
-        "profiles": {name: f"{its.origin}: {its.source}" for name, its in case.profiles.items()},
-        "certificate": certificate_lines(solution.certificate),
+        "in words": "; ".join([*certificate_lines(solution.certificate), *_idling_lines(solution)]),
+        **{f"profile of {name}": f"{its.origin}; {its.source}" for name, its in case.profiles.items()},
+        "version": __version__,
     }
     told = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
     write_mapping_page(path, _drawn(solution), objective=case.options.objective, notes=notes, certificate=told)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    paper: Annotated[str, typer.Argument(help="Which paper: layerweaver, layerweaver-plus or fluid-batching.")],
+    paper: Annotated[
+        str, typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching or haxconn.")
+    ],
     output: Annotated[str, typer.Option("--output", "-o", help="Folder for the figures.")] = "out/reproduce",
     seq_len: SeqLen = 16,
     queries: Annotated[int, typer.Option("--queries", "-n", help="Rounds of work per simulation.")] = 60,

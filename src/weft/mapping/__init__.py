@@ -1,10 +1,11 @@
 """Mapping: which unit of a SoC runs which layers of several models, and when, contention at the memory included.
 
 A ``Problem`` is tasks on a SoC; ``solve`` finds the best schedule and says how sure that is; ``simulate`` says what any
-schedule comes to. ``map_models`` goes from names to a solution.
+schedule comes to. ``map_models`` goes from names to a solution, ``run_dynamic`` keeps up with models that change.
 """
 
 from weft.mapping.baselines import BASELINES
+from weft.mapping.dynamic import DynamicLog, run_dynamic
 from weft.mapping.limits import Limits
 from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
 from weft.mapping.profiles import SocProfile, find_profile, read_soc_profile, write_soc_profile
@@ -16,6 +17,7 @@ from weft.mapping.solver import Certificate, Improvement, Options, Solution, sol
 __all__ = [
     "BASELINES",
     "Certificate",
+    "DynamicLog",
     "Group",
     "Improvement",
     "Limits",
@@ -35,6 +37,7 @@ __all__ = [
     "map_models",
     "read_scenario",
     "read_soc_profile",
+    "run_dynamic",
     "simulate",
     "solve",
     "write_soc_profile",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from weft.errors import InputError
@@ -146,10 +147,11 @@ def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
             "write the device list as .json or .csv"
         )
     core = f"--useDLACore={cores[0]} --allowGPUFallback " if cores else ""
-    return f"{core}--layerDeviceTypes={','.join(map(_trtexec_pair, rows))}"
+    pairs = [pair for row in rows for pair in _trtexec_pairs(row)]
+    return core + quote(f"--layerDeviceTypes={','.join(pairs)}")
 
 
-def _trtexec_pair(row: LayerDevice) -> str:
+def _trtexec_pairs(row: LayerDevice) -> list[str]:
     if row.unit not in TRT_DEVICES:
         raise InputError(f"{row.task}: trtexec knows {' and '.join(TRT_DEVICES)}, not {row.unit}; write .json or .csv")
     if row.layer is None or row.layer.isdigit():
@@ -159,7 +161,8 @@ def _trtexec_pair(row: LayerDevice) -> str:
         )
     if set(row.layer) & set(",'\n"):
         raise InputError(f"{row.task}: trtexec cannot read the layer name {row.layer!r}; write .json or .csv")
-    return f"{row.layer}:{TRT_DEVICES[row.unit]}"
+    # a kernel of a profile that trtexec wrote joins the names of its layers
+    return [f"{name}:{TRT_DEVICES[row.unit]}" for name in re.split(r"\s(?:\+|\|\|)\s", row.layer)]
 
 
 # JSON

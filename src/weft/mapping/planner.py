@@ -70,12 +70,11 @@ class Planner:
         """What was said about the present problem since the last time, in order; a dead process is replaced."""
         with self._changed:
             said, self._news = list(self._news), deque()
-            if self._given_up:
+            kinds = {each.found.kind for each in said}
+            if self._given_up or kinds & {"ended", "failed"}:
                 self._job = None
-            elif any(each.found.kind == LOST for each in said):
+            if LOST in kinds and not self._given_up:
                 self._replace()
-            elif any(each.found.kind in ("ended", "failed") for each in said):
-                self._job = None
             return said
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -86,11 +85,16 @@ class Planner:
     def warm_up(self) -> None:
         """Have the process load and, the first time, compile all it needs."""
         self.plan(_small_problem(), Options())
-        while self._job is not None:
+        while self.searching:
             self.wait()
             for _, found in self.news():
-                if found.kind == "failed" or (found.kind == LOST and self._job is None):
+                if found.kind == "failed" or (found.kind == LOST and not self.searching):
                     raise WeftError(f"the planner cannot be started: {found.message}")
+
+    @property
+    def searching(self) -> bool:
+        """Whether there is more to come, as far as news() has said."""
+        return self._job is not None
 
     @property
     def _given_up(self) -> bool:

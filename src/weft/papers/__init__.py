@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.papers import fluid_batching, layerweaver, layerweaver_plus
+from weft.papers import fluid_batching, haxconn, layerweaver, layerweaver_plus
 from weft.papers.base import Reproduction
 
 PAPERS: dict[str, Callable[..., Reproduction]] = {
     "layerweaver": layerweaver.reproduce,
     "layerweaver-plus": layerweaver_plus.reproduce,
     "fluid-batching": fluid_batching.reproduce,
+    "haxconn": haxconn.reproduce,
 }
 """To add a paper, write its module and add one line here."""

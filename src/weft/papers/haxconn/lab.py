@@ -231,8 +231,9 @@ def answer(problem: Problem, max_switches: int | None = None) -> Found:
     """The solver's."""
     began_s = process_time()
     solution = solve(problem, Options(limits=Limits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
+    cpu_s = process_time() - began_s
     makespans = {name: outcome.makespan_s for name, outcome in solution.baselines.items()}
-    return Found(solution.outcome, solution.certificate, makespans, process_time() - began_s)
+    return Found(solution.outcome, solution.certificate, makespans, cpu_s)
 
 
 def searched(case: Case) -> Found:
@@ -243,27 +244,6 @@ def makespan_s(problem: Problem, schedule: Schedule) -> float:
     if schedule.starts_s is None:
         return max(run_mapping(problem, schedule))
     return simulate(problem, schedule).makespan_s
-
-
-class Blind(NamedTuple):
-    """The best schedule of one who knows no contention."""
-
-    expected_s: float
-    """What it would come to if nobody slowed anybody."""
-    judged_s: float
-    """What it comes to."""
-    best_s: float
-    """What the best schedule comes to."""
-
-    @property
-    def loss(self) -> float:
-        """How much longer it takes than the best, as a share."""
-        return self.judged_s / self.best_s - 1
-
-    @property
-    def error(self) -> float:
-        """How far its own estimate lies below the truth, as a share of the truth."""
-        return 1 - self.expected_s / self.judged_s
 
 
 class Laboratory:
@@ -281,12 +261,3 @@ class Laboratory:
         new = [case for case in wanted if case not in self._found]
         self._found.update(zip(new, self._bench.each(searched, new, tick), strict=True))
         return {case: self._found[case] for case in wanted}
-
-    def blind(self, cases: Iterable[Case], tick: Tick | None = None) -> dict[Case, Blind]:
-        """What not knowing contention costs in each case."""
-        calm = {case: case.under(case.change._replace(calm=True)) for case in cases}
-        found = self.find([*calm, *calm.values()], tick)
-        return {
-            case: Blind(found[other].best_s, found[case].baselines["contention-blind"], found[case].best_s)
-            for case, other in calm.items()
-        }

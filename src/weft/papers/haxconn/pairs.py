@@ -135,7 +135,7 @@ def _count_rows(paper: dict[str, Published], shipped: Grid, scaled: Grid) -> lis
     if vgg:
         ours, fitted = (sum(one.cells[place].gain(THEIRS) >= IMPROVED for place in vgg) for one in (shipped, scaled))
         theirs = sum(_printed(paper, *place) > 1 for place in vgg)
-        why = f"of {len(vgg)}; with {_scale(scaled)} {fitted}; on the chip VGG-19 contends more than in our profile"
+        why = f"of {len(vgg)}; with {_scale(scaled)} {fitted}; the paper blames contention, our VGG-19 asks for little"
         rows.append(Row(FIGURE, "pairs with VGG-19 improved", theirs, ours, "", why))
     return rows
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.axes import Axes
+
 from weft.mapping.profiles import ProfileGroup, SocProfile
 from weft.papers import pictures
 from weft.papers.base import Figure, Part, Published, Row, Table, beside
@@ -237,16 +239,17 @@ def _drawn_totals(out: Path, found: Sequence[Total]) -> Figure:
             )
         for one in here:
             if abs(one.ratio - 1) > 0.2:
-                axis.annotate(
-                    NETWORKS[one.model],
-                    (one.printed, one.estimated),
-                    (-6, 3),
-                    ha="right",
-                    textcoords="offset points",
-                    fontsize=8,
-                )
+                _named(axis, one)
         axis.set(xscale="log", yscale="log", xlabel="Table 5 (ms)", ylabel="estimated from ONNX (ms)")
         axis.grid(axis="x", color=pictures.RULE, linewidth=0.6)
         pictures.heading(axis, CHIPS[soc])
     pictures.legend(figure, axes[0])
-    return pictures.save(figure, out, "table5-totals", "Table 5: networks alone, and what weft estimates without them")
+    return pictures.save(figure, out, "table5-totals", "Table 5: networks alone, printed and estimated (chips fitted)")
+
+
+def _named(axis: Axes, one: Total) -> None:
+    """On the side of the dot that is away from the diagonal."""
+    above = one.ratio > 1
+    offset, side = ((-6, 3), "right") if above else ((6, -8), "left")
+    place = (one.printed, one.estimated)
+    axis.annotate(NETWORKS[one.model], place, offset, ha=side, textcoords="offset points", fontsize=8)

@@ -1,0 +1,286 @@
+"""Models that come and go: a planner in a process of its own, and frames that go on whatever it does.
+
+The solver is the real one; only the loop's clock is ours: time passes in its sleeps, and each of them waits until the
+planner has said something, if more is to come.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.devices import load_soc
+from weft.errors import ProfileError, WorkloadError
+from weft.mapping import Options, Problem, find_profile, simulate, solve
+from weft.mapping.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
+from weft.mapping.limits import Limits
+from weft.mapping.planner import LOST, MOST_RESTARTS, News, Planner
+from weft.mapping.scenario import Scenario, parse_scenario, prepare_phases
+
+XAVIER = load_soc("xavier")
+VGG, ALEX = ("vgg19", "resnet152"), ("alexnet", "resnet101")
+
+
+class Stepped:
+    """Time that passes only in sleeps."""
+
+    def __init__(self) -> None:
+        self.time_s = 100.0
+        self.on_sleep: Callable[[], object] = lambda: None
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep_until(self, time_s: float) -> None:
+        self.time_s = max(self.time_s, time_s)
+        self.on_sleep()
+
+
+CLOCK = Stepped()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Planner]:
+    with Planner(lambda: CLOCK.now_s()) as made:
+        yield made
+
+
+@pytest.fixture
+def planner(shared: Planner) -> Planner:
+    """A warm planner, on a clock that waits for its news."""
+    CLOCK.on_sleep = lambda: shared.searching and shared.wait()
+    return shared
+
+
+def problem_of(models: tuple[str, ...]) -> Problem:
+    return Problem(XAVIER, tuple(find_profile(model, XAVIER).task() for model in models))
+
+
+def scenario_of(*phases: tuple[tuple[str, ...], float], **settings: object) -> Scenario:
+    models = dict.fromkeys(model for models, _ in phases for model in models)
+    raw = {
+        "soc": "xavier",
+        "task": [{"model": model} for model in models],
+        "phase": [{"tasks": list(models), "duration_s": duration_s} for models, duration_s in phases],
+    }
+    return parse_scenario(raw | settings, "test")
+
+
+def all_news(planner: Planner) -> list[News]:
+    """Until the search has ended."""
+    said: list[News] = []
+    while planner.searching:
+        planner.wait()
+        said += planner.news()
+    return said
+
+
+def run(planner: Planner, scenario: Scenario, on_frame: Callable[[Frame], None] | None = None) -> DynamicLog:
+    return run_dynamic(scenario, on_frame, clock=CLOCK, planner=planner)
+
+
+# The planner
+
+
+def test_it_finds_what_the_solver_finds_and_says_so_on_the_way(planner: Planner) -> None:
+    planner.plan(problem_of(VGG), Options())
+    *better, last = [news.found for news in all_news(planner)]
+    there = solve(problem_of(VGG))
+    assert last.kind == "ended" and last.proved
+    assert last.schedule == there.schedule and last.value == there.certificate.value
+    assert [found.schedule for found in better] == [each.schedule for each in there.improvements]
+    values = [found.value for found in better]
+    assert values == sorted(values, reverse=True) and values[-1] == last.value
+
+
+def test_a_new_problem_replaces_the_one_being_searched(planner: Planner) -> None:
+    planner.plan(problem_of(VGG), Options())
+    planner.wait()
+    newer = planner.plan(problem_of(ALEX), Options())
+    said = all_news(planner)
+    assert {news.found.job for news in said} == {newer}
+    assert said[-1].found.value == solve(problem_of(ALEX)).certificate.value
+
+
+def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
+    for _ in range(20):
+        planner.plan(problem_of(VGG), Options())
+        last = planner.plan(problem_of(ALEX), Options())
+    said = all_news(planner)
+    assert said[-1].found.job == last and said[-1].found.proved
+    assert planner.restarts == 0
+
+
+def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) -> None:
+    planner.plan(problem_of(ALEX), Options(limits=Limits(energy_budget_j=1.0)))
+    (only,) = all_news(planner)
+    assert only.found.kind == "failed" and "energy" in only.found.message
+    planner.plan(problem_of(ALEX), Options())
+    assert all_news(planner)[-1].found.proved
+
+
+def test_throughput_comes_with_its_latency(planner: Planner) -> None:
+    problem = problem_of(ALEX)
+    planner.plan(problem, Options(objective="throughput"))
+    for news in all_news(planner):
+        assert news.found.schedule is not None
+        outcome = simulate(problem, news.found.schedule)
+        assert news.found.makespan_s == pytest.approx(outcome.makespan_s)
+        assert news.found.value == pytest.approx(outcome.throughput)
+
+
+def test_no_process_is_left_behind() -> None:
+    with Planner() as made:
+        process_id = made.process_id
+        made.plan(problem_of(VGG), Options())
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_id, 0)
+
+
+def test_a_process_that_keeps_dying_is_given_up() -> None:
+    with Planner() as made:
+        made.plan(problem_of(ALEX), Options())
+        for _ in range(MOST_RESTARTS + 1):
+            os.kill(made.process_id, signal.SIGKILL)
+            made.wait()
+            assert [news.found.kind for news in made.news()] == [LOST]
+        assert not made.searching
+        made.plan(problem_of(ALEX), Options())
+        (only,) = made.news()
+        assert only.found.kind == LOST and "died 4 times" in only.found.message
+        assert not made.searching
+
+
+# The loop
+
+
+def test_frames_begin_with_the_best_naive_schedule_and_reach_the_best(planner: Planner) -> None:
+    log = run(planner, scenario_of((VGG, 1.0)))
+    (phase,), (_, naive, naive_s) = log.phases, best_naive(problem_of(VGG), Options())
+    best = solve(problem_of(VGG)).certificate.value
+    assert log.frames[0][2:4] == (naive_s, 0)
+    assert phase.first_value == naive and phase.first_made_by == "per-unit"
+    assert log.frames[-1].latency_s == phase.last_value == phase.oracle_value == best
+    assert log.frames[-1].gap == 0.0 and phase.oracle_proved
+    assert phase.improved_s is not None and phase.near_s is not None and phase.proved_s is not None
+    assert phase.improved_s <= phase.near_s <= phase.proved_s
+    assert log.events == ()
+
+
+def test_frames_follow_each_other_and_never_get_slower_within_a_phase(planner: Planner) -> None:
+    log = run(planner, scenario_of((VGG, 0.4), (ALEX, 0.3)))
+    for frame, following in zip(log.frames, log.frames[1:], strict=False):
+        assert following.start_s == pytest.approx(frame.start_s + frame.latency_s)
+        if frame.phase == following.phase:
+            assert following.latency_s <= frame.latency_s and following.version >= frame.version
+    for phase, (start_s, end_s) in enumerate([(0.0, 0.4), (0.4, 0.7)]):
+        its = [frame for frame in log.frames if frame.phase == phase]
+        assert start_s <= its[0].start_s < its[-1].start_s < end_s <= its[-1].start_s + its[-1].latency_s + 1e-9
+        assert (log.phases[phase].start_s, log.phases[phase].end_s) == pytest.approx((start_s, end_s))
+        assert log.phases[phase].frames == len(its)
+
+
+def test_every_version_in_use_is_an_update(planner: Planner) -> None:
+    log = run(planner, scenario_of((VGG, 0.5)))
+    used = {update.version: update for update in log.updates if update.used_s is not None}
+    assert {frame.version for frame in log.frames} - {0} == set(used)
+    for version, update in used.items():
+        first = next(frame for frame in log.frames if frame.version == version)
+        assert first.start_s == update.used_s and first.latency_s == update.latency_s
+        assert update.found_s <= first.start_s
+
+
+def test_models_that_change_during_the_search_leave_nothing_of_it(planner: Planner) -> None:
+    CLOCK.on_sleep = lambda: None  # not a word of the planner is waited for while the first phase lasts
+    log = run(planner, scenario_of((VGG, 1e-3), (ALEX, 0.5)), lambda frame: _wait_in(planner, frame, phase=1))
+    (_, first_s), (_, last_s) = [(p.frames, p.last_latency_s) for p in log.phases]
+    assert log.phases[0].frames == 1 and first_s == best_naive(problem_of(VGG), Options())[2]
+    assert last_s == solve(problem_of(ALEX)).certificate.value
+    assert {update.phase for update in log.updates} == {1}
+    assert log.phases[0].oracle_value == solve(problem_of(VGG)).certificate.value
+
+
+def _wait_in(planner: Planner, frame: Frame, phase: int) -> None:
+    if frame.phase == phase:
+        CLOCK.on_sleep = lambda: planner.searching and planner.wait()
+
+
+def test_a_phase_that_comes_again_begins_with_what_it_had(planner: Planner) -> None:
+    log = run(planner, scenario_of((VGG, 0.5), (ALEX, 0.2), (VGG, 0.2)))
+    first, _, again = log.phases
+    assert again.first_value == first.last_value < first.first_value
+    assert (again.improved_s, again.near_s, again.proved_s) == (None, 0.0, 0.0)
+    assert all(update.phase != 2 for update in log.updates)
+
+
+def test_the_same_seed_gives_the_same_schedules(planner: Planner) -> None:
+    both = [run(planner, scenario_of((VGG, 0.5), (ALEX, 0.4), seed=3)) for _ in range(2)]
+    told = [[(u.phase, u.version, u.value, u.made_by) for u in log.updates] for log in both]
+    assert told[0] == told[1] and len(told[0]) >= 2
+    assert both[0].seed == 3
+
+
+def test_frames_go_on_when_the_planner_is_killed() -> None:
+    with Planner(CLOCK.now_s) as made:
+        CLOCK.on_sleep = lambda: made.searching and made.wait()
+
+        def kill_once(frame: Frame) -> None:
+            if not killed:
+                killed.append(frame)
+                os.kill(made.process_id, signal.SIGKILL)
+
+        killed: list[Frame] = []
+        log = run(made, scenario_of((VGG, 1.0)), kill_once)
+        assert made.restarts == 1
+    (event,) = log.events
+    assert "ended by signal 9; going on with schedule" in event.message
+    after = [frame for frame in log.frames if frame.start_s > killed[0].start_s]
+    assert after[0].latency_s <= killed[0].latency_s
+    assert log.phases[0].last_value == solve(problem_of(VGG)).certificate.value
+
+
+def test_throughput_makes_values_large_and_latencies_what_they_are(planner: Planner) -> None:
+    log = run(planner, scenario_of((ALEX, 0.4), objective="throughput"))
+    best = solve(problem_of(ALEX), Options(objective="throughput"))
+    (phase,) = log.phases
+    assert phase.first_value <= phase.last_value == phase.oracle_value == best.certificate.value
+    assert phase.last_latency_s == pytest.approx(best.outcome.makespan_s)
+
+
+def test_a_naive_schedule_keeps_to_the_limits_if_one_does() -> None:
+    (case,) = prepare_phases(scenario_of((VGG, 1.0), max_switches=0))
+    schedule, value, latency_s = best_naive(case.problem, case.options)
+    assert all(len(set(row)) == 1 for row in schedule.units)
+    assert value == latency_s == pytest.approx(simulate(case.problem, schedule).makespan_s)
+
+
+def test_what_cannot_be_met_is_refused_before_anything_runs(planner: Planner) -> None:
+    frames: list[Frame] = []
+    with pytest.raises(ProfileError, match="an energy budget needs energy_j"):
+        run(planner, scenario_of((ALEX, 1.0), energy_budget_j=0.0), frames.append)
+    assert frames == []
+
+
+def test_a_scenario_without_phases_or_with_an_unknown_task_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="no phases"):
+        prepare_phases(parse_scenario({"soc": "xavier", "task": [{"model": "alexnet"}]}, "test"))
+    raw = {"soc": "xavier", "task": [{"model": "alexnet"}], "phase": [{"tasks": ["alexnt"], "duration_s": 1.0}]}
+    with pytest.raises(WorkloadError, match="unknown task 'alexnt'; did you mean alexnet"):
+        prepare_phases(parse_scenario(raw, "test"))
+
+
+def test_the_log_is_drawn(planner: Planner, tmp_path: Path) -> None:
+    from weft.reports.mapping_dynamic import draw_dynamic
+
+    log = run(planner, scenario_of((VGG, 0.3), (ALEX, 0.3)))
+    figure = draw_dynamic(log, tmp_path / "log.png")
+    whole, *close = figure.axes
+    assert (tmp_path / "log.png").read_bytes().startswith(b"\x89PNG")
+    assert [axes.get_title(loc="left") for axes in close] == ["vgg19 + resnet152", "alexnet + resnet101"]
+    assert whole.get_xlim() == (0, log.phases[-1].end_s)
+    columns = log_as_dict(log)["frames"]
+    assert {len(column) for column in columns.values()} == {len(log.frames)}
