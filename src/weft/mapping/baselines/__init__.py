@@ -30,7 +30,7 @@ def either_order(method: Baseline) -> Baseline:
         if len(problem.tasks) == 1:
             return listed
         turned = method(Problem(problem.soc, problem.tasks[::-1]), objective)
-        return (*listed, *(_turned_back(schedule) for schedule in turned))
+        return tuple(dict.fromkeys((*listed, *(_turned_back(schedule) for schedule in turned))))
 
     return both
 
