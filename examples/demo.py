@@ -1,4 +1,4 @@
-"""The main job in three minutes: real models, simulated NPUs, every policy, a timeline you can open, a real server.
+"""The main job in some minutes: real models, simulated NPUs and SoCs, every policy, pages to open, a real server.
 
 Each step is a command anyone can type; it is printed before it runs.
 """
@@ -26,6 +26,7 @@ COMMANDS = [
     f"simulate --workload {WORKLOAD} --policy weft+",
     f"simulate --workload {EXITS} --policy fluid --late keep",
     f"simulate --workload {EXITS} --policy top-up",
+    f"map --soc xavier --models vgg19,resnet152 --html {OUT}/xavier.html",
 ]
 
 
@@ -38,7 +39,8 @@ def main() -> None:
         print(f"\n$ weft {command}")
         app(args=shlex.split(command), standalone_mode=False)
     serve(seconds)
-    print(f"\nOpen {OUT}/tpuv3-like.html and {OUT}/nnpi-like.html in a browser: zoom with the wheel, hover a layer.")
+    pages = ", ".join(f"{OUT}/{name}.html" for name in ("tpuv3-like", "nnpi-like", "xavier"))
+    print(f"\nOpen {pages} in a browser: zoom with the wheel, hover a layer.")
 
 
 def serve(seconds: str) -> None:

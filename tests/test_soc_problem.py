@@ -49,10 +49,10 @@ def test_a_cost_that_is_no_cost_is_refused(key, value):
         (lambda: problem(Task("a", (group(gpu=1),), repeats=0)), "a: repeats = 0 of 1 groups"),
         (lambda: problem(Task("a", (group(gpu=1),), repeats=5000)), "4096 groups together at most"),
         (lambda: problem(Task("a", (group(gpu=1),), after=("b",))), "a waits for unknown task 'b'"),
-        (lambda: problem(Task("a", (group(gpu=1),), after=("a",))), "a wait for each other in a circle"),
+        (lambda: problem(Task("a", (group(gpu=1),), after=("a",))), "a waits for a: a circle"),
         (
             lambda: problem(Task("a", (group(gpu=1),), after=("b",)), Task("b", (group(gpu=1),), after=("a",))),
-            "a and b wait for each other in a circle; drop one 'after'",
+            "a waits for b waits for a: a circle; drop one 'after'",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_problem_that_cannot_be_is_refused_in_one_line(make, message):
 def test_an_energy_budget_no_schedule_keeps_says_by_how_much():
     given = arbitrary(3)
     least = sum(least_energy_j(given, n) for n in range(len(given.tasks)))
-    with pytest.raises(WorkloadError, match=r"take at least .* J and the budget is .* J"):
+    with pytest.raises(WorkloadError, match=r"take at least .* J and the budget is .* J, .* J too few; raise it to"):
         solve(given, Options(limits=Limits(energy_budget_j=0.5 * least)))
     kept = solve(given, Options(limits=Limits(energy_budget_j=1.001 * least)))
     assert energy_j(given, kept.schedule) <= 1.001 * least

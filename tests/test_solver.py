@@ -203,3 +203,15 @@ def test_idling_between_events_beats_every_event_aligned_schedule_in_some_cases(
     assert solution.certificate.proved and solution.idled
     assert solution.idled.makespan_s < 0.99 * solution.outcome.makespan_s
     assert solution.idled.makespan_s > solution.certificate.any_idling_bound
+
+
+def test_of_schedules_that_take_no_longer_the_one_with_more_throughput_is_taken():
+    """A long task alone decides the latency; the short one beside it need not wait."""
+    long, short = (Group("g", {"gpu": UnitCost(time_s, 1.0), "dla": UnitCost(time_s, 1.0)}) for time_s in (10e-3, 1e-3))
+    problem = Problem(XAVIER, (Task("long", (long,)), Task("short", (short, short, short))))
+    outcome = solve(problem).outcome
+    assert outcome.finish_s == pytest.approx((10e-3, 3e-3), rel=1e-3)
+    exact, rough = (solve(arbitrary(44), Options(ties=ties)) for ties in (1e-9, 1e-4))
+    assert rough.outcome.throughput > 1.3 * exact.outcome.throughput
+    assert exact.outcome.makespan_s < rough.outcome.makespan_s <= 1.0001 * exact.outcome.makespan_s
+    assert rough.certificate.proved and 0 < rough.certificate.gap <= 1e-4

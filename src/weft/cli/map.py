@@ -108,7 +108,7 @@ def command(
     ] = False,
     z3: Annotated[
         bool,
-        typer.Option("--z3", rich_help_panel=SEARCH, help="Let Z3 try too, as HaX-CoNN does; needs 'weft[z3]'."),
+        typer.Option("--z3", rich_help_panel=SEARCH, help="Let Z3 try too, as HaX-CoNN does; needs the extra z3."),
     ] = False,
     profiles: Annotated[
         str | None,
@@ -163,8 +163,8 @@ def command(
         given["task"] = _tasks(models, after, repeat, shape)
     elif after or repeat or shape:
         raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
-    check_files(png=png, devices=devices)
     case = _prepare(_scenario(scenario, given), phase)
+    check_files(case, png=png, devices=devices, others=(json_file, html, perfetto, trace))
     solution = solve_shown(case)
     if z3:
         solution = beside_z3(case, solution)
@@ -254,7 +254,7 @@ def _count(name: str, text: str) -> int:
 def import_trt(
     unit: Unit,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The .onnx file, or just a name; then demands must be given.")
+        str, typer.Option("--model", "-m", help="The .onnx file that was profiled, or just a name; then give --demands.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="Write the profile here (.json).")],
     soc: SocName = "xavier",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -66,7 +67,7 @@ def _teller(update: Callable[[str], None], objective: Objective) -> Callable[[Im
 
 
 def _value(value: float, objective: Objective) -> str:
-    return f"{value * 1e3:.3f} ms" if objective == "latency" else f"{value:.1f} runs/s"
+    return f"{value * 1e3:.3f} ms" if objective == "latency" else f"a sum of 1/T of {value:.1f}/s"
 
 
 def print_solution(case: Case, solution: Solution) -> None:
@@ -74,8 +75,17 @@ def print_solution(case: Case, solution: Solution) -> None:
     console.print()
     _print_mapping(case, solution)
     console.print()
-    for line in [*certificate_lines(solution.certificate), *_idling_lines(solution)]:
+    for line in [*_energy_lines(case, solution), *certificate_lines(solution.certificate), *_idling_lines(solution)]:
         console.print(line, highlight=False, markup=False)
+
+
+def _energy_lines(case: Case, solution: Solution) -> list[str]:
+    from weft.mapping.limits import energy_j
+
+    budget_j = case.options.limits.energy_budget_j
+    if budget_j is None:
+        return []
+    return [f"energy {energy_j(case.problem, solution.schedule):.6g} J of {budget_j:.6g} J"]
 
 
 def _idling_lines(solution: Solution) -> list[str]:
@@ -95,7 +105,7 @@ def _print_schedules(case: Case, solution: Solution) -> None:
 
     problem, objective = case.problem, case.options.objective
     names, goal = " + ".join(task.name for task in problem.tasks), {"latency": "least", "throughput": "most"}[objective]
-    columns = ("schedule", "makespan ms", "runs/s", "to best baseline", "slow-down", "moves")
+    columns = ("schedule", "makespan ms", "sum of 1/T, 1/s", "to best baseline", "slow-down", "moves")
     table = plain_table(f"{names} on {problem.soc.name}: {goal} {objective}", columns)
     best = best_baseline(case, solution)
     rival = solution.baselines[best] if best else None
@@ -156,7 +166,8 @@ def certificate_lines(certificate: Certificate) -> list[str]:
     """What is known about the schedule, in two or three lines."""
     spent = f"{certificate.seconds:.2f} s, {certificate.states:,} states"
     if certificate.proved:
-        lines = [f"optimal among event-aligned schedules, proved ({spent})"]
+        slack = f" to {certificate.gap:.2g}" if certificate.gap else ""
+        lines = [f"optimal{slack} among event-aligned schedules, proved ({spent})"]
         if certificate.assumes:
             lines.append("the proof takes dominance for granted; --strict goes on without it")
     else:
@@ -180,14 +191,17 @@ def _better(certificate: Certificate, bound: float) -> float:
 # Files
 
 
-def check_files(*, png: str | None, devices: str | None) -> None:
-    """Refuse a file whose ending says nothing, before a long search and not after it."""
-    from weft.mapping.export import SUFFIXES
+def check_files(case: Case, *, png: str | None, devices: str | None, others: Sequence[str | None]) -> None:
+    """Refuse a file that cannot be written, before a long search and not after it."""
+    from weft.mapping.export import check_device_list
 
+    for path in filter(None, (png, devices, *others)):
+        if not Path(path).parent.is_dir():
+            raise InputError(f"{path}: cannot write: there is no folder {Path(path).parent}")
     if png and not png.lower().endswith((".png", ".svg")):
         raise InputError(f"{png}: a figure ends in .png or .svg")
-    if devices and not devices.lower().endswith(SUFFIXES):
-        raise InputError(f"{devices}: a device list ends in {', '.join(SUFFIXES)}")
+    if devices:
+        check_device_list(devices, case.problem)
 
 
 def write_files(

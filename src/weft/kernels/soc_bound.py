@@ -57,6 +57,8 @@ class Rules(NamedTuple):
     """Runs of each task, for the throughput."""
     switches: int
     """A task may change its unit this often within a run; -1: as often as it likes."""
+    deadline: float
+    """All must be through by then; infinite where there is no limit."""
     budget: float
     """Joules all tasks together may take; infinite where there is no limit."""
     dominance: int
@@ -94,14 +96,16 @@ def estimate(tables, rules, prices, work, time):
                     + prices.run[n, step, unit, p] * rest
                     + prices.togo[n, step + 1, unit, spare, p]
                 )
-    if rules.throughput:
-        return _least_negated_throughput(rules, work, time, sets)
     most = 0.0
     for p in range(sets):
         cost = 0.0
         for n in range(len(work.code)):
             cost += work.costs[n, p]
         most = max(most, cost)
+    if time + most > rules.deadline:
+        return np.inf
+    if rules.throughput:
+        return _least_negated_throughput(rules, work, time, sets)
     return time + most
 
 

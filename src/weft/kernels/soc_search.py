@@ -344,7 +344,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best):
             time = advance(tables, work.code, work.left, work.ended, work.pace, states.time[state], np.inf)
             if finished(work.code):
                 value = value_of(rules, work.ended)
-                if value < best[0] - TINY_S and work.spent[0] <= rules.budget:
+                if value < best[0] - TINY_S and work.spent[0] <= rules.budget and time <= rules.deadline:
                     _keep(states, count, work, time, value, state)
                     best[0], best[1] = value, count
                     states.dropped[count] = True

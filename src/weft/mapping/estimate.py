@@ -113,8 +113,7 @@ def _profiled(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) 
     if not costs:
         refused = "; ".join(f"{unit.name} refuses {', '.join(sorted(_refused(parts, unit)))}" for unit in soc.units)
         raise ProfileError(f"{model.name}: no unit of {soc.name} runs group {name!r}: {refused}")
-    layers = tuple(readable(layer.name) for layer in group.layers)
-    return ProfileGroup(name=name, layers=layers, costs=costs)
+    return ProfileGroup(name=name, layers=tuple(map(readable, group.nodes)), costs=costs)
 
 
 def _refused(parts: list[Kernel], unit: Unit) -> set[str]:

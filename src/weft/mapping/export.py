@@ -23,6 +23,9 @@ from weft.version import __version__
 SUFFIXES = (".json", ".csv", ".txt")
 """Of a device list; .txt holds options of trtexec."""
 TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}
+TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
+"""Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
+OTHERWISE = "or write the device list as .json or .csv"
 MOST_LAYERS = 100_000
 """Of a group that gives its layers by number."""
 
@@ -110,7 +113,8 @@ def write_device_list(path: str | Path, outcome: Outcome, models: Mapping[str, s
         return
     if suffix not in SUFFIXES:
         raise InputError(f"{path}: a device list is written as {', '.join(SUFFIXES)}")
-    text = _csv(rows) if suffix == ".csv" else "\n".join(trtexec_options(rows)) + "\n"
+    options = trtexec_options(rows, outcome.problem.soc.element_bits) if suffix == ".txt" else ()
+    text = "".join(f"{line}\n" for line in options) if options else _csv(rows)
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as problem:
@@ -125,9 +129,25 @@ def _csv(rows: Sequence[LayerDevice]) -> str:
     return text.getvalue()
 
 
-def trtexec_options(rows: Sequence[LayerDevice]) -> list[str]:
-    """For each task a remark and the options that build its engine: ``--layerDeviceTypes=conv1:GPU,conv2:DLA``."""
-    lines: list[str] = []
+def check_device_list(path: str | Path, problem: Problem) -> None:
+    """Refuse, before any search, a device list that no schedule of *problem* could be written as."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"{path}: a device list ends in {', '.join(SUFFIXES)}")
+    if suffix != ".txt":
+        return
+    for task in problem.tasks:
+        for group in task.groups:
+            for unit in group.costs:
+                _check_trtexec_unit(task.name, unit)
+            for layer in _layers(group):
+                _check_trtexec_layer(task.name, group.name, layer)
+
+
+def trtexec_options(rows: Sequence[LayerDevice], element_bits: int) -> list[str]:
+    """For each task a remark and the options that build its engine: ``--layerDeviceTypes=*:GPU,conv1:DLA``."""
+    precision = TRT_PRECISIONS.get(element_bits)
+    lines = [f"# add {precision}, or the precision that the profile was measured with"] if precision else []
     for task in dict.fromkeys(row.task for row in rows):
         ways: dict[str, list[int]] = {}
         for run in sorted({row.run for row in rows if row.task == task}):
@@ -147,22 +167,33 @@ def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
             "write the device list as .json or .csv"
         )
     core = f"--useDLACore={cores[0]} --allowGPUFallback " if cores else ""
-    pairs = [pair for row in rows for pair in _trtexec_pairs(row)]
-    return core + quote(f"--layerDeviceTypes={','.join(pairs)}")
+    # What the parser adds to the network has no name here; an exact name goes before the wildcard.
+    devices = {"*": "DLA" if all(row.unit == "dla" for row in rows) else "GPU"}
+    for row in rows:
+        _check_trtexec_unit(row.task, row.unit)
+        layer = _check_trtexec_layer(row.task, row.group, row.layer)
+        # a kernel of a profile that trtexec wrote joins the names of its layers
+        devices.update(dict.fromkeys(re.split(r"\s(?:\+|\|\|)\s", layer), TRT_DEVICES[row.unit]))
+    return core + quote(f"--layerDeviceTypes={','.join(f'{name}:{device}' for name, device in devices.items())}")
 
 
-def _trtexec_pairs(row: LayerDevice) -> list[str]:
-    if row.unit not in TRT_DEVICES:
-        raise InputError(f"{row.task}: trtexec knows {' and '.join(TRT_DEVICES)}, not {row.unit}; write .json or .csv")
-    if row.layer is None or row.layer.isdigit():
+def _check_trtexec_unit(task: str, unit: str) -> None:
+    if unit not in TRT_DEVICES:
         raise InputError(
-            f"{row.task}: the profile does not name the layers of group {row.group!r}, and trtexec goes by names; take "
-            "an estimated profile or one from weft map import-trt, or write .json or .csv"
+            f"{task} may run on {unit}, and trtexec knows only {' and '.join(TRT_DEVICES)}; write the device list as "
+            ".json or .csv"
         )
-    if set(row.layer) & set(",'\n"):
-        raise InputError(f"{row.task}: trtexec cannot read the layer name {row.layer!r}; write .json or .csv")
-    # a kernel of a profile that trtexec wrote joins the names of its layers
-    return [f"{name}:{TRT_DEVICES[row.unit]}" for name in re.split(r"\s(?:\+|\|\|)\s", row.layer)]
+
+
+def _check_trtexec_layer(task: str, group: str, layer: str | None) -> str:
+    if layer is None or layer.isdigit():
+        raise InputError(
+            f"{task}: the profile does not name the layers of group {group!r}, and trtexec goes by names; add "
+            f"--profiles estimated, name an .onnx file or a profile from weft map import-trt, {OTHERWISE}"
+        )
+    if set(layer) & set(",'\n"):
+        raise InputError(f"{task}: trtexec cannot read the layer name {layer!r}; rename it, {OTHERWISE}")
+    return layer
 
 
 # JSON
@@ -182,6 +213,7 @@ def solution_as_dict(case: Case, solution: Solution) -> dict[str, Any]:
         "time_limit_s": options.time_limit_s,
         "seed": options.seed,
         "cp_sat": options.cp_sat,
+        "ties": options.ties,
         "strict": options.strict,
         "tasks": [_task(case, n) for n in range(len(problem.tasks))],
         "schedule": outcome_as_dict(solution.outcome, options.limits),

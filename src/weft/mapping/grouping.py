@@ -31,6 +31,11 @@ class LayerGroup:
     """What crosses to the group after, for one sample."""
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the network inside; the layers' names where a layer does not say."""
+        return tuple(dict.fromkeys(node for layer in self.layers for node in layer.nodes or (layer.name,)))
+
+    @property
     def work(self) -> int:
         """MACs, and values moved at their worth in MACs."""
         moved = sum(layer.weights + layer.input_elements + layer.output_elements for layer in self.layers)

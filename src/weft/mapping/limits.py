@@ -36,7 +36,7 @@ def check_feasible(problem: Problem, limits: Limits) -> None:
     if least > limits.energy_budget_j:
         raise WorkloadError(
             f"the tasks take at least {least:.6g} J and the budget is {limits.energy_budget_j:.6g} J, "
-            f"{least - limits.energy_budget_j:.3g} too few"
+            f"{least - limits.energy_budget_j:.3g} J too few; raise it to {least:.6g} J at least"
         )
 
 
@@ -46,7 +46,8 @@ def _check_energies(problem: Problem) -> None:
             missing = [unit for unit in problem.units if unit in group.costs and group.costs[unit].energy_j is None]
             if missing:
                 raise ProfileError(
-                    f"{task.name}: an energy budget needs energy_j of group {group.name!r} on {missing[0]}; add it"
+                    f"{task.name}: an energy budget needs energy_j of group {group.name!r} on {missing[0]}; add it to "
+                    "the profile, or power_w to the SoC's units for estimated profiles"
                 )
 
 

@@ -185,12 +185,15 @@ def _check_moves(task: Task, soc: Soc) -> None:
 def _check_order(tasks: Sequence[Task]) -> None:
     """Refuse tasks that wait for each other in a circle."""
     left = {task.name: set(task.after) for task in tasks}
-    while left:
-        free = [name for name, waits in left.items() if not waits & left.keys()]
-        if not free:
-            raise WorkloadError(f"{' and '.join(sorted(left))} wait for each other in a circle; drop one 'after'")
+    while free := [name for name, waits in left.items() if not waits & left.keys()]:
         for name in free:
             del left[name]
+    if left:
+        circle = [min(left)]
+        while (following := min(left[circle[-1]] & left.keys())) not in circle:
+            circle.append(following)
+        circle = circle[circle.index(following) :]
+        raise WorkloadError(f"{' waits for '.join([*circle, following])}: a circle; drop one 'after'")
 
 
 def _tables(problem: Problem) -> Tables:

@@ -74,6 +74,8 @@ class Scenario(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     cp_sat: bool = False
     """Ask CP-SAT first, which knows no contention, for a start and a bound."""
+    ties: Annotated[float, Field(ge=0, le=0.1)] = 1e-4
+    """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
     strict: bool = False
     """Search until the proof assumes nothing, however long that takes."""
     profiles: Origin | None = None
@@ -95,6 +97,7 @@ class Scenario(BaseModel):
             time_limit_s=self.time_limit_s,
             seed=self.seed,
             cp_sat=self.cp_sat,
+            ties=self.ties,
             strict=self.strict,
         )
 

@@ -27,12 +27,13 @@ NOISE = 0.01
 """How far a shaken dive may misjudge a state, as a share of its bound."""
 
 
-def rules(problem: Problem, objective: Objective, limits: Limits, *, strict: bool) -> Rules:
+def rules(problem: Problem, objective: Objective, limits: Limits, *, strict: bool, deadline_s: float = inf) -> Rules:
     """The rules of a search. strict: drop only states after which nothing can be better, beyond any doubt."""
     return Rules(
         objective == "throughput",
         np.array([float(task.repeats) for task in problem.tasks]),
         -1 if limits.max_switches is None else limits.max_switches,
+        deadline_s,
         np.inf if limits.energy_budget_j is None else limits.energy_budget_j,
         SAME_LATER if strict else NOWHERE_EARLIER,
     )
@@ -68,6 +69,11 @@ class Search:
         if self.proved:
             return self.best
         return min(self.best, float(self._states.bound[self._heap[0]]))
+
+    @property
+    def first_bound(self) -> float:
+        """What the bound was before anything was expanded: no schedule of any kind is better."""
+        return float(self._states.bound[0])
 
     @property
     def expanded(self) -> int:

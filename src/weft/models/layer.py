@@ -6,7 +6,7 @@ for one sample; a batch is applied where a profile is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from weft.errors import ModelError
@@ -63,6 +63,8 @@ class Layer:
     activation_bits: int = 32
     reuses_weights: bool = True
     """Whether a batch shares one reading of the weights; False for products of two activations."""
+    nodes: tuple[str, ...] = field(default=(), compare=False)
+    """The ONNX nodes it stands for, fused followers and mere views included, by the names TensorRT gives them."""
 
     @property
     def macs(self) -> int:

@@ -83,6 +83,7 @@ def _merged(group: Sequence[Draft]) -> Draft:
             first.layer,
             op="+".join(each.layer.op for each in group),
             output_elements=last.layer.output_elements,
+            nodes=tuple(node for each in group for node in each.layer.nodes),
         ),
         reads=tuple(outside.values()),
         writes=last.writes,

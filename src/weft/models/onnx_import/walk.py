@@ -50,6 +50,7 @@ def walk(
         scope[sparse.values.name] = replace(dense, shape=tuple(sparse.dims), value=None)
     declared = {each.name: each.type for each in (*graph.value_info, *graph.output)}
     drafts: list[Draft] = []
+    early: list[str] = []
     for index, proto_node in execution_order(graph, scope, segments):
         name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
         try:
@@ -60,9 +61,34 @@ def walk(
             raise ModelError(f"{name} ({op}) is malformed: {error}") from error
         if op in _CONTROL:
             made = _awaiting(made, proto_node, scope)
-        drafts += [replace(each, step=index, segment=segments.get(index, 0)) for each in made]
+        made = [replace(each, step=index, segment=segments.get(index, 0)) for each in made]
+        if made:
+            drafts += [_known_as(each, *early, _node_name(proto_node)) for each in made]
+            early.clear()
+        elif not _lent(drafts, proto_node, scope):
+            early.append(_node_name(proto_node))
     outputs = [_lookup(scope, each.name, "the graph output") for each in graph.output]
     return Walked(fuse(drafts, outputs), outputs)
+
+
+def _node_name(node: onnx.NodeProto) -> str:
+    """Its name, or the one that TensorRT's parser gives a node without."""
+    return node.name or f"node_of_{next(iter(node.output), '')}"
+
+
+def _known_as(draft: Draft, *names: str) -> Draft:
+    return replace(draft, layer=replace(draft.layer, nodes=(*draft.layer.nodes, *names)))
+
+
+def _lent(drafts: list[Draft], node: onnx.NodeProto, scope: Scope) -> bool:
+    """Whether a node without a layer of its own is nobody's, or was put down to the layer whose result it hands on."""
+    results = [scope[name] for name in node.output if name and not scope[name].constant]
+    sources = {id(origin) for tensor in results for origin in tensor.origins}
+    for place in reversed(range(len(drafts) if sources else 0)):
+        if not sources.isdisjoint(map(id, drafts[place].writes)):
+            drafts[place] = _known_as(drafts[place], _node_name(node))
+            return True
+    return not sources
 
 
 def execution_order(
