@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from weft.cli.main import main
 from weft.mapping import Schedule, map_models, read_soc_profile, simulate
 from weft.mapping.scenario import Scenario, parse_scenario, prepare, read_scenario
+from weft.models.zoo import load
 from weft.trace import read_trace
 
 ROOT = Path(__file__).parent.parent
@@ -262,12 +264,17 @@ def test_a_device_list_for_trtexec_is_read_by_its_rules(weft: Callable[..., Answ
     assert weft("map", *both, "--devices", "d.txt", "--json", "m.json").code == 0
     told = json.loads((tmp_path / "m.json").read_text())
     lines = (tmp_path / "d.txt").read_text().splitlines()
-    assert lines[0::2] == ["# resnet18", "# resnet18-2"]
-    for task, line in enumerate(lines[1::2]):
-        pairs = dict(pair.rsplit(":", 1) for pair in line.split("--layerDeviceTypes=")[1].split(","))
+    assert lines[0] == "# add --fp16, or the precision that the profile was measured with"
+    assert lines[1::2] == ["# resnet18", "# resnet18-2"]
+    nodes = {node for layer in load("resnet18").layers for node in layer.nodes}
+    for task, line in enumerate(lines[2::2]):
+        pairs = dict(pair.rsplit(":", 1) for pair in shlex.split(line)[-1].split("=")[1].split(","))
         units = told["schedule"]["units"][task]
+        assert pairs.pop("*") == ("GPU" if "gpu" in units else "DLA")
+        assert pairs.keys() == nodes and len(nodes) == 69  # 21 convolutions or products, the rest follows them
         assert set(pairs.values()) == {unit.upper() for unit in units}
-        assert pairs["conv1"] == units[0].upper() and pairs["fc"] == units[-1].upper()
+        assert pairs["conv1"] == pairs["conv1.bn"] == pairs["conv1.relu"] == units[0].upper()
+        assert pairs["fc"] == units[-1].upper()
         assert line.startswith("--useDLACore=0 --allowGPUFallback ") == ("dla" in units)
 
 
@@ -295,6 +302,16 @@ def test_a_profile_of_trtexec_goes_in_and_a_placement_comes_out(weft: Callable[.
 
 
 # Refusals
+
+
+def test_what_trtexec_cannot_read_is_refused_before_the_search(
+    weft: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.mapping.solver.solve", lambda *_: pytest.fail("it searches"))
+    answer = weft("map", *PAIR, "--devices", "m.txt")
+    assert answer.code == 2 and answer.error.count("\n") == 1
+    for word in ("does not name the layers of group", "--profiles estimated", ".onnx", ".json or .csv"):
+        assert word in answer.error
 
 
 @pytest.mark.parametrize(
@@ -331,7 +348,8 @@ def test_a_profile_of_trtexec_goes_in_and_a_placement_comes_out(weft: Callable[.
         ([*PAIR, "--png", "m.gif"], "m.gif: a figure ends in .png or .svg"),
         ([*PAIR, "--devices", "m.xml"], "m.xml: a device list ends in .json, .csv, .txt"),
         ([*PAIR, "--devices", "no/such/folder.csv"], "cannot write"),
-        ([*PAIR, "--devices", "m.txt"], "trtexec goes by names"),
+        ([*PAIR, "--html", "no/such/page.html"], "no/such/page.html: cannot write: there is no folder no/such"),
+        (["--soc", "snapdragon", "--models", "vgg16", "--devices", "m.txt"], "may run on dsp, and trtexec knows only"),
         ([str(ROOT / "examples/soc-scenario.toml")], "has 3 phases; say which with --phase"),
         ([str(ROOT / "examples/soc-scenario.toml"), "--phase", "4"], "--phase 4: the scenario has 3 phases"),
         ([str(ROOT / "examples/soc-scenario.toml"), "--models", "vgg19"], "do not go together"),

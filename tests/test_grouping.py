@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from onnx_graphs import ints, node, read, tensor, weight
 from weft.devices.soc import Soc, load_soc
 from weft.errors import InputError, ModelError, ProfileError
 from weft.mapping.estimate import estimate, kernels
@@ -114,6 +115,30 @@ def test_the_blocks_of_well_known_networks_are_groups():
     ]
     resnet = [group.layers[-1].name for group in group_layers(load("resnet152"))]
     assert sum(name.endswith(".relu") for name in resnet) == 3 + 8 + 36 + 3 - 1  # the last block is pooled at once
+
+
+def test_a_layer_names_every_node_it_stands_for():
+    nodes = [
+        node("Reshape", ["flat", "image"], ["x"], name="unflatten"),
+        node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["c", "s", "b", "s", "b"], ["n"], name="norm"),
+        node("Relu", ["n"], ["r"]),
+        node("MaxPool", ["r"], ["p"], name="pool", kernel_shape=[2, 2]),
+        node("Flatten", ["p"], ["f"], name="flatten"),
+        node("Gemm", ["f", "v"], ["y"], name="fc"),
+    ]
+    constants = [ints("image", 1, 3, 4, 4), weight("w", 8, 3, 3, 3), weight("s", 8), weight("b", 8), weight("v", 72, 5)]
+    model = read(nodes, [tensor("flat", 1, 48)], ["y"], constants)
+    assert [layer.nodes for layer in model.layers] == [
+        ("unflatten", "conv", "norm", "node_of_r"),
+        ("pool", "flatten"),
+        ("fc",),
+    ]
+    made = estimate(model, soc())
+    assert [each.layers for each in made.groups] == [
+        ("unflatten", "conv", "norm", "node_of_r", "pool", "flatten"),
+        ("fc",),
+    ]
 
 
 # Estimates

@@ -134,6 +134,14 @@ def test_a_profile_becomes_a_task():
         (raw(groups=[raw()["groups"][0]] * 2), "group 'first' comes twice; each group needs a name of its own"),
         (raw(model="two\nlines"), "must be printable, on one line"),
         (raw(entry_s={"gpu": -1}), "entry_s.gpu = -1: .* greater than or equal to 0"),
+        (
+            raw(entry_s={"npu": 1}),
+            "entry_s = {'npu': 1}: .* no group runs on 'npu'; they run on dla, gpu",
+        ),
+        (
+            with_group(layers="9-0"),
+            "group 'last': groups.1.layers = '9-0': .* first layer must not come after the last",
+        ),
         (with_group(costs={}), r"group 'last': groups.1.costs = {}: .* at least 1 item"),
         (with_group(leaves=True), "group 'last': unknown key 'groups.1.leaves'; did you mean 'leave'"),
         (with_group(costs={"gpu": {"time_s": -1, "demand_gb_s": 1}}), "group 'last': groups.1.costs.gpu.time_s = -1: "),
@@ -511,12 +519,34 @@ def test_the_groups_and_bytes_of_a_model_are_used_where_it_is_known(tmp_path):
     assert "the model's bytes over the time for gpu, dla" in made.source
 
 
+def test_a_profile_of_another_network_is_refused(tmp_path):
+    model = Model("net", (layer("conv1"), layer("conv2"), layer("conv3")), block_ends=(1, 2))
+    added = ["reshape_before_conv2", "conv2 copy", "(Unnamed Layer* 4) [Shuffle]", "conv2 output reformatter 0"]
+    read_trtexec(files(tmp_path, gpu=[*GPU, *(kernel(name, 0.1) for name in added)]), model, XAVIER)
+    other = [*GPU, kernel("stem + relu", 1.0), kernel("head", 0.59)]
+    message = (
+        "gpu.json: no node of the model is named as 'stem . relu' is; 2 of 5 kernels and 1.590 of 2.500 ms match none"
+    )
+    with pytest.raises(ProfileError, match=message):
+        read_trtexec(files(tmp_path, gpu=other), model, XAVIER)
+    assert len(read_trtexec(files(tmp_path, gpu=other), "net", XAVIER).groups) == 5
+
+
+def test_more_bytes_than_the_memory_has_are_told(tmp_path, caplog):
+    model = Model("net", (layer("conv1"),))
+    made = read_trtexec(files(tmp_path, gpu=[kernel("conv1", 1e-6)]), model, XAVIER)
+    assert made.groups[0].costs["gpu"].demand_gb_s == XAVIER.bandwidth_gb_s
+    assert "the bytes of 'conv1'" in caplog.text and "more than the memory has" in caplog.text
+
+
 def test_demands_are_taken_from_where_they_are_given(tmp_path, caplog):
-    demands = {"gpu": {"conv1": 30.0, "conv2 + add2 + relu2": 20.0, "conv3": 500.0}, "dla": {"conv1": 7}}
+    demands = {"gpu": {"conv1": 30.0, "conv2 + add2 + relu2": 20.0, "conv3": 136.5}, "dla": {"conv1": 7}}
     made = read_trtexec(files(tmp_path, gpu=GPU, dla=DLA), "net", XAVIER, demands=demands)
     assert [each.costs["gpu"].demand_gb_s for each in made.groups] == [30, 20, XAVIER.bandwidth_gb_s]
     assert [each.costs["dla"].demand_gb_s for each in made.groups] == [7, 0, 0]
     assert "no demand of 'conv3' on dla is given; it is taken as 0" in caplog.text
+    with pytest.raises(ProfileError, match=r"demand of 'conv1' on gpu = 137 GB/s is more than the memory's 136.5"):
+        read_trtexec(files(tmp_path, gpu=GPU), "net", XAVIER, demands={"gpu": {"conv1": 137}})
     for bad in (-1, float("nan"), "much"):
         with pytest.raises(ProfileError, match=r"demand of 'conv1' on gpu = .* is not GB/s"):
             read_trtexec(files(tmp_path, gpu=GPU), "net", XAVIER, demands={"gpu": {"conv1": bad}})
@@ -547,7 +577,13 @@ def test_names_inside_a_kernel_are_told_apart(tmp_path):
         ([kernel("a", 1), {"name": "b"}], "entry 1, 'b': has neither averageMs nor medianMs nor timeMs"),
         ([{"name": "b", "averageMs": -1}], "entry 0, 'b': averageMs = -1 is not a time"),
         ([{"name": "b", "averageMs": "1"}], "averageMs = '1' is not a time"),
-        ([kernel("{ForeignNode[conv1...fc]}", 3.0)], "one blob of many layers .* cut after each group and take differ"),
+        (
+            [
+                kernel("Reformatting CopyNode to {ForeignNode[conv1...fc]}", 0.1),
+                kernel("{ForeignNode[conv1...fc]}", 3.0),
+            ],
+            "entry 1, '{ForeignNode.*one blob of many layers .* cut after each group and take differ",
+        ),
         ([kernel("unheard", 3.0)], "none of its 1 kernels .'unheard', .... has a name that lays it beside the others"),
     ],
 )

@@ -254,7 +254,8 @@ def _count(name: str, text: str) -> int:
 def import_trt(
     unit: Unit,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The .onnx file that was profiled, or just a name; then give --demands.")
+        str,
+        typer.Option("--model", "-m", help="The .onnx file that was profiled, or just a name; then give --demands."),
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="Write the profile here (.json).")],
     soc: SocName = "xavier",

@@ -54,7 +54,8 @@ def _print(result: Reproduction, tables: bool) -> None:
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
     for row in result.rows:
         paper = "not printed" if row.paper is None else f"{row.paper:g}{row.unit}"
-        add_row(table, row.figure, row.quantity, paper, f"{row.ours:.4g}{row.unit}", row.why)
+        ours = round(row.ours, 3) + 0.0 if row.unit == "%" else row.ours  # a thousandth of a percent is rounding
+        add_row(table, row.figure, row.quantity, paper, f"{ours:.4g}{row.unit}", row.why)
     console.print(table)
     if not tables:
         console.print(f"{len(result.tables)} detailed tables with --tables", style="dim")

@@ -113,8 +113,8 @@ def write_device_list(path: str | Path, outcome: Outcome, models: Mapping[str, s
         return
     if suffix not in SUFFIXES:
         raise InputError(f"{path}: a device list is written as {', '.join(SUFFIXES)}")
-    options = trtexec_options(rows, outcome.problem.soc.element_bits) if suffix == ".txt" else ()
-    text = "".join(f"{line}\n" for line in options) if options else _csv(rows)
+    bits = outcome.problem.soc.element_bits
+    text = _csv(rows) if suffix == ".csv" else "\n".join(trtexec_options(rows, bits)) + "\n"
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as problem:

@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core.core_schema import ValidationInfo
 
 from weft.devices.soc import Soc
 from weft.errors import ProfileError
@@ -35,7 +36,21 @@ MAX_NAME = 400
 Name = Annotated[str, Field(min_length=1, max_length=4 * MAX_NAME), AfterValidator(printable)]
 Remark = Annotated[str, Field(max_length=4000), AfterValidator(printable)]
 Amount = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Layers = Annotated[tuple[Name, ...], Field(strict=False)] | Name
+
+
+def _tuple(value: Any) -> Any:
+    """JSON has lists; strict unions of older pydantic refuse them where a tuple is meant."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
+    numbers = layers.split("-") if isinstance(layers, str) else []
+    if len(numbers) == 2 and all(each.isdecimal() for each in numbers) and int(numbers[0]) > int(numbers[1]):
+        raise ValueError("the first layer must not come after the last")
+    return layers
+
+
+Layers = Annotated[tuple[Name, ...] | Name, BeforeValidator(_tuple), AfterValidator(_ascending)]
 
 
 class Cost(BaseModel):
@@ -80,11 +95,11 @@ class SocProfile(BaseModel):
     source: Remark = ""
     """Where the numbers come from, and what was assumed where nothing is published."""
     precision: Name | None = None
+    groups: Annotated[tuple[ProfileGroup, ...], Field(min_length=1, max_length=MAX_STEPS, strict=False)]
     entry_s: dict[Name, Amount] = {}
     """By unit: before the first group of a run."""
     exit_s: dict[Name, Amount] = {}
     """By unit: after the last group of a run."""
-    groups: Annotated[tuple[ProfileGroup, ...], Field(min_length=1, max_length=MAX_STEPS, strict=False)]
 
     @field_validator("groups")
     @classmethod
@@ -95,6 +110,15 @@ class SocProfile(BaseModel):
                 raise ValueError(f"group {group.name!r} comes twice; each group needs a name of its own")
             seen.add(group.name)
         return groups
+
+    @field_validator("exit_s", "entry_s")
+    @classmethod
+    def _units_of_groups(cls, given: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        units = {unit for group in info.data.get("groups", ()) for unit in group.costs}
+        stranger = next((unit for unit in given if units and unit not in units), None)
+        if stranger is not None:
+            raise ValueError(f"no group runs on {stranger!r}; they run on {', '.join(sorted(units))}")
+        return given
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -303,7 +327,11 @@ def merge_groups(profile: SocProfile, max_groups: int) -> SocProfile:
                 ranks[side] = _usefulness(groups[side], groups[side + 1])
     names = distinct([group.name for group in groups])
     named = [group.model_copy(update={"name": name}) for group, name in zip(groups, names, strict=True)]
-    return profile.model_copy(update={"groups": tuple(named)})
+    units = {unit for group in named for unit in group.costs}
+    ends = {
+        key: {unit: s for unit, s in getattr(profile, key).items() if unit in units} for key in ("entry_s", "exit_s")
+    }
+    return profile.model_copy(update={"groups": tuple(named), **ends})
 
 
 def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, float]:

@@ -43,6 +43,11 @@ Demands = Mapping[str, Mapping[str, float]]
 MAX_RUNS = 10**12
 
 _REFORMAT = re.compile(r"^(Reformatting CopyNode|reformat)", re.IGNORECASE)
+_ADDED = re.compile(
+    r"^(\(Unnamed Layer\* \d+\) \[(Shuffle|Constant|Identity|Cast)\]|ONNXTRT_|\[\w+|"
+    r"(copied_)?(reshape|squeeze|unsqueeze|shuffle|transpose)_(before|after|between)_)|( copy| reformatter \d+)$"
+)
+"""Kernels that TensorRT adds to a network: copies and changes of shape."""
 _BLOB = "ForeignNode["
 _JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
 """Between the names of layers that run as one kernel, or side by side as one."""
@@ -138,7 +143,7 @@ def _kernel(each: Any, where: str, runs: int) -> tuple[str, float]:
     if not isinstance(name, str) or not name:
         raise ProfileError(f"{where} has no name: {shortened(repr(each))}")
     shown = shortened(repr(name))
-    if _BLOB in name:
+    if _BLOB in name and not _REFORMAT.match(name):
         raise ProfileError(
             f"{where}, {shown}, is one blob of many layers (all that the DLA runs in a row), so their times are not "
             "known; profile the layers one by one, or the network cut after each group and take differences, and "
@@ -178,7 +183,8 @@ class _Line:
     def of(cls, model: Model | str, entries: Sequence[Entry]) -> _Line:
         if isinstance(model, Model):
             groups = group_layers(model)
-            places = {layer.name: place for place, group in enumerate(groups) for layer in group.layers}
+            places = {node: place for place, group in enumerate(groups) for node in group.nodes}
+            places |= {layer.name: place for place, group in enumerate(groups) for layer in group.layers}
             return cls(places, len(groups), groups)
         names: dict[str, int] = {}
         for place, entry in enumerate(entries):
@@ -197,11 +203,25 @@ def _placed(entries: Mapping[str, Sequence[Entry]], line: _Line, files: Mapping[
                 f"{files[unit]}: none of its {len(its)} kernels ({shortened(repr(its[0].name))}, ...) has a name that "
                 "lays it beside the others; profile the same network with the same names on every unit"
             )
+        if line.groups:
+            _check_known(its, known, files[unit])
         for entry, found in zip(its, known, strict=True):
-            # A kernel of no known layer (a constant, a shuffle) goes where the one before it ended.
+            # A kernel of no known layer (a copy, a shuffle) goes where the one before it ended.
             first, last = (min(found), max(found)) if found else (last, last)
             placed.append(_Placed(unit, entry, first, last))
     return placed
+
+
+def _check_known(its: Sequence[Entry], known: Sequence[Sequence[int]], path: str | Path) -> None:
+    """Refuse the profile of another network: kernels that are named after none of the model's nodes."""
+    strange = [entry for entry, found in zip(its, known, strict=True) if not found and not _ADDED.search(entry.name)]
+    if strange:
+        unmatched_s, total_s = (sum(entry.time_s for entry in each) for each in (strange, its))
+        raise ProfileError(
+            f"{path}: no node of the model is named as {shortened(repr(strange[0].name))} is; {len(strange)} of "
+            f"{len(its)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx file "
+            "that was profiled, or a bare name as --model"
+        )
 
 
 def _profile(placed: Sequence[_Placed], line: _Line, model: Model | str, soc: Soc, demands: Demands) -> SocProfile:
@@ -277,10 +297,9 @@ class _Side:
         for unit in units:
             its = [each.entry for each in found if each.unit == unit]
             time_s = sum(entry.time_s for entry in its)
-            demand_gb_s = min(self._demand_gb_s(unit, its, layers), self.soc.bandwidth_gb_s)
-            costs[unit] = Cost(time_s=time_s, demand_gb_s=demand_gb_s, out_s=out_s)
+            costs[unit] = Cost(time_s=time_s, demand_gb_s=self._demand_gb_s(unit, its, layers), out_s=out_s)
         named = [each.entry.name for each in found if each.unit == units[0]]
-        inner = [layer.name for group in layers for layer in group.layers] or named
+        inner = list(dict.fromkeys(node for group in layers for node in group.nodes)) or named
         title = readable(named[0]) if len(named) == 1 else f"{readable(named[0])} .. {readable(named[-1])}"
         return ProfileGroup(name=title, layers=tuple(map(readable, inner)), costs=costs)
 
@@ -293,17 +312,24 @@ class _Side:
         return able or [max(here, key=lambda unit: sum(each.unit == unit for each in known))]
 
     def _demand_gb_s(self, unit: str, its: Sequence[Entry], layers: Sequence[LayerGroup]) -> float:
-        time_s = sum(entry.time_s for entry in its)
+        time_s, peak_gb_s = sum(entry.time_s for entry in its), self.soc.bandwidth_gb_s
+        if unit in self.demands:
+            given = [entry.time_s * _given(entry, self.demands[unit], unit, peak_gb_s) for entry in its]
+            return min(sum(given) / time_s, peak_gb_s) if time_s else 0.0  # min: against rounding
         if not time_s:
             return 0.0
-        if unit in self.demands:
-            return sum(entry.time_s * _given(entry, self.demands[unit], unit) for entry in its) / time_s
         bits = self.soc.element_bits
         parts = (kernel for group in layers for kernel in kernels(group.layers, batch=1, element_bits=bits))
-        return sum(kernel.moved_bytes for kernel in parts) / 1e9 / time_s
+        demand_gb_s = sum(kernel.moved_bytes for kernel in parts) / 1e9 / time_s
+        if demand_gb_s > peak_gb_s:
+            logger.warning(
+                "the bytes of %s in %.3f ms on %s are %.0f GB/s, more than the memory has; taken as %g",
+                shortened(repr(its[0].name)), time_s * 1e3, unit, demand_gb_s, peak_gb_s,
+            )  # fmt: skip
+        return min(demand_gb_s, peak_gb_s)
 
 
-def _given(entry: Entry, demands: Mapping[str, float], unit: str) -> float:
+def _given(entry: Entry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
     name = next((each for each in (entry.name, *sorted(entry.layers)) if each in demands), None)
     if name is None:
         logger.warning("no demand of %s on %s is given; it is taken as 0", shortened(repr(entry.name)), unit)
@@ -311,4 +337,9 @@ def _given(entry: Entry, demands: Mapping[str, float], unit: str) -> float:
     value = demands[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not _sane(value):
         raise ProfileError(f"demand of {shortened(repr(name))} on {unit} = {shortened(repr(value))} is not GB/s")
+    if value > peak_gb_s:
+        raise ProfileError(
+            f"demand of {shortened(repr(name))} on {unit} = {value:g} GB/s is more than the memory's {peak_gb_s:g}; "
+            "give what is asked for while the kernel runs alone"
+        )
     return value

@@ -24,17 +24,22 @@ from weft.trace import Ints, Trace
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
 """Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground."""
 
-DATA_MARK = "/*weft-data*/"
-"""Stands in the template where the data goes."""
+DATA_MARK, STYLE_MARK = "/*weft-data*/", "/*weft-style*/"
+"""Stand in the templates where the data and the shared style go."""
 
 
 def write_html(trace: Trace, path: Path | str, *, report: Mapping[str, Any] | None = None) -> None:
     """Write the page for *trace*; the figures of *report* become cards and a table of streams above it."""
-    data = json.dumps(_page_data(trace, report), separators=(",", ":"), allow_nan=False)
+    write_page(path, "timeline.html", _page_data(trace, report))
+
+
+def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None:
+    """Write one of our pages with its data and the style all of them share."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # Inside a script element only "<" and "&" could end or confuse it; non-ASCII is already escaped.
-    safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    template = files("weft.reports").joinpath("timeline.html").read_text(encoding="utf-8")
-    head, tail = template.split(DATA_MARK)
+    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    markup, style = (files("weft.reports").joinpath(name).read_text("utf-8") for name in (template, "page.css"))
+    head, tail = markup.replace(STYLE_MARK, style).split(DATA_MARK)
     try:
         Path(path).write_text(head + safe + tail, encoding="utf-8")
     except OSError as problem:

@@ -7,16 +7,14 @@ contention adds and what stands idle, so the three say exactly where a schedule 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Move, Outcome
-from weft.reports.html import DATA_MARK, PALETTE, json_ready
+from weft.reports.html import PALETTE, json_ready, write_page
 from weft.reports.mapping import (
     MappingReport,
     Step,
@@ -49,14 +47,7 @@ def write_mapping_page(
     the first schedule (``proved``, ``bound`` and ``gap`` stand on top).
     """
     told = {"notes": json_ready(notes or {}), "certificate": json_ready(certificate or {})}
-    data = json.dumps({**page_data(outcomes, objective, title), **told}, separators=(",", ":"), allow_nan=False)
-    # Inside a script element only "<" and "&" could end or confuse it; non-ASCII is already escaped.
-    safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    head, tail = files("weft.reports").joinpath("mapping.html").read_text(encoding="utf-8").split(DATA_MARK)
-    try:
-        Path(path).write_text(head + safe + tail, encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem
+    write_page(path, "mapping.html", {**page_data(outcomes, objective, title), **told})
 
 
 def page_data(
