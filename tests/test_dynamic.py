@@ -6,10 +6,13 @@ planner has said something, if more is to come.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -19,9 +22,12 @@ from weft.mapping import Options, Problem, find_profile, simulate, solve
 from weft.mapping.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
 from weft.mapping.limits import Limits
 from weft.mapping.planner import LOST, MOST_RESTARTS, News, Planner
+from weft.mapping.problem import Group
 from weft.mapping.scenario import Scenario, parse_scenario, prepare_phases
 
 XAVIER = load_soc("xavier")
+TIES = 2e-4
+"""Schedules of a scenario may differ by its ties (1e-4) and are as good as each other."""
 VGG, ALEX = ("vgg19", "resnet152"), ("alexnet", "resnet101")
 
 
@@ -91,10 +97,10 @@ def test_it_finds_what_the_solver_finds_and_says_so_on_the_way(planner: Planner)
     *better, last = [news.found for news in all_news(planner)]
     there = solve(problem_of(VGG))
     assert last.kind == "ended" and last.proved
-    assert last.schedule == there.schedule and last.value == there.certificate.value
+    assert last.schedule == there.schedule and last.value == pytest.approx(there.certificate.value, rel=1e-9)
     assert [found.schedule for found in better] == [each.schedule for each in there.improvements]
     values = [found.value for found in better]
-    assert values == sorted(values, reverse=True) and values[-1] == last.value
+    assert values == sorted(values, reverse=True) and values[-1] == pytest.approx(last.value, rel=1e-9)
 
 
 def test_a_new_problem_replaces_the_one_being_searched(planner: Planner) -> None:
@@ -103,7 +109,7 @@ def test_a_new_problem_replaces_the_one_being_searched(planner: Planner) -> None
     newer = planner.plan(problem_of(ALEX), Options())
     said = all_news(planner)
     assert {news.found.job for news in said} == {newer}
-    assert said[-1].found.value == solve(problem_of(ALEX)).certificate.value
+    assert said[-1].found.value == pytest.approx(solve(problem_of(ALEX)).certificate.value, rel=1e-9)
 
 
 def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
@@ -112,7 +118,7 @@ def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
         last = planner.plan(problem_of(ALEX), Options())
     said = all_news(planner)
     assert said[-1].found.job == last and said[-1].found.proved
-    assert planner.restarts == 0
+    assert LOST not in {news.found.kind for news in said}
 
 
 def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) -> None:
@@ -120,6 +126,32 @@ def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) 
     (only,) = all_news(planner)
     assert only.found.kind == "failed" and "energy" in only.found.message
     planner.plan(problem_of(ALEX), Options())
+    assert all_news(planner)[-1].found.proved
+
+
+def test_an_error_nobody_thought_of_is_news_and_not_the_end(planner: Planner) -> None:
+    process_id = planner.process_id
+    for _ in range(MOST_RESTARTS + 2):
+        planner.plan(problem_of(ALEX), Options(limits="no\nlimits"))  # type: ignore[arg-type]
+        (only,) = all_news(planner)
+        assert only.found.kind == "failed" and only.found.message.startswith("AttributeError: 'str' object has no")
+    planner.plan(problem_of(ALEX), Options())
+    assert all_news(planner)[-1].found.proved
+    assert planner.process_id == process_id
+
+
+def test_nobody_waits_until_a_busy_process_has_read_its_problem(planner: Planner) -> None:
+    planner.warm_up()
+    os.kill(planner.process_id, signal.SIGSTOP)
+    first, second = problem_of(ALEX).tasks
+    large = replace(first, groups=(Group("g" * 1_000_000, first.groups[0].costs), *first.groups[1:]))
+    asking = Thread(target=planner.plan, args=(Problem(XAVIER, (large, second)), Options()))
+    asking.start()
+    asking.join(30.0)
+    waited = asking.is_alive()
+    os.kill(planner.process_id, signal.SIGCONT)
+    asking.join()
+    assert not waited
     assert all_news(planner)[-1].found.proved
 
 
@@ -141,18 +173,20 @@ def test_no_process_is_left_behind() -> None:
         os.kill(process_id, 0)
 
 
-def test_a_process_that_keeps_dying_is_given_up() -> None:
+def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem() -> None:
     with Planner() as made:
         made.plan(problem_of(ALEX), Options())
         for _ in range(MOST_RESTARTS + 1):
+            assert made.searching
             os.kill(made.process_id, signal.SIGKILL)
             made.wait()
-            assert [news.found.kind for news in made.news()] == [LOST]
+            said = made.news()
+            assert {news.found.kind for news in said} == {LOST}
+        assert "died 4 times" in said[-1].found.message
         assert not made.searching
         made.plan(problem_of(ALEX), Options())
-        (only,) = made.news()
-        assert only.found.kind == LOST and "died 4 times" in only.found.message
-        assert not made.searching
+        assert made.restarts == 0
+        assert all_news(made)[-1].found.proved
 
 
 # The loop
@@ -164,7 +198,8 @@ def test_frames_begin_with_the_best_naive_schedule_and_reach_the_best(planner: P
     best = solve(problem_of(VGG)).certificate.value
     assert log.frames[0][2:4] == (naive_s, 0)
     assert phase.first_value == naive and phase.first_made_by == "per-unit"
-    assert log.frames[-1].latency_s == phase.last_value == phase.oracle_value == best
+    assert log.frames[-1].latency_s == phase.last_value == pytest.approx(best, rel=TIES)
+    assert phase.oracle_value == pytest.approx(best, rel=TIES)
     assert log.frames[-1].gap == 0.0 and phase.oracle_proved
     assert phase.improved_s is not None and phase.near_s is not None and phase.proved_s is not None
     assert phase.improved_s <= phase.near_s <= phase.proved_s
@@ -199,9 +234,9 @@ def test_models_that_change_during_the_search_leave_nothing_of_it(planner: Plann
     log = run(planner, scenario_of((VGG, 1e-3), (ALEX, 0.5)), lambda frame: _wait_in(planner, frame, phase=1))
     (_, first_s), (_, last_s) = [(p.frames, p.last_latency_s) for p in log.phases]
     assert log.phases[0].frames == 1 and first_s == best_naive(problem_of(VGG), Options())[2]
-    assert last_s == solve(problem_of(ALEX)).certificate.value
+    assert last_s == pytest.approx(solve(problem_of(ALEX)).certificate.value, rel=TIES)
     assert {update.phase for update in log.updates} == {1}
-    assert log.phases[0].oracle_value == solve(problem_of(VGG)).certificate.value
+    assert log.phases[0].oracle_value == pytest.approx(solve(problem_of(VGG)).certificate.value, rel=TIES)
 
 
 def _wait_in(planner: Planner, frame: Frame, phase: int) -> None:
@@ -240,14 +275,15 @@ def test_frames_go_on_when_the_planner_is_killed() -> None:
     assert "ended by signal 9; going on with schedule" in event.message
     after = [frame for frame in log.frames if frame.start_s > killed[0].start_s]
     assert after[0].latency_s <= killed[0].latency_s
-    assert log.phases[0].last_value == solve(problem_of(VGG)).certificate.value
+    assert log.phases[0].last_value == pytest.approx(solve(problem_of(VGG)).certificate.value, rel=TIES)
 
 
 def test_throughput_makes_values_large_and_latencies_what_they_are(planner: Planner) -> None:
     log = run(planner, scenario_of((ALEX, 0.4), objective="throughput"))
     best = solve(problem_of(ALEX), Options(objective="throughput"))
     (phase,) = log.phases
-    assert phase.first_value <= phase.last_value == phase.oracle_value == best.certificate.value
+    assert phase.first_value <= phase.last_value == pytest.approx(best.certificate.value, rel=1e-9)
+    assert phase.oracle_value == pytest.approx(phase.last_value, rel=1e-9)
     assert phase.last_latency_s == pytest.approx(best.outcome.makespan_s)
 
 
@@ -256,6 +292,81 @@ def test_a_naive_schedule_keeps_to_the_limits_if_one_does() -> None:
     schedule, value, latency_s = best_naive(case.problem, case.options)
     assert all(len(set(row)) == 1 for row in schedule.units)
     assert value == latency_s == pytest.approx(simulate(case.problem, schedule).makespan_s)
+
+
+def thrifty(tmp_path: Path, **settings: object) -> Scenario:
+    """Two models that take 6 J on the gpu, 3.8 J on a unit each, and 1.6 J, slowly, on the dla."""
+    unit = {"gpu": (5e-3, 1.5), "dla": (15e-3, 0.4)}
+    costs = {
+        name: {"time_s": time_s, "demand_gb_s": 30.0, "energy_j": joules} for name, (time_s, joules) in unit.items()
+    }
+    groups = [{"name": name, "costs": costs} for name in ("g0", "g1")]
+    profile = {"format": 1, "kind": "soc-profile", "model": "m", "soc": "xavier-agx", "origin": "measured"}
+    (tmp_path / "m.json").write_text(json.dumps(profile | {"groups": groups}))
+    raw = {
+        "soc": "xavier",
+        "task": [{"model": str(tmp_path / "m.json"), "name": name} for name in "ab"],
+        "phase": [{"tasks": ["a", "b"], "duration_s": 1.0}, {"tasks": ["a", "b"], "duration_s": 0.5}],
+    }
+    return parse_scenario(raw | settings, "test")
+
+
+def test_a_naive_schedule_outside_the_limits_gives_way_to_any_within_them(planner: Planner, tmp_path: Path) -> None:
+    log = run(planner, thrifty(tmp_path, energy_budget_j=1.65))
+    first, again = log.phases
+    assert first.first_latency_s < 0.035 and log.frames[0].gap is None  # too much energy
+    assert first.last_latency_s == pytest.approx(0.06) and log.frames[-1].gap == 0.0
+    assert first.oracle_value == again.first_value == pytest.approx(0.06) and first.oracle_proved
+    assert first.near_s == first.improved_s and first.near_s is not None and first.near_s > 0
+    outside = [frame for frame in log.frames if frame.latency_s < 0.035]
+    (event,) = log.events
+    assert event.message.startswith(f"{len(outside)} frames, by {first.first_made_by}, ran outside the limits")
+    assert event.phase == 0 and event.at_s == first.start_s
+
+
+def test_no_oracle_is_made_of_a_schedule_outside_the_limits(planner: Planner, tmp_path: Path) -> None:
+    CLOCK.on_sleep = lambda: None  # nothing is waited for: the planner never gets a word in
+    hasty = thrifty(tmp_path, energy_budget_j=1.65).model_copy(update={"phase": thrifty(tmp_path).phase[:1]})
+    log = run(Deaf(planner), hasty)  # type: ignore[arg-type]
+    (phase,) = log.phases
+    assert phase.last_latency_s < 0.035 and phase.proved_s is None and phase.near_s is None
+    assert phase.oracle_value == pytest.approx(0.06) and phase.oracle_proved
+    assert f"{phase.frames} frames" in log.events[0].message
+
+
+class Deaf:
+    """A planner whose news never arrive."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.plan, self.warm_up = planner.plan, planner.warm_up
+
+    def news(self) -> list[News]:
+        return []
+
+
+def test_an_oracle_in_haste_does_not_replace_what_was_found_before(planner: Planner) -> None:
+    scenario = scenario_of((VGG, 0.4), time_limit_s=1e-6)
+    (case,) = prepare_phases(scenario)
+    hasty = solve(case.problem, case.options).certificate
+    patient = Patient(planner)
+    log = run(patient, scenario)  # type: ignore[arg-type]
+    (phase,) = log.phases
+    assert not hasty.proved and phase.last_value < hasty.value * (1 - 1e-3)
+    assert phase.oracle_value == phase.last_value and phase.near_s is not None
+    assert not phase.oracle_proved
+
+
+class Patient:
+    """A planner that takes its time, and is cut off just before it can say that it has a proof."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner, self.warm_up = planner, planner.warm_up
+
+    def plan(self, problem: Problem, options: Options) -> int:
+        return self._planner.plan(problem, replace(options, time_limit_s=60.0))
+
+    def news(self) -> list[News]:
+        return [news for news in self._planner.news() if news.found.kind == "better"]
 
 
 def test_what_cannot_be_met_is_refused_before_anything_runs(planner: Planner) -> None:

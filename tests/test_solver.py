@@ -215,3 +215,47 @@ def test_of_schedules_that_take_no_longer_the_one_with_more_throughput_is_taken(
     assert rough.outcome.throughput > 1.3 * exact.outcome.throughput
     assert exact.outcome.makespan_s < rough.outcome.makespan_s <= 1.0001 * exact.outcome.makespan_s
     assert rough.certificate.proved and 0 < rough.certificate.gap <= 1e-4
+
+
+@pytest.mark.parametrize(("tasks", "groups"), [(8, 3), (4, 8), (3, 40), (12, 2)])
+def test_large_problems_end_in_time_with_a_schedule_no_baseline_beats(tasks, groups):
+    solution = solve(synthetic(1, tasks, groups), Options(time_limit_s=1.0))
+    best = min(outcome.makespan_s for outcome in solution.baselines.values())
+    assert solution.outcome.makespan_s <= best * (1 + 1e-9)
+    assert solution.schedule.made_by == "weft" and solution.certificate.bound <= solution.certificate.value
+
+
+def test_more_tasks_than_can_be_searched_are_refused():
+    with pytest.raises(WorkloadError, match="13 tasks; at most 12"):
+        synthetic(1, 13, 1)
+
+
+def test_limits_that_no_schedule_keeps_together_are_refused():
+    costs = [{"gpu": UnitCost(1e-3, 1.0, energy_j=1.0)}, {"gpu": UnitCost(1e-3, 1.0, energy_j=1.0)}]
+    for each in costs:
+        each["dla"] = UnitCost(1e-3, 1.0, energy_j=0.1)
+    chain = (Group("a", costs[0]), Group("b", {"gpu": costs[1]["gpu"]}))
+    problem = Problem(XAVIER, (Task("t", chain),))
+    assert solve(problem, Options(limits=Limits(1, 1.5))).certificate.proved
+    with pytest.raises(WorkloadError):
+        solve(problem, Options(limits=Limits(0, 1.5)))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e3])
+def test_times_of_any_scale_and_of_none_are_searched(scale):
+    rng = np.random.default_rng(5)
+    for _ in range(15):
+        chains = [
+            tuple(
+                Group(
+                    f"g{i}",
+                    {unit: UnitCost(float(rng.choice([0, 1e-9, 1.0])) * scale, 20.0) for unit in ("gpu", "dla")},
+                )
+                for i in range(3)
+            )
+            for _ in range(2)
+        ]
+        problem = Problem(XAVIER, tuple(Task(f"m{n}", chain) for n, chain in enumerate(chains)))
+        solution = solve(problem)
+        best = min(outcome.makespan_s for outcome in solution.baselines.values())
+        assert solution.outcome.makespan_s <= best * (1 + 1e-9) + 1e-15

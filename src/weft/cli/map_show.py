@@ -54,7 +54,7 @@ def beside_z3(case: Case, solution: Solution) -> Solution:
     verdict = "proved its schedule best" if theirs.certificate.proved else "proved nothing"
     line = f"Z3, whose steps may wait for any time, {verdict} in {theirs.certificate.seconds:.1f} s"
     console.print(line, highlight=False, markup=False)
-    return replace(solution, baselines={**solution.baselines, **theirs.baselines})
+    return replace(solution, baselines={**solution.baselines, **theirs.baselines}, within=(*solution.within, "z3"))
 
 
 def _teller(update: Callable[[str], None], objective: Objective) -> Callable[[Improvement], None]:
@@ -100,20 +100,21 @@ def _idling_lines(solution: Solution) -> list[str]:
 
 
 def _print_schedules(case: Case, solution: Solution) -> None:
-    from weft.mapping.export import best_baseline
-    from weft.mapping.limits import keeps_to
 
     problem, objective = case.problem, case.options.objective
     names, goal = " + ".join(task.name for task in problem.tasks), {"latency": "least", "throughput": "most"}[objective]
     columns = ("schedule", "makespan ms", "sum of 1/T, 1/s", "to best baseline", "slow-down", "moves")
     table = plain_table(f"{names} on {problem.soc.name}: {goal} {objective}", columns)
-    best = best_baseline(case, solution)
+    best = solution.best_baseline
     rival = solution.baselines[best] if best else None
     add_row(table, _title(solution), *_numbers(solution.outcome, rival, objective), style="bold")
     for name in sorted(solution.baselines, key=lambda name: solution.baselines[name].value(objective)):
         outcome = solution.baselines[name]
-        fair = keeps_to(problem, outcome.schedule, case.options.limits)
-        add_row(table, name if fair else f"{name} (breaks the limits)", *_numbers(outcome, rival, objective))
+        add_row(
+            table,
+            name if name in solution.within else f"{name} (breaks the limits)",
+            *_numbers(outcome, rival, objective),
+        )
     console.print(table)
 
 

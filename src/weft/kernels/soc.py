@@ -12,9 +12,10 @@ import numpy as np
 
 from weft.kernels.contention import slow_down
 
-WAITING, BOUNDARY, MOVING, READY, RUNNING, LEAVING, DONE = range(7)
+WAITING, BOUNDARY, MOVING, READY, RUNNING, LEAVING, DONE, HELD = range(8)
 """Phases of a task: for others to end; at an event, its next unit to be chosen (its unit is the one it comes from); on
-its way to a unit; there, not begun; running; on its way out; through."""
+its way to a unit; there, not begun; running; on its way out; through; let wait at an earlier event, and still free to
+choose a unit to which there is no way to go."""
 
 TINY_S = 1e-13
 """Two events closer than this are one; a gain smaller than this is none."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from weft.kernels.soc import (
     BOUNDARY,
     DONE,
+    HELD,
     LEAVING,
     MOVING,
     READY,
@@ -81,7 +82,7 @@ def estimate(tables, rules, prices, work, time):
         elif phase == LEAVING:
             for p in range(sets):
                 work.costs[n, p] = prices.move[n, p] * left
-        elif phase in (BOUNDARY, WAITING):
+        elif phase in (BOUNDARY, HELD, WAITING):
             if phase == WAITING:
                 unit = tables.time.shape[2]
             for p in range(sets):
@@ -118,7 +119,7 @@ def _energy_to_go(tables, prices, work):
         phase, step, unit = phase_of(code), step_of(code), unit_of(code)
         if phase == WAITING:
             least += prices.energy[n, 0, tables.time.shape[2]]
-        elif phase == BOUNDARY:
+        elif phase in (BOUNDARY, HELD):
             least += prices.energy[n, step, unit]
         elif phase in (MOVING, READY, RUNNING):
             least += prices.energy[n, step + 1, unit]
@@ -132,7 +133,7 @@ def _least_negated_throughput(rules, work, time, sets):
     reached = 0.0
     for n in range(tasks):
         if phase_of(work.code[n]) == DONE:
-            reached += rules.repeats[n] / work.ended[n]
+            reached += rules.repeats[n] / max(work.ended[n], TINY_S)
     work.subsets[0] = 0.0
     for subset in range(1, 1 << tasks):
         work.subsets[subset] = -1.0
@@ -160,5 +161,5 @@ def value_of(rules, ended):
         return ended.max()
     total = 0.0
     for n in range(len(ended)):
-        total += rules.repeats[n] / ended[n]
+        total += rules.repeats[n] / max(ended[n], TINY_S)
     return -total

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from weft.kernels.soc import (
     BOUNDARY,
+    HELD,
     LEAVING,
     MOVING,
     READY,
@@ -92,14 +93,15 @@ class Scratch(NamedTuple):
     """[subset of the tasks]"""
 
 
-def scratch(tasks: int, units: int, sets: int) -> Scratch:
+def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:
+    """subsets: whether the throughput is asked for."""
     many = 2 * units
     return Scratch(
         np.zeros(tasks, np.int64), np.zeros(tasks, np.int64),
         np.zeros((tasks, many), np.int64), np.zeros((tasks, many)), np.zeros((tasks, many), np.int64),
         np.zeros(tasks, np.int64), np.zeros(tasks, np.int64), np.zeros(tasks), np.zeros(tasks, np.int64),
         np.zeros(tasks), np.zeros(1),
-        np.zeros(units, np.int64), np.zeros(tasks), np.zeros((tasks, sets)), np.zeros(1 << tasks),
+        np.zeros(units, np.int64), np.zeros(tasks), np.zeros((tasks, sets)), np.zeros(1 << tasks if subsets else 0),
     )  # fmt: skip
 
 
@@ -115,33 +117,39 @@ def store(states: int, tasks: int) -> Store:
 def _options(tables, rules, work, n, code, left, used):
     """What task *n* may do at this event."""
     phase, step, unit = phase_of(code), step_of(code), unit_of(code)
+    if phase in (BOUNDARY, HELD):
+        return _ways_on(tables, rules, work, n, phase, step, unit, used)
     count = 0
-    if phase == BOUNDARY:
-        outside = tables.time.shape[2]
-        for v in range(outside):
-            way = tables.move[n, step, unit, v]
-            if not way < np.inf:
+    if phase == READY:
+        work.codes[n, count], work.lefts[n, count] = pack(step, unit, RUNNING), tables.time[n, step, unit]
+        work.useds[n, count] = used
+        count += 1
+    work.codes[n, count], work.lefts[n, count], work.useds[n, count] = code, left, used
+    return count + 1
+
+
+@numba.njit(cache=True)
+def _ways_on(tables, rules, work, n, phase, step, unit, used):
+    """Units to which task *n* may go, and one more way: to wait where it is, if it need not go anywhere."""
+    count, held = 0, False
+    for v in range(tables.time.shape[2]):
+        way = tables.move[n, step, unit, v]
+        if not way < np.inf or (phase == HELD and way > 0):
+            continue
+        spent = 0
+        if rules.switches >= 0 and not tables.begins[n, step]:
+            spent = used + (unit != v)
+            if spent > rules.switches:
                 continue
-            spent = 0
-            if rules.switches >= 0 and not tables.begins[n, step]:
-                spent = used + (unit != v)
-                if spent > rules.switches:
-                    continue
-            if way > 0:
-                work.codes[n, count], work.lefts[n, count] = pack(step, v, MOVING), way
-            else:
-                work.codes[n, count], work.lefts[n, count] = pack(step, v, RUNNING), tables.time[n, step, v]
-                work.useds[n, count] = spent
-                count += 1
-                work.codes[n, count], work.lefts[n, count] = pack(step, v, READY), 0.0
-            work.useds[n, count] = spent
-            count += 1
-    else:
-        if phase == READY:
-            work.codes[n, count], work.lefts[n, count] = pack(step, unit, RUNNING), tables.time[n, step, unit]
-            work.useds[n, count] = used
-            count += 1
-        work.codes[n, count], work.lefts[n, count], work.useds[n, count] = code, left, used
+        held |= way == 0
+        if way > 0:
+            work.codes[n, count], work.lefts[n, count] = pack(step, v, MOVING), way
+        else:
+            work.codes[n, count], work.lefts[n, count] = pack(step, v, RUNNING), tables.time[n, step, v]
+        work.useds[n, count] = spent
+        count += 1
+    if held:
+        work.codes[n, count], work.lefts[n, count], work.useds[n, count] = pack(step, unit, HELD), 0.0, used
         count += 1
     return count
 
@@ -161,7 +169,7 @@ def _begin(tables, rules, states, state, work):
 
 @numba.njit(cache=True)
 def _choose(tables, states, state, work):
-    """Put the picked options together; returns whether they can go on at once."""
+    """Put the picked options together; returns -1, or the task whose pick cannot be."""
     work.busy[:] = 0
     work.spent[0] = states.spent[state]
     going = False
@@ -173,24 +181,43 @@ def _choose(tables, states, state, work):
             unit = unit_of(code)
             work.busy[unit] += 1
             if work.busy[unit] > tables.instances[unit]:
-                return False
+                return n
         going |= phase in (RUNNING, MOVING, LEAVING)
-        if phase_of(states.code[state, n]) == BOUNDARY:
+        if phase_of(states.code[state, n]) in (BOUNDARY, HELD) and phase != HELD:
             work.spent[0] += tables.energy[n, step_of(code), unit_of(code)]
         work.code[n], work.left[n], work.used[n] = code, work.lefts[n, pick], work.useds[n, pick]
         work.ended[n], work.chosen[n] = states.ended[state, n], unit_of(code)
-    return going
+    return -1 if going else len(work.code) - 1
 
 
 @numba.njit(cache=True)
-def _turn(work):
-    """Go to the next combination of options; returns whether there is one."""
-    for n in range(len(work.picks)):
+def _turn(work, task):
+    """Go to the next combination in which this task, or one before it, does something else; whether there is one."""
+    for n in range(task + 1, len(work.picks)):
+        work.picks[n] = 0
+    for n in range(task, -1, -1):
         work.picks[n] += 1
         if work.picks[n] < work.options[n]:
             return True
         work.picks[n] = 0
     return False
+
+
+@numba.njit(cache=True)
+def _has_room(tables, states, state, work, room):
+    """Whether so much room holds every combination that can be."""
+    most = 1.0
+    for n in range(len(work.options)):
+        most *= work.options[n]
+    if most <= room:
+        return True
+    more = True
+    while more and room >= 0:
+        failed = _choose(tables, states, state, work)
+        room -= failed < 0
+        more = _turn(work, failed if failed >= 0 else len(work.picks) - 1)
+    work.picks[:] = 0
+    return room >= 0
 
 
 @numba.njit(cache=True)
@@ -327,20 +354,18 @@ def pop(heap, size, keys):
 
 
 @numba.njit(cache=True)
-def _grow(tables, rules, prices, states, table, work, state, count, best):
+def _grow(tables, rules, prices, states, table, work, state, count, best, spare):
     """Add what may follow a state and could beat ``best[0]``; returns how many states there are then, -1: no room.
 
-    A finished schedule that beats it becomes the best: its value and its row."""
+    A finished schedule that beats it becomes the best: its value and its row. spare: leave out what finds no room."""
     if not _begin(tables, rules, states, state, work):
         return count
-    most = 1
-    for n in range(len(work.options)):
-        most *= work.options[n]
-    if count + most > len(states.time):
+    if not spare and not _has_room(tables, states, state, work, len(states.time) - count):
         return -1
     more = True
-    while more:
-        if _choose(tables, states, state, work):
+    while more and count < len(states.time):
+        failed = _choose(tables, states, state, work)
+        if failed < 0:
             time = advance(tables, work.code, work.left, work.ended, work.pace, states.time[state], np.inf)
             if finished(work.code):
                 value = value_of(rules, work.ended)
@@ -357,7 +382,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best):
                         _keep(states, count, work, time, bound, state)
                         _list(states, table, place, count)
                         count += 1
-        more = _turn(work)
+        more = _turn(work, failed if failed >= 0 else len(work.picks) - 1)
     return count
 
 
@@ -376,10 +401,7 @@ def grow(tables, rules, prices, states, table, work, layer, count, best):
     """Add what may follow the states of a layer, as long as there is room; returns how many states there are then."""
     for state in layer:
         if states.bound[state] < best[0] - TINY_S:
-            grown = _grow(tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best)
-            if grown < 0:
-                break
-            count = grown
+            count = _grow(tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best, True)
     return count
 
 
@@ -397,7 +419,7 @@ def expand(tables, rules, prices, states, table, heap, work, steps, best, sizes)
         if size == 0 or states.bound[heap[0]] >= best[0] - TINY_S:
             verdict = 0
             break
-        grown = _grow(tables, rules, prices, states, table, work, np.int64(heap[0]), np.int64(count), best)
+        grown = _grow(tables, rules, prices, states, table, work, np.int64(heap[0]), np.int64(count), best, False)
         if grown < 0:
             verdict = 2
             break

@@ -14,6 +14,7 @@ from math import isfinite
 from time import perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
+from weft.errors import WeftError
 from weft.mapping.baselines import BASELINES
 from weft.mapping.following import run_mapping
 from weft.mapping.limits import check_feasible, keeps_to
@@ -61,7 +62,8 @@ class Frame(NamedTuple):
     version: int
     """Of the schedule, from 0 in every phase."""
     gap: float | None
-    """How far the schedule may be from the best, as a share of the bound, as far as known then."""
+    """How far the schedule may be from the best, as a share of the bound, as far as known then; None: not known, or
+    the schedule is not within the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +157,13 @@ class _Known:
     latency_s: float
     bound: float
     proved: bool = False
+    fair: bool = True
+    """Whether the schedule is within the limits. Naive ones may not be; what a search finds is."""
 
     def better(self, value: float) -> bool:
-        """Whether *value* is better than what is known."""
+        """Whether *value*, of a schedule within the limits, is better than what is known."""
+        if not self.fair:
+            return True
         gain = self.value - value if self.case.options.objective == "latency" else value - self.value
         return gain > TINY * abs(self.value)
 
@@ -165,7 +171,12 @@ class _Known:
     def gap(self) -> float | None:
         if self.proved:
             return 0.0
-        return abs(self.value - self.bound) / abs(self.bound) if isfinite(self.bound) and self.bound else None
+        known = self.fair and isfinite(self.bound) and self.bound
+        return abs(self.value - self.bound) / abs(self.bound) if known else None
+
+    def sharpen(self, bound: float) -> None:
+        """Take a bound that says more."""
+        self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
 
 
 @dataclass(slots=True)
@@ -179,6 +190,8 @@ class _Phase:
     job: int | None = None
     version: int = 0
     frames: int = 0
+    unfair_frames: int = 0
+    """Those outside the limits."""
     end_s: float = 0.0
     proved_s: float | None = None
     last: tuple[float, float] = (0.0, 0.0)
@@ -211,7 +224,7 @@ def run_dynamic(
         loop = _Loop(clock, planner, on_frame)
         for case, phase in zip(cases, scenario.phase, strict=True):
             loop.run_phase(case, phase.duration_s)
-    return loop.log(scenario, _oracles(loop.known) if oracle else {})
+    return loop.log(scenario, loop.oracles() if oracle else {})
 
 
 def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, float]:
@@ -252,6 +265,9 @@ class _Loop:
             self._clock.sleep_until(min(self._free_s, self._end_s))
         self._take(phase, known)
         phase.end_s = self._end_s - self._origin_s
+        if phase.unfair_frames:
+            what = f"{phase.unfair_frames} frames, by {phase.first.schedule.made_by}, ran outside the limits"
+            self._events.append(Event(phase.start_s, phase.number, f"{what}: nothing within them was known yet"))
 
     def _begin(self, case: Case) -> _Phase:
         known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s
@@ -259,9 +275,11 @@ class _Loop:
         if known is None:
             schedule, value, latency_s = best_naive(case.problem, case.options)
             bound = float("-inf") if case.options.objective == "latency" else float("inf")
-            known = self.known[id(case)] = _Known(case, schedule, value, latency_s, bound)
-        first = _Known(case, known.schedule, known.value, known.latency_s, known.bound, known.proved)
-        self._phases.append(_Phase(len(self._phases), start_s, first, job, last=(known.value, known.latency_s)))
+            fair = keeps_to(case.problem, schedule, case.options.limits)
+            known = self.known[id(case)] = _Known(case, schedule, value, latency_s, bound, fair=fair)
+        self._phases.append(
+            _Phase(len(self._phases), start_s, replace(known), job, last=(known.value, known.latency_s))
+        )
         return self._phases[-1]
 
     def _run_frame(self, phase: _Phase, known: _Known, start_s: float) -> None:
@@ -270,6 +288,7 @@ class _Loop:
                 phase.updates[place] = replace(update, used_s=start_s)
         frame = Frame(start_s, phase.number, known.latency_s, phase.version, known.gap)
         phase.frames, phase.last = phase.frames + 1, (known.value, known.latency_s)
+        phase.unfair_frames += not known.fair
         self._frames.append(frame)
         if self._on_frame:
             self._on_frame(frame)
@@ -286,15 +305,35 @@ class _Loop:
 
     def _learn(self, phase: _Phase, known: _Known, news: News) -> None:
         found, since_s = news.found, news.at_s - self._origin_s - phase.start_s
-        sharper = max if known.case.options.objective == "latency" else min
-        known.bound = sharper(known.bound, found.bound)
+        known.sharpen(found.bound)
         if found.schedule is not None and known.better(found.value):
             known.schedule, known.value, known.latency_s = found.schedule, found.value, found.makespan_s
+            known.fair = True
             phase.version += 1
             numbers = since_s, None, found.value, found.makespan_s, known.gap
             phase.updates.append(Update(phase.number, phase.version, *numbers, found.schedule.made_by))
-        if found.kind == "ended" and found.proved:
+        if found.kind == "ended" and found.proved and known.fair:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
+
+    def oracles(self) -> dict[int, _Known]:
+        """The best schedule of every case, within its limits, where there is one."""
+        found = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
+        return {key: each for key, each in found.items() if each.fair}
+
+    def _oracle(self, known: _Known) -> _Known:
+        """The best of what is known and what a search without haste finds."""
+        try:
+            solved = _solved(known.case)
+        except WeftError as error:  # the frames ran; their log is worth having without it
+            number = max(phase.number for phase in self._phases if phase.first.case is known.case)
+            at_s = self._clock.now_s() - self._origin_s
+            self._events.append(Event(at_s, number, f"there is no oracle: {error}"))
+            return known
+        if known.better(solved.value):
+            return solved
+        best = replace(known, proved=solved.proved)
+        best.sharpen(solved.bound)
+        return best
 
     def log(self, scenario: Scenario, oracles: dict[int, _Known]) -> DynamicLog:
         first = self._phases[0].first.case
@@ -305,13 +344,8 @@ class _Loop:
             phases=tuple(_phase_log(phase, oracles.get(id(phase.first.case))) for phase in self._phases),
             frames=tuple(self._frames),
             updates=tuple(update for phase in self._phases for update in phase.updates),
-            events=tuple(self._events),
+            events=tuple(sorted(self._events, key=lambda event: event.at_s)),
         )
-
-
-def _oracles(known: dict[int, _Known]) -> dict[int, _Known]:
-    """The best schedule of every case."""
-    return {key: each if each.proved else _solved(each.case) for key, each in known.items()}
 
 
 def _solved(case: Case) -> _Known:
@@ -326,7 +360,8 @@ def _phase_log(phase: _Phase, oracle: _Known | None) -> PhaseLog:
     better = [update for update in phase.updates if first.better(update.value)]
     near_s = None
     if oracle:
-        tries = [(0.0, first.value), *((update.found_s, update.value) for update in phase.updates)]
+        tries = [(0.0, first.value)] if first.fair else []
+        tries += [(update.found_s, update.value) for update in phase.updates]
         near_s = next((at_s for at_s, value in tries if abs(value / oracle.value - 1) <= NEAR), None)
     return PhaseLog(
         tasks=tuple(task.name for task in first.case.problem.tasks),

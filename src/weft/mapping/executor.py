@@ -2,7 +2,7 @@
 
 Time stops at events: a move or a step ends, a planned start comes. Between two of them every running step
 progresses at 1/slow-down, which depends on its own demand and on the sum of the others'; so nothing is stepped and
-nothing is rounded but floats. Events closer than ``SAME`` count as one, and a start planned within ``NEARLY_S`` of an
+nothing is rounded but floats. Events closer than ``SAME`` count as one, and a start planned within ``NEARLY`` of an
 event happens at it, because plans carry the rounding of whoever made them.
 
 A step that is submitted moves to its unit at once. When it is there and its planned start has come it stands in line;
@@ -31,7 +31,8 @@ NEVER = 1 << 100
 """A tick after the end of all runs."""
 SAME = 1e-12
 """Events this close, in parts of the time, are one event."""
-NEARLY_S = 1e-9
+NEARLY = 1e-9
+"""How far before its planned start, in parts of the time, an event still is that start."""
 OUTSIDE = -1
 """In place of a unit: where runs come from and go to."""
 
@@ -145,7 +146,7 @@ class SimulatedSoc:
         self._go(to_s)
 
     def _due(self, job: _Job) -> bool:
-        return job.planned_s <= self._now_s + max(NEARLY_S, SAME * self._now_s)
+        return job.planned_s <= self._now_s * (1 + NEARLY) + seconds(1)
 
     def _serve(self) -> None:
         """Start what stands in line and finds an instance."""
@@ -175,7 +176,7 @@ class SimulatedSoc:
         natural_s = min(ends, default=inf)
         planned_s = min((job.planned_s for job in self._waiting if not self._due(job)), default=inf)
         stop_s = min(planned_s, limit_s)
-        return natural_s if natural_s <= stop_s + max(NEARLY_S, SAME * self._now_s) else stop_s
+        return natural_s if natural_s <= stop_s * (1 + NEARLY) + seconds(1) else stop_s
 
     def _go(self, to_s: float) -> None:
         """Let time pass, and end what ends then."""

@@ -219,7 +219,7 @@ def solution_as_dict(case: Case, solution: Solution) -> dict[str, Any]:
         "schedule": outcome_as_dict(solution.outcome, options.limits),
         "idled": outcome_as_dict(solution.idled, options.limits) if solution.idled else None,
         "baselines": {name: outcome_as_dict(its, options.limits) for name, its in solution.baselines.items()},
-        "best_baseline": best_baseline(case, solution),
+        "best_baseline": solution.best_baseline,
         "gain": gain(case, solution),
         "improvements": [improvement_as_dict(each) for each in solution.improvements],
         "certificate": {key: finite(value) for key, value in solution.certificate.as_dict().items()},
@@ -271,20 +271,9 @@ def improvement_as_dict(found: Improvement) -> dict[str, Any]:
     }
 
 
-def best_baseline(case: Case, solution: Solution) -> str | None:
-    """The best baseline that keeps to the limits; None where none does."""
-    fair = [
-        name
-        for name, outcome in solution.baselines.items()
-        if keeps_to(case.problem, outcome.schedule, case.options.limits)
-    ]
-    objective = case.options.objective
-    return min(fair, key=lambda name: solution.baselines[name].value(objective), default=None)
-
-
 def gain(case: Case, solution: Solution) -> float | None:
     """What the schedule gains over the best baseline: share of the makespan, or of the throughput."""
-    name = best_baseline(case, solution)
+    name = solution.best_baseline
     if name is None:
         return None
     ours, theirs = solution.outcome, solution.baselines[name]

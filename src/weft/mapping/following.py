@@ -18,7 +18,10 @@ from weft.mapping.limits import Limits
 from weft.mapping.problem import Floats, Ints, Objective, Problem
 from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.search import rules
+from weft.mapping.simulator import simulate
 
+MOST_STEPS = 200
+"""Of all tasks together, for delays to be tried."""
 LONGEST, SHORTEST = 1 / 8, 1 / 4096
 """Strides of the pattern search, as shares of the makespan."""
 
@@ -31,9 +34,16 @@ def run_mapping(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
     return tuple(ended.tolist())
 
 
+def ends_s(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
+    """When each task ends, whether starts are planned or not."""
+    return run_mapping(problem, schedule) if schedule.starts_s is None else simulate(problem, schedule).finish_s
+
+
 def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
-    """The schedule with better delays, or itself where none were found."""
+    """The schedule with better delays, or itself where none were found or the problem is too long to try."""
     problem, schedule = outcome.problem, outcome.schedule
+    if int(problem.tables.steps.sum()) > MOST_STEPS:
+        return schedule
     given = rules(problem, objective, Limits(), strict=True)
     units, order = _units(problem, schedule), _order(problem, schedule)
     delays, starts, ended = _delays(outcome), np.zeros(units.shape), np.zeros(len(problem.tasks))

@@ -37,4 +37,4 @@ def solve_like_the_paper(problem: Problem, limits: Limits | None = None, time_li
         first_proof_s=found.seconds if found.proved else None,
     )
     only = Improvement(found.seconds, outcome.makespan_s, bound, found.schedule)
-    return Solution(outcome, {"z3": outcome}, (only,), certificate)
+    return Solution(outcome, {"z3": outcome}, ("z3",), (only,), certificate)

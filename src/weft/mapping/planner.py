@@ -1,7 +1,8 @@
 """A solver beside the running system: one process on one core that searches while schedules are in use.
 
 ``Planner.plan`` gives it a problem and returns at once; ``news`` says what it has found since. A new problem replaces
-the last one. A process that dies is noticed, said so, and replaced a few times; it ends with the planner.
+the last one. A process that dies is noticed, said so, and replaced a few times for each problem; it ends with the
+planner. Threads write to it and read from it, so nobody waits for a process that is busy.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from threading import Condition, Thread
 from time import perf_counter
 from types import TracebackType
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from weft.devices.soc import Soc, Unit
 from weft.errors import WeftError
@@ -24,7 +26,7 @@ from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.solver import Options
 
 MOST_RESTARTS = 3
-"""Of a planner's process, in a planner's life."""
+"""Of a planner's process, for one problem."""
 LOST = "lost"
 """Kind of a message that the planner writes itself: its process has ended."""
 
@@ -51,6 +53,7 @@ class Planner:
         self._ready = False
         """Whether the process reads what it is sent."""
         self.restarts = 0
+        """For the present problem."""
         self._start()
 
     def plan(self, problem: Problem, options: Options) -> int:
@@ -60,9 +63,8 @@ class Planner:
             self._job = Job(self._number, problem, options)
             self._news = deque(each for each in self._news if each.found.kind == LOST)
             if self._given_up:
-                self._put(
-                    Found(self._number, LOST, message=f"the planner's process has died {MOST_RESTARTS + 1} times")
-                )
+                self._start()
+            self.restarts = 0
             self._hand_over()
         return self._number
 
@@ -71,10 +73,10 @@ class Planner:
         with self._changed:
             said, self._news = list(self._news), deque()
             kinds = {each.found.kind for each in said}
-            if self._given_up or kinds & {"ended", "failed"}:
+            if kinds & {"ended", "failed"}:
                 self._job = None
-            if LOST in kinds and not self._given_up:
-                self._replace()
+            if LOST in kinds:
+                said += self._replace()
             return said
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -109,7 +111,7 @@ class Planner:
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        self._close_pipes()
+        self._writer.join()
 
     def __enter__(self) -> Planner:
         return self
@@ -121,29 +123,36 @@ class Planner:
         # not -m: what it pickles must not be of a module called __main__
         start = f"from weft.mapping.planner_worker import main; main({self._core})"
         self._ready = False
-        self._process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._reader = Thread(target=self._read, args=(self._process,), daemon=True)
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._reader = Thread(target=self._read, args=(process, self._jobs), daemon=True)
+        self._writer = Thread(target=_write, args=(process.stdin, self._jobs), daemon=True)
         self._reader.start()
+        self._writer.start()
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, process: subprocess.Popen[bytes], jobs: SimpleQueue[Job | None]) -> None:
         """In a thread: what the process says, until it ends."""
         assert process.stdout is not None
-        while True:
-            try:
-                found: Found = receive(process.stdout)
-            except EOFError:
-                break
-            with self._changed:
-                if found.kind == "ready":
-                    self._ready = True
-                    self._hand_over()
-                elif found.job == self._number:
-                    self._put(found)
+        with suppress(EOFError), process.stdout as stream:
+            while True:
+                self._hear(receive(stream))
         code = process.wait()
+        jobs.put(None)
         with self._changed:
             self._ready = False
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
             self._put(Found(self._number, LOST, message=f"the planner's process ended {how}"))
+
+    def _hear(self, found: Found) -> None:
+        with self._changed:
+            if found.kind == "ready":
+                self._ready = True
+                self._hand_over()
+            elif found.job == self._number:
+                self._put(found)
 
     def _put(self, found: Found) -> None:
         self._news.append(News(self._now(), found))
@@ -151,23 +160,25 @@ class Planner:
 
     def _hand_over(self) -> None:
         """Send the job, if the process is there to read it; if not, it gets it as soon as it is."""
-        if self._ready and self._job is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it has ended; its reader will say so
-                send(self._process.stdin, self._job)
+        if self._ready and self._job is not None:
+            self._jobs.put(self._job)
 
-    def _replace(self) -> None:
-        self._close_pipes()
+    def _replace(self) -> list[News]:
+        """Start another process, unless that was tried often enough; says so then."""
         self.restarts += 1
-        if self._given_up:
-            self._job = None
-        else:
+        if not self._given_up:
             self._start()
+            return []
+        self._job = None
+        why = f"the planner's process has died {self.restarts} times; no more is searched for these models now"
+        return [News(self._now(), Found(self._number, LOST, message=why))]
 
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+
+def _write(stream: IO[bytes], jobs: SimpleQueue[Job | None]) -> None:
+    """In a thread: send jobs, however long the process takes to read them, until it has ended."""
+    with suppress(BrokenPipeError), stream:  # it has ended; its reader will say so
+        while (job := jobs.get()) is not None:
+            send(stream, job)
 
 
 def _last_core() -> int | None:

@@ -109,9 +109,9 @@ class Worker:
             self.interrupted()
             solution = solve(job.problem, job.options, lambda found: self._better(job, found))
             self._running = None
-        except WeftError as error:
+        except Exception as error:  # whatever is wrong with this job: the next one may be fine
             self._running = None
-            self._tell(Found(job.number, "failed", message=str(error)))
+            self._tell(Found(job.number, "failed", message=_in_a_line(error)))
             return
         known = solution.certificate
         numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
@@ -125,6 +125,11 @@ class Worker:
         self._tell(Found(job.number, "better", *numbers, found.schedule))
         self._running = job.number
         self.interrupted()
+
+
+def _in_a_line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return said if isinstance(error, WeftError) else f"{type(error).__name__}: {said}"
 
 
 def main(core: int | None) -> None:

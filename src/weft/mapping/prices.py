@@ -107,7 +107,11 @@ class Kind(NamedTuple):
 
 
 def best_sets(problem: Problem) -> list[PriceSet]:
-    """Solutions of the linear programme: the best set for the beginning first, then some for later stretches."""
+    """Solutions of the linear programme: the best set for the beginning first, then some for later stretches.
+
+    None where even one price per task and unit would make too many rows."""
+    if _count_together(problem.tables, 1) > MOST_CONSTRAINTS:
+        return []
     from ortools.linear_solver import pywraplp  # costs a twentieth of a second, and only those who search need it
 
     tables = problem.tables

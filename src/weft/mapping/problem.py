@@ -26,6 +26,8 @@ Objective = Literal["latency", "throughput"]
 MAX_SECONDS = 1e6
 MAX_STEPS = 4096
 """Groups of a task times its repeats."""
+MOST_TASKS = 12
+"""More at once make too many combinations for the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ class Problem:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise WorkloadError("there is nothing to map; name at least one model")
+        if len(self.tasks) > MOST_TASKS:
+            raise WorkloadError(f"{len(self.tasks)} tasks; at most {MOST_TASKS} can be mapped at once")
         names = [task.name for task in self.tasks]
         if len(set(names)) < len(names):
             raise WorkloadError(f"tasks need names, each its own; got {', '.join(names)}")

@@ -12,17 +12,17 @@ from math import inf
 import numpy as np
 
 from weft.kernels import soc_search as kernel
-from weft.kernels.soc import BOUNDARY, DONE, LEAVING, RUNNING, phase_of, step_of
+from weft.kernels.soc import BOUNDARY, DONE, HELD, LEAVING, RUNNING, phase_of, step_of
 from weft.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, Prices, Rules
 from weft.mapping.limits import Limits
 from weft.mapping.problem import Ints, Objective, Problem, Tables
 from weft.mapping.schedule import Schedule
 
 FIRST_STATES = 1 << 14
-MOST_STATES = 12_000_000
-"""States kept at most: some gigabytes. A search that needs more ends with a gap."""
+MOST_STATES = 1 << 23
+"""States kept at most: about a gigabyte. A search that needs more ends with a gap."""
 DIVE_STATES = 1 << 12
-"""The same for one dive, and 256 more per state of its width; it leaves out what finds no room."""
+"""Room of a dive, and more for each state of its width and each step; what finds no room is left out."""
 NOISE = 0.01
 """How far a shaken dive may misjudge a state, as a share of its bound."""
 
@@ -46,7 +46,7 @@ class Search:
         """best: the value of a schedule that is known; only better ones are looked for."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape
-        self._work = kernel.scratch(tasks, units, prices.move.shape[1])
+        self._work = kernel.scratch(tasks, units, prices.move.shape[1], subsets=rules.throughput)
         self._best = np.array([best, -1.0])
         self._states, self._table = self._memory(FIRST_STATES)
         self._heap = np.zeros(FIRST_STATES, dtype=np.int64)
@@ -87,7 +87,7 @@ class Search:
         """Go down with the best *width* states of every depth, misjudged a little by *rng*; whether that found better.
 
         The states of a dive are its own: it may leave out what the proof must not."""
-        states, table = self._memory(DIVE_STATES + 256 * width)
+        states, table = self._memory(DIVE_STATES + 8 * width * int(self._tables.steps.sum()))
         layer, count, before = np.zeros(1, dtype=np.int64), 1, self.best
         while len(layer):
             first = count
@@ -152,7 +152,7 @@ def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
     for row, following in pairwise(rows):
         for n, steps in enumerate(tables.steps.tolist()):
             phase, step = phase_of(states.code[row, n]), step_of(states.code[row, n])
-            if phase == BOUNDARY:
+            if phase in (BOUNDARY, HELD):
                 units[n][step] = int(states.chosen[following, n])
             begun = _begun(int(states.code[row, n]), steps)
             if _begun(int(states.code[following, n]), steps) > begun:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.errors import WeftError, WorkloadError
+from weft.errors import WorkloadError
 from weft.mapping.baselines import BASELINES
 from weft.mapping.cpsat import contention_free
 from weft.mapping.energy import shortest
-from weft.mapping.following import idle_freely, run_mapping
+from weft.mapping.following import ends_s, idle_freely
 from weft.mapping.limits import Limits, check_feasible, keeps_to
 from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets
 from weft.mapping.problem import Objective, Problem
@@ -37,7 +37,7 @@ TIES = 2000
 """States to expand for a schedule of the same latency with more throughput."""
 CP_SAT_S = 10.0
 """What CP-SAT may take."""
-TINIEST, SMALL, CHUNK = 64, 1000, 2000
+TINIEST, SMALL, CHUNK = 64, 1000, 500
 """States to expand before all else, before better bounds are worth it, and between two looks at the clock."""
 FIRST_WIDTH, NEXT_WIDTH, WIDEST = 24, 64, 4096
 """States of a depth that dives keep: before the linear programme, after it, and at most."""
@@ -108,6 +108,8 @@ class Solution:
     outcome: Outcome
     baselines: Mapping[str, Outcome]
     """The best each baseline came to."""
+    within: tuple[str, ...]
+    """Those of them that keep to the limits."""
     improvements: tuple[Improvement, ...]
     certificate: Certificate
     idled: Outcome | None = None
@@ -118,10 +120,10 @@ class Solution:
         return self.outcome.schedule
 
     @property
-    def best_baseline(self) -> str:
-        """The name of the best baseline."""
+    def best_baseline(self) -> str | None:
+        """The name of the best baseline that keeps to the limits."""
         objective = self.certificate.objective
-        return min(self.baselines, key=lambda name: self.baselines[name].value(objective))
+        return min(self.within, key=lambda name: self.baselines[name].value(objective), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ class _Run:
         self._value = np.inf
         self._schedule: Schedule | None = None
         self._bound = self._floor = -np.inf
+        self._price_sets: list[PriceSet] = []
         self._improvements: list[Improvement] = []
         self._proposed: dict[Schedule, tuple[float, ...]] = {}
         """When each task ends under what baselines proposed."""
@@ -190,17 +193,30 @@ class _Run:
         if verdict is None and self._seconds > self._options.time_limit_s:
             verdict = _Verdict(search.expanded, "time limit", "", search.bound, search.first_bound)
         verdict = verdict or self._large_proof()
-        baselines |= self._judge(SLOW)
+        if self._seconds < self._options.time_limit_s:
+            baselines |= self._judge(SLOW)
         if self._schedule is None:
-            limit = self._options.time_limit_s
-            raise WorkloadError(f"no schedule keeps to the limits, or none was found within {limit:g} s; loosen them")
-        outcome = simulate(self._problem, self._without_delay(self._schedule))
-        if abs(outcome.value(self._options.objective) - self._value) > (1e-6 + self._options.ties) * abs(self._value):
-            raise WeftError(f"the simulator says {outcome.makespan_s} s, the search {self._value}; please report this")
+            raise WorkloadError(
+                "no schedule keeps to all limits together; loosen one of them"
+                if verdict.ended == "proof"
+                else f"no schedule within the limits was found in {self._options.time_limit_s:g} s; allow more time"
+            )
+        outcome = self._judged(self._without_delay(self._schedule))
         judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
+        within = [name for name, schedule in baselines.items() if self._keeps(schedule)]
         idling = idle_freely(outcome, self._options.objective)
         idled = simulate(self._problem, idling) if idling != outcome.schedule else None
-        return Solution(outcome, judged, tuple(self._improvements), self._certificate(verdict, outcome), idled)
+        certificate = self._certificate(verdict, outcome)
+        return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
+
+    def _judged(self, schedule: Schedule) -> Outcome:
+        """What the simulator says; where steps of no length start at one instant it may see their order otherwise, and
+        then the best of all proposals counts."""
+        outcome = simulate(self._problem, schedule)
+        if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
+            return outcome
+        others = [simulate(self._problem, given) for given in self._proposed]
+        return min([outcome, *others], key=lambda each: each.value(self._options.objective))
 
     def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
         """Dive for a first good schedule; a small problem is proved right here, with simple bounds."""
@@ -262,7 +278,9 @@ class _Run:
         self._worth(blind.schedule)
 
     def _sets(self) -> list[PriceSet]:
-        return [*best_sets(self._problem), *simple_sets(self._problem.tables)]
+        if not self._price_sets:
+            self._price_sets = [*best_sets(self._problem), *simple_sets(self._problem.tables)]
+        return self._price_sets
 
     def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
         """Run what baselines propose and keep the best of each."""
@@ -270,20 +288,21 @@ class _Run:
         for name in names:
             proposed = BASELINES[name](self._problem, self._options.objective)
             values = [self._worth(schedule) for schedule in proposed]
-            kept[name] = proposed[values.index(min(values))]
+            if values:
+                kept[name] = proposed[values.index(min(values))]
         return kept
 
     def _worth(self, schedule: Schedule) -> float:
         """What a proposed schedule comes to; one that keeps to the limits may become our own."""
-        if schedule.starts_s is None:
-            ended = run_mapping(self._problem, schedule)
-        else:
-            ended = simulate(self._problem, schedule).finish_s
+        ended = ends_s(self._problem, schedule)
         value = worth(self._problem, ended, self._options.objective)
-        if keeps_to(self._problem, schedule, self._options.limits):
+        if self._keeps(schedule):
             self._proposed[schedule] = ended
             self._offer(value, schedule)
         return value
+
+    def _keeps(self, schedule: Schedule) -> bool:
+        return keeps_to(self._problem, schedule, self._options.limits)
 
     def _search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
         given = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
@@ -332,7 +351,9 @@ class _Run:
 
     def _certificate(self, verdict: _Verdict, outcome: Outcome) -> Certificate:
         sign = -1 if self._options.objective == "throughput" else 1
-        proved = verdict.first_proof_s is not None and self._value >= verdict.bound - TINY * abs(verdict.bound)
+        value = outcome.value(self._options.objective)
+        claimed = verdict.bound + (TINY + self._options.ties) * abs(verdict.bound)
+        proved = verdict.first_proof_s is not None and verdict.bound - TINY * abs(verdict.bound) <= value <= claimed
         anyhow = max(verdict.anyhow, self._floor)
         bound = max(anyhow, verdict.bound) if proved or verdict.first_proof_s is None else anyhow
         return Certificate(
@@ -340,9 +361,9 @@ class _Run:
             schedules=CLASS,
             assumes=verdict.assumes,
             proved=proved,
-            value=sign * outcome.value(self._options.objective),
-            bound=sign * min(self._value, bound),
-            any_idling_bound=sign * min(self._value, anyhow),
+            value=sign * value,
+            bound=sign * min(value, bound),
+            any_idling_bound=sign * min(value, anyhow),
             states=verdict.states,
             seconds=self._seconds,
             ended=verdict.ended,
