@@ -378,7 +378,7 @@ def test_limits_that_no_schedule_keeps_say_by_how_much(weft: Callable[..., Answe
     )
     switches = weft("map", "--soc", "xavier", "--models", "a.json", "--max-switches", "1")
     assert switches.code == 2 and switches.error.count("\n") == 1
-    assert "a needs at least 2 switches" in switches.error and "--max-switches is 1, 1 too few" in switches.error
+    assert "a needs at least 2 switches" in switches.error and "max_switches is 1, 1 too few" in switches.error
     budget = weft("map", "--soc", "xavier", "--models", "a.json", "--energy-budget", "1")
     assert budget.code == 2
     assert "at least 1.25 J and the budget is 1 J, 0.25 J too few" in budget.error

@@ -14,10 +14,10 @@ import pytest
 from test_baselines import TIGHT, group, model, pair, random_problem, soc
 from weft.errors import InputError, WorkloadError
 from weft.mapping.cpsat import BlindResult, contention_free, placed, queued
-from weft.mapping.energy import most_switches
 from weft.mapping.problem import Problem, UnitCost
 from weft.mapping.schedule import Schedule, Units
 from weft.mapping.simulator import simulate
+from weft.mapping.switches import most_switches
 from weft.mapping.z3_model import solve_z3
 
 NEAR = 2e-5

@@ -1,18 +1,21 @@
-"""One model alone: every trade of time against energy, the budget, and the fewest switches, against brute force."""
+"""One model alone: every trade of time against energy, the cheapest ways, the fewest switches, against brute force."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from test_baselines import group, model, pair, random_problem, soc
 from test_cpsat import rows
 from weft.errors import ProfileError, WorkloadError
-from weft.mapping.energy import check_feasible, fewest_pieces, least_latency, most_switches, pareto, shortest
+from weft.mapping.alone import least_energy_j, shortest
+from weft.mapping.energy import least_latency, pareto
 from weft.mapping.problem import Group, Problem, UnitCost
 from weft.mapping.simulator import simulate
+from weft.mapping.switches import check_switches, fewest_stretches, most_switches
 
 SWITCH_J, MOVE_W = 2e-3, 5.0
 
@@ -133,6 +136,22 @@ def test_the_shortest_way_under_a_cap():
             assert path in allowed and cost(problem, 0, path)[0] == pytest.approx(seconds)
 
 
+def test_the_least_energy_under_a_cap():
+    """However many switches a run needs for it, and infinite where it cannot do with the cap."""
+    dearer = 0
+    for seed in range(30):
+        problem = lone(seed)
+        every = rows(problem, 0)
+        joules = [sum(problem.tables.energy[0, i, unit] for i, unit in enumerate(row)) for row in every]
+        free = least_energy_j(problem, 0)
+        assert free == pytest.approx(min(joules))
+        for cap in (0, 1, 2):
+            within = [j for row, j in zip(every, joules, strict=True) if most_switches(problem, (row,)) <= cap]
+            assert least_energy_j(problem, 0, cap) == pytest.approx(min(within, default=inf))
+            dearer += bool(within) and min(within) > 1.01 * free
+    assert dearer > 20
+
+
 def test_the_fewest_switches():
     needed = set()
     for seed in range(60):
@@ -140,12 +159,12 @@ def test_the_fewest_switches():
         task = problem.tasks[0]
         once = Problem(problem.soc, (replace(task, repeats=1),))
         fewest = min(most_switches(once, (row,)) for row in rows(once, 0))
-        assert len(fewest_pieces(problem, task)) - 1 == fewest
-        check_feasible(problem, fewest)
+        assert len(fewest_stretches(problem, task)) - 1 == fewest
+        check_switches(problem, fewest)
         needed.add(fewest)
         if fewest:
             with pytest.raises(WorkloadError, match=f"m0 needs at least {fewest} switch"):
-                check_feasible(problem, fewest - 1)
+                check_switches(problem, fewest - 1)
     assert len(needed) > 1
 
 
@@ -154,17 +173,17 @@ def test_a_cap_below_that_names_the_groups_and_what_is_missing():
     problem = pair(model("net", *groups))
     message = (
         "net needs at least 2 switches (groups 'a' to 'b' on gpu only, then groups 'c' to 'd' on dla only, then "
-        "group 'e' on gpu only) and --max-switches is 1, 1 too few; allow 2 or add costs on other units"
+        "group 'e' on gpu only) and max_switches is 1, 1 too few; allow 2 or add costs on other units"
     )
     with pytest.raises(WorkloadError, match=re.escape(message)):
-        check_feasible(problem, 1)
-    check_feasible(problem, 2)
-    check_feasible(problem, None)
-    with pytest.raises(WorkloadError, match="--max-switches is -1; must be 0 or more"):
-        check_feasible(problem, -1)
+        check_switches(problem, 1)
+    check_switches(problem, 2)
+    check_switches(problem, None)
+    with pytest.raises(WorkloadError, match="max_switches is -1; must be 0 or more"):
+        check_switches(problem, -1)
 
 
 def test_groups_that_must_stay_together_count_as_one():
     groups = [group("a", 1, 1, leave=False), group("b", None, 1), group("c", 1, None)]
     problem = Problem(soc("gpu", "dla"), (model("net", *groups),))
-    assert [piece.groups for piece in fewest_pieces(problem, problem.tasks[0])] == [("a", "b"), ("c",)]
+    assert [stretch.groups for stretch in fewest_stretches(problem, problem.tasks[0])] == [("a", "b"), ("c",)]

@@ -22,7 +22,7 @@ from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.simulator import simulate
 from weft.reports.html import write_html
-from weft.reports.mapping import alone_s, demand_of, mapping_report, outcome_trace, report_of, steps_of
+from weft.reports.mapping import demand_of, mapping_report, outcome_trace, report_of, steps_of
 from weft.reports.mapping_chart import draw_mapping
 from weft.reports.mapping_page import explain, page_data, write_mapping_page
 from weft.reports.perfetto import SOC, TASKS, write_outcome_perfetto, write_perfetto
@@ -91,8 +91,7 @@ def test_waiting_and_moves_are_counted():
 
 
 def test_the_best_stand_alone_time_counts_moves():
-    given = problem()
-    assert [alone_s(given, task) for task in (0, 1)] == pytest.approx([4 * MS, 2 * MS])
+    assert [task.alone_s for task in report_of(beside()).tasks] == pytest.approx([4 * MS, 2 * MS])
 
 
 def test_the_memory_demand_is_that_of_what_runs():

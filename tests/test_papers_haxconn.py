@@ -11,6 +11,7 @@ import pytest
 
 from reproductions import check_whole
 from weft.errors import InputError
+from weft.mapping.baselines.blind import without_contention
 from weft.papers import PAPERS
 from weft.papers.base import published
 from weft.papers.fluid_batching.lab import Bench
@@ -114,7 +115,7 @@ def test_a_split_keeps_what_is_published():
 
 
 def test_in_a_calm_memory_nobody_is_slowed():
-    soc = models(XAVIER, "googlenet").under(Change(calm=True)).problem.soc
+    soc = without_contention(chip(XAVIER))
     assert soc.slow_down(0, 100, 100) == soc.slow_down(1, 60, 130) == 1
 
 

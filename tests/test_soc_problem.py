@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
+from event_schedules import best_value
 from soc_problems import XAVIER, arbitrary, synthetic
 from weft.errors import ProfileError, WeftError, WorkloadError
-from weft.mapping.limits import Limits, energy_j, least_energy_j
+from weft.mapping.alone import least_energy_j
+from weft.mapping.limits import Limits, check_feasible, energy_j
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.solver import Options, solve
 
@@ -69,6 +73,29 @@ def test_an_energy_budget_no_schedule_keeps_says_by_how_much():
         solve(given, Options(limits=Limits(energy_budget_j=0.5 * least)))
     kept = solve(given, Options(limits=Limits(energy_budget_j=1.001 * least)))
     assert energy_j(given, kept.schedule) <= 1.001 * least
+
+
+def test_limits_that_no_schedule_keeps_together_are_refused_up_front():
+    """Each limit can be kept alone; both cannot, and brute force over all schedules agrees on where that begins."""
+    tried = 0
+    for seed in range(40):
+        given = arbitrary(seed)
+        if max(len(task.groups) for task in given.tasks) < 2 or int(given.tables.steps.sum()) > 6:
+            continue
+        free, capped = (sum(least_energy_j(given, n, cap) for n in range(len(given.tasks))) for cap in (None, 0))
+        if not 1.01 * free < capped < inf:
+            continue
+        tried += 1
+        below, above = (1 - 1e-6) * capped, (1 + 1e-6) * capped
+        check_feasible(given, Limits(max_switches=0))
+        check_feasible(given, Limits(energy_budget_j=below))
+        message = rf"{capped:.6g} J with max_switches = 0 and the budget is .* J too few; .*, or allow more switches"
+        with pytest.raises(WorkloadError, match=message):
+            check_feasible(given, Limits(0, below))
+        assert best_value(given, max_switches=0, budget_j=below) == inf
+        check_feasible(given, Limits(0, above))
+        assert best_value(given, max_switches=0, budget_j=above) < inf
+    assert tried >= 5
 
 
 @pytest.mark.parametrize("budget", [-1.0, float("nan"), float("inf")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from itertools import pairwise
 from pathlib import Path
 
@@ -307,14 +306,12 @@ def test_a_shape_asks_for_an_estimate():
     assert find_profile("googlenet", XAVIER, shapes={"input": (1, 3, 224, 224)}).origin == "estimated"
 
 
-def test_a_profile_file_is_read_and_one_of_another_soc_is_told_of(tmp_path, caplog):
+def test_a_profile_file_is_read_and_one_of_another_soc_is_refused(tmp_path):
     path = tmp_path / "mine.json"
     write_json(path, raw())
-    with caplog.at_level(logging.WARNING):
-        assert find_profile(str(path), XAVIER) == parse_soc_profile(raw(), "it")
-        assert not caplog.records
+    assert find_profile(str(path), XAVIER) == parse_soc_profile(raw(), "it")
+    with pytest.raises(ProfileError, match="a profile for xavier-agx, and models are mapped to agx-orin; take that"):
         find_profile(str(path), ORIN)
-    assert "is a profile for xavier-agx and used on agx-orin" in caplog.text
     with pytest.raises(ProfileError, match="the profile is measured, not derived"):
         find_profile(str(path), XAVIER, origin="derived")
 

@@ -48,7 +48,7 @@ def test_limits_are_kept_and_the_best_within_them_found(seed):
     for switches in (0, 1):
         expected = best_value(problem, "latency", switches)
         if np.isinf(expected):
-            with pytest.raises(WorkloadError, match="--max-switches"):
+            with pytest.raises(WorkloadError, match="max_switches"):
                 solve(problem, Options(limits=Limits(switches)))
             continue
         assert searched(problem, limits=Limits(switches)).best == pytest.approx(expected, rel=1e-9)

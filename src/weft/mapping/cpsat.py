@@ -18,9 +18,10 @@ from math import ceil, floor, inf, isfinite
 from typing import Any
 
 from weft.errors import InputError
-from weft.mapping.energy import check_feasible, most_switches, shortest
+from weft.mapping.alone import shortest
 from weft.mapping.problem import Objective, Problem, Task
 from weft.mapping.schedule import Schedule, Units
+from weft.mapping.switches import check_switches, most_switches
 
 TICKS = 1 << 22
 """Of the longest time that is looked at; a step or a move loses less than one of them to rounding."""
@@ -64,7 +65,7 @@ def contention_free(
     *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. With one
     worker the result depends on the seed alone, except where the time limit cut the search short.
     """
-    check_feasible(problem, max_switches)
+    check_switches(problem, max_switches)
     sat = _load()
     alone = [shortest(problem, n, max_switches) for n in range(len(problem.tasks))]
     mappings: list[Units] = [tuple(path for _, path in alone)]

@@ -16,18 +16,15 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.errors import WeftError
 from weft.mapping.baselines import BASELINES
-from weft.mapping.following import run_mapping
+from weft.mapping.following import ends_s
 from weft.mapping.limits import check_feasible, keeps_to
 from weft.mapping.planner import LOST, News, Planner
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.scenario import Case, Scenario, prepare_phases
 from weft.mapping.schedule import Schedule, worth
-from weft.mapping.simulator import simulate
-from weft.mapping.solver import Options, solve
+from weft.mapping.solver import NAIVE, Options, solve
 from weft.version import __version__
 
-NAIVE = ("gpu-only", "per-unit")
-"""Baselines that are there at once; the others are the planner's to try."""
 SHORTEST_FRAME_S = 1e-4
 """A frame that takes less waits for the rest of it: no clock of ours is finer."""
 NEAR = 0.02
@@ -230,15 +227,11 @@ def run_dynamic(
 def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, float]:
     """The best schedule that needs no search, its value and its latency; one within the limits if there is one."""
     tried = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
-    ends_s = [_ends_s(problem, schedule) for schedule in tried]
+    ended = [ends_s(problem, schedule) for schedule in tried]
     unfair = [not keeps_to(problem, schedule, options.limits) for schedule in tried]
-    values = [worth(problem, each, options.objective) for each in ends_s]
+    values = [worth(problem, each, options.objective) for each in ended]
     best = min(range(len(tried)), key=lambda n: (unfair[n], values[n]))
-    return tried[best], abs(values[best]), max(ends_s[best])
-
-
-def _ends_s(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
-    return run_mapping(problem, schedule) if schedule.starts_s is None else simulate(problem, schedule).finish_s
+    return tried[best], abs(values[best]), max(ended[best])
 
 
 class _Loop:
@@ -266,8 +259,8 @@ class _Loop:
         self._take(phase, known)
         phase.end_s = self._end_s - self._origin_s
         if phase.unfair_frames:
-            what = f"{phase.unfair_frames} frames, by {phase.first.schedule.made_by}, ran outside the limits"
-            self._events.append(Event(phase.start_s, phase.number, f"{what}: nothing within them was known yet"))
+            what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.unfair_frames}"
+            self._events.append(Event(phase.start_s, phase.number, f"{what}; none within them was known yet"))
 
     def _begin(self, case: Case) -> _Phase:
         known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s

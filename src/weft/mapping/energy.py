@@ -1,24 +1,20 @@
-"""What can be said of one model alone, exactly, by dynamic programs along its chain of groups.
+"""Every trade of time against energy of one model alone, and the fastest mapping within a budget, exactly.
 
-- the least latency under an energy budget, and every trade between the two (AxoNN, Dagli et al., DAC 2022, solves
-  the same problem with Z3): one model, or several that run one after the other;
-- the shortest way through a model, with a cap on its switches;
-- the fewest switches a model can do with, and the error for a cap below that.
-
-A *switch* is a change of unit between two groups of one run; a new run begins where it likes.
+AxoNN (Dagli et al., DAC 2022) solves the same problem with Z3; here it is a dynamic program along the model's chain of
+groups, for one model or several that run one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isinf
+from math import isinf
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.errors import ProfileError, WorkloadError
-from weft.mapping.problem import Floats, Ints, Problem, Task
+from weft.mapping.problem import Floats, Ints, Problem
 from weft.mapping.schedule import Schedule, Units
 
 MOST_TRADES = 1_000_000
@@ -98,92 +94,6 @@ def pareto(
         Trade(float(final.time[k]), float(final.energy[k]), _walk_back(layers, counts, k))
         for k in range(len(final.time))
     )
-
-
-def shortest(problem: Problem, task: int, max_switches: int | None = None) -> tuple[float, tuple[int, ...]]:
-    """How long a task takes at least, and on which units, if nobody else is there."""
-    tables, run = problem.tables, len(problem.tasks[task].groups)
-    cap = inf if max_switches is None else max_switches
-    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(-1, 0): (0.0, ())}
-    for i in range(int(tables.steps[task])):
-        cost = (tables.move[task, i] + tables.time[task, i]).tolist()
-        after: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
-        for (at, used), (spent, path) in best.items():
-            for unit, extra in enumerate(cost[at]):
-                switches = used + (at != unit) if i % run else 0
-                key = (unit, switches if isfinite(cap) else 0)
-                if isfinite(extra) and switches <= cap and spent + extra < after.get(key, (inf,))[0]:
-                    after[key] = (spent + extra, (*path, unit))
-        best = after
-    return min((spent + float(tables.leave[task, unit]), path) for (unit, _), (spent, path) in best.items())
-
-
-def most_switches(problem: Problem, units: Units) -> int:
-    """The switches of the run, of any task, that has the most."""
-    return max(
-        sum(row[i] != row[i - 1] for i in range(begin + 1, begin + len(task.groups)))
-        for task, row in zip(problem.tasks, units, strict=True)
-        for begin in range(0, len(row), len(task.groups))
-    )
-
-
-def check_feasible(problem: Problem, max_switches: int | None) -> None:
-    """Refuse a cap on switches below what a task needs, and say why it needs them."""
-    if max_switches is None:
-        return
-    if max_switches < 0:
-        raise WorkloadError(f"--max-switches is {max_switches}; must be 0 or more")
-    for task in problem.tasks:
-        pieces = fewest_pieces(problem, task)
-        needed = len(pieces) - 1
-        if needed > max_switches:
-            raise WorkloadError(
-                f"{task.name} needs at least {_count(needed)} ({_reasons(pieces)}) and --max-switches is "
-                f"{max_switches}, {needed - max_switches} too few; allow {needed} or add costs on other units"
-            )
-
-
-class Piece(NamedTuple):
-    """Groups of one run that can stay on one unit, as many as possible."""
-
-    groups: tuple[str, ...]
-    units: tuple[str, ...]
-    """Those that may run all of them."""
-
-
-def fewest_pieces(problem: Problem, task: Task) -> tuple[Piece, ...]:
-    """A run in as few pieces as can be; taking each as long as possible is optimal."""
-    pieces: list[Piece] = []
-    names: list[str] = []
-    able: tuple[str, ...] = problem.units
-    for stretch in _stretches(task):
-        here = tuple(unit for unit in problem.units if all(unit in task.groups[i].costs for i in stretch))
-        both = tuple(unit for unit in able if unit in here)
-        if not both:
-            pieces.append(Piece(tuple(names), able))
-            names, both = [], here
-        able = both
-        names += [task.groups[i].name for i in stretch]
-    return (*pieces, Piece(tuple(names), able))
-
-
-def _stretches(task: Task) -> list[range]:
-    """Groups that must stay together."""
-    cuts = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
-    return [range(begin, end) for begin, end in zip(cuts, [*cuts[1:], len(task.groups)], strict=True)]
-
-
-def _count(switches: int) -> str:
-    return f"{switches} switch" if switches == 1 else f"{switches} switches"
-
-
-def _reasons(pieces: Sequence[Piece]) -> str:
-    shown = [f"{_span(piece.groups)} on {' or '.join(piece.units)} only" for piece in pieces[:4]]
-    return ", then ".join(shown) + (", ..." if len(pieces) > 4 else "")
-
-
-def _span(groups: Sequence[str]) -> str:
-    return f"group {groups[0]!r}" if len(groups) == 1 else f"groups {groups[0]!r} to {groups[-1]!r}"
 
 
 def _listed(task: int | Sequence[int]) -> tuple[int, ...]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-import numpy as np
-
 from weft.errors import ProfileError, WorkloadError
-from weft.mapping.energy import check_feasible as check_switches
-from weft.mapping.energy import most_switches
+from weft.mapping.alone import least_energy_j
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Schedule
+from weft.mapping.switches import check_switches, most_switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +25,24 @@ class Limits:
 def check_feasible(problem: Problem, limits: Limits) -> None:
     """Refuse limits that no schedule can keep, and say by how much."""
     check_switches(problem, limits.max_switches)
-    if limits.energy_budget_j is None:
+    budget = limits.energy_budget_j
+    if budget is None:
         return
-    if not (isfinite(limits.energy_budget_j) and limits.energy_budget_j >= 0):
-        raise WorkloadError(f"an energy budget of {limits.energy_budget_j} J; must be a number from 0")
+    if not (isfinite(budget) and budget >= 0):
+        raise WorkloadError(f"an energy budget of {budget} J; must be a number from 0")
     _check_energies(problem)
-    least = sum(least_energy_j(problem, n) for n in range(len(problem.tasks)))
-    if least > limits.energy_budget_j:
+    least, free = (_least_energy_j(problem, cap) for cap in (limits.max_switches, None))
+    if least > budget:
+        capped = f" with max_switches = {limits.max_switches}" if least > free else ""
+        other = ", or allow more switches" if free <= budget else ""
         raise WorkloadError(
-            f"the tasks take at least {least:.6g} J and the budget is {limits.energy_budget_j:.6g} J, "
-            f"{least - limits.energy_budget_j:.3g} J too few; raise it to {least:.6g} J at least"
+            f"the tasks take at least {least:.6g} J{capped} and the budget is {budget:.6g} J, "
+            f"{least - budget:.3g} J too few; raise it to {least:.6g} J at least{other}"
         )
+
+
+def _least_energy_j(problem: Problem, max_switches: int | None) -> float:
+    return sum(least_energy_j(problem, n, max_switches) for n in range(len(problem.tasks)))
 
 
 def _check_energies(problem: Problem) -> None:
@@ -49,17 +54,6 @@ def _check_energies(problem: Problem) -> None:
                     f"{task.name}: an energy budget needs energy_j of group {group.name!r} on {missing[0]}; add it to "
                     "the profile, or power_w to the SoC's units for estimated profiles"
                 )
-
-
-def least_energy_j(problem: Problem, task: int) -> float:
-    """What a task takes at least, however long that takes."""
-    tables = problem.tables
-    allowed = np.where(np.isfinite(tables.move[task]), 0.0, np.inf)
-    spent = np.full(allowed.shape[1], np.inf)
-    spent[-1] = 0.0
-    for i in range(int(tables.steps[task])):
-        spent = np.append((spent[:, None] + allowed[i] + tables.energy[task, i]).min(axis=0), np.inf)
-    return float(spent.min())
 
 
 def energy_j(problem: Problem, schedule: Schedule) -> float:

@@ -7,7 +7,6 @@ prefers them in that order. ``merge_groups`` makes a long profile short.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -23,8 +22,6 @@ from weft.devices.soc import Soc
 from weft.errors import ProfileError
 from weft.jsonfile import first_problem, printable, read_json, write_json
 from weft.mapping.problem import MAX_SECONDS, MAX_STEPS, Group, Task, UnitCost
-
-logger = logging.getLogger(__name__)
 
 Origin = Literal["measured", "derived", "estimated"]
 SHIPPED_ORIGINS: tuple[Origin, ...] = ("measured", "derived")
@@ -267,10 +264,13 @@ def find_profile(
 
 def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
     profile = read_soc_profile(path)
+    if profile.soc != soc.name:
+        raise ProfileError(
+            f"{path}: a profile for {profile.soc}, and models are mapped to {soc.name}; take that SoC, or set its soc "
+            f"to {soc.name!r} if its numbers hold there"
+        )
     if origin is not None and profile.origin != origin:
         raise ProfileError(f"{path}: the profile is {profile.origin}, not {origin}")
-    if profile.soc != soc.name:
-        logger.warning("%s is a profile for %s and used on %s", path, profile.soc, soc.name)
     return profile
 
 

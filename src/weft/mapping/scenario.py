@@ -15,11 +15,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from weft.devices.soc import Soc, load_soc
-from weft.errors import ProfileError, WorkloadError, unknown_name
+from weft.errors import WorkloadError, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.mapping.limits import Limits
 from weft.mapping.problem import MAX_STEPS, Objective, Problem
-from weft.mapping.profiles import Origin, SocProfile, find_profile, merge_groups, read_soc_profile
+from weft.mapping.profiles import Origin, SocProfile, find_profile, merge_groups
 from weft.mapping.solver import Improvement, Options, Solution, solve
 
 ESTIMATED_GROUPS = 16
@@ -198,13 +198,6 @@ def find_profiles(scenario: Scenario, soc: Soc) -> dict[str, SocProfile]:
 
 def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
     path = scenario.path(task.model)
-    if path.endswith(".json"):
-        made_for = read_soc_profile(path).soc
-        if made_for != soc.name:
-            raise ProfileError(
-                f"{path}: a profile for {made_for}, and models are mapped to {soc.name}; take that SoC, or set its soc "
-                f"to {soc.name!r} if its numbers hold there"
-            )
     profile = find_profile(path, soc, origin=scenario.profiles, max_groups=scenario.max_groups, shapes=task.shapes)
     if scenario.max_groups is None and profile.origin == "estimated" and not path.endswith(".json"):
         return merge_groups(profile, ESTIMATED_GROUPS)

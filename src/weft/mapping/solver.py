@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.errors import WorkloadError
+from weft.mapping.alone import shortest
 from weft.mapping.baselines import BASELINES
 from weft.mapping.cpsat import contention_free
-from weft.mapping.energy import shortest
 from weft.mapping.following import ends_s, idle_freely
 from weft.mapping.limits import Limits, check_feasible, keeps_to
 from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets

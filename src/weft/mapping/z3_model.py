@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from numpy import isfinite
 
 from weft.errors import InputError, WorkloadError
-from weft.mapping.energy import check_feasible
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Schedule, Units
+from weft.mapping.switches import check_switches
 
 TICKS = 10_000
 """Of the longest step, and parts of the share lost while two run together. Z3 reckons in exact fractions: ten times as
@@ -60,7 +60,7 @@ class _Step(NamedTuple):
 def solve_z3(problem: Problem, *, time_limit_s: float, max_switches: int | None = None) -> Z3Result:
     """The least makespan, contention included, on a SoC of two units with one instance each."""
     _check_soc(problem)
-    check_feasible(problem, max_switches)
+    check_switches(problem, max_switches)
     model = _Model(_load(), problem, max_switches)
     began = perf_counter()
     found, proved = model.solve(time_limit_s)

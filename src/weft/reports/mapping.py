@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.mapping.alone import shortest
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Outcome, Piece
 from weft.trace import Span, Trace
@@ -191,15 +192,6 @@ def lane_name(problem: Problem, unit: int, instance: int) -> str:
     return kind.name if kind.instances == 1 else f"{kind.name} {instance}"
 
 
-def alone_s(problem: Problem, task: int) -> float:
-    """The least time a task can take with the SoC to itself: the cheapest way through its units."""
-    tables = problem.tables
-    reached_s = tables.move[task, 0, -1] + tables.time[task, 0]
-    for step in range(1, int(tables.steps[task])):
-        reached_s = (reached_s[:, None] + tables.move[task, step, :-1]).min(axis=0) + tables.time[task, step]
-    return float((reached_s + tables.leave[task]).min())
-
-
 def outcome_trace(outcome: Outcome) -> Trace:
     """The outcome as a trace, for all that reads traces; the way out after a task's last step is not in it."""
     problem = outcome.problem
@@ -246,7 +238,7 @@ def _task(outcome: Outcome, task: int, steps: list[Step]) -> TaskReport:
         name=outcome.problem.tasks[task].name,
         began_s=began_s,
         finish_s=finish_s,
-        alone_s=alone_s(outcome.problem, task),
+        alone_s=shortest(outcome.problem, task)[0],
         work_s=work_s,
         contention_s=run_s - work_s,
         slow_down=run_s / work_s if work_s else 1.0,

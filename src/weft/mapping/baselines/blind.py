@@ -22,7 +22,7 @@ def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, 
     """``contention-blind``: the mapping with its planned starts, and left to first come, first served.
 
     Nothing where the problem is so large that even a dive finds no end."""
-    found = _best(Problem(_calm(problem.soc), problem.tasks), objective)
+    found = _best(Problem(without_contention(problem.soc), problem.tasks), objective)
     if found is None:
         return ()
     plan = replace(found, made_by="contention-blind")
@@ -32,7 +32,7 @@ def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, 
     return (loose, *turned, plan)
 
 
-def _calm(soc: Soc) -> Soc:
+def without_contention(soc: Soc) -> Soc:
     """The same SoC with a memory that nobody can fill."""
     units = tuple(unit.model_copy(update={"contention": Sharing()}) for unit in soc.units)
     return soc.model_copy(update={"units": units, "bandwidth_gb_s": ENDLESS_GB_S})

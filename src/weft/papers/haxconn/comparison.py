@@ -92,9 +92,8 @@ def table_6(out: Path, found: Comparison, lab: Laboratory) -> Part:
 
 
 def _rows(found: Comparison, place: int) -> list[Row]:
-    row = found.rows[place]
     rows = [_baseline_row(found, place, name) for name in THEIRS]
-    return [*rows, _optimum_row(found, place), _gain_row(found, place, row)]
+    return [*rows, _optimum_row(found, place), _gain_row(found, place)]
 
 
 def _baseline_row(found: Comparison, place: int, name: str) -> Row:
@@ -129,7 +128,8 @@ def _optimum_row(found: Comparison, place: int) -> Row:
     return Row(FIGURE, f"HaX-CoNN and ours, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
 
-def _gain_row(found: Comparison, place: int, row: Experiment) -> Row:
+def _gain_row(found: Comparison, place: int) -> Row:
+    row = found.rows[place]
     key = "gain_fps" if row.streams else "gain_ms"
     printed, shipped, scaled = (
         found.paper[f"t6_{row.number}_{key}"].value,

@@ -9,13 +9,11 @@ from time import process_time
 from typing import NamedTuple
 
 from weft.devices import load_soc
-from weft.devices.soc import Pccs, Sharing, Soc, Unit
-from weft.mapping.following import run_mapping
+from weft.devices.soc import Pccs, Soc, Unit
 from weft.mapping.limits import Limits
 from weft.mapping.problem import Group, Problem, Task
 from weft.mapping.profiles import Origin, SocProfile, find_profile
-from weft.mapping.schedule import Outcome, Schedule
-from weft.mapping.simulator import simulate
+from weft.mapping.schedule import Outcome
 from weft.mapping.solver import Certificate, Options, solve
 from weft.papers.base import Tick
 from weft.papers.fluid_batching.lab import Bench
@@ -55,7 +53,6 @@ COLOURS = {
 }
 
 TIME_LIMIT_S = 20.0
-ENDLESS_GB_S = 1e9
 IMPROVED = 1.005
 """A speed-up from which a schedule counts as better."""
 
@@ -86,22 +83,16 @@ class Change(NamedTuple):
     split: float = 1.0
     """Times the cbp of the second unit; its difference from tbwdc, which is published, stays."""
     floor_pct: float | None = None
-    calm: bool = False
-    """A memory that serves everybody: nobody slows anybody."""
 
     def of(self, problem: Problem) -> Problem:
         if self == Change():
             return problem
-        update: dict[str, object] = {"units": tuple(map(self._unit, range(9), problem.soc.units))}
-        if self.calm:
-            update["bandwidth_gb_s"] = ENDLESS_GB_S
-        soc = problem.soc.model_copy(update=update)
+        units = tuple(self._unit(place, unit) for place, unit in enumerate(problem.soc.units))
+        soc = problem.soc.model_copy(update={"units": units})
         return Problem(soc, tuple(scaled(task, self.demand, soc.bandwidth_gb_s) for task in problem.tasks))
 
     def _unit(self, place: int, unit: Unit) -> Unit:
         model = unit.contention
-        if self.calm:
-            return unit.model_copy(update={"contention": Sharing()})
         if not isinstance(model, Pccs):
             return unit
         update: dict[str, float] = {}
@@ -238,12 +229,6 @@ def answer(problem: Problem, max_switches: int | None = None) -> Found:
 
 def searched(case: Case) -> Found:
     return answer(case.problem, case.max_switches)
-
-
-def makespan_s(problem: Problem, schedule: Schedule) -> float:
-    if schedule.starts_s is None:
-        return max(run_mapping(problem, schedule))
-    return simulate(problem, schedule).makespan_s
 
 
 class Laboratory:
