@@ -17,7 +17,7 @@ from weft.mapping.prices import best_sets, priced, simple_sets
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.search import Search, rules
 from weft.mapping.simulator import simulate
-from weft.mapping.solver import Options, solve
+from weft.mapping.solver import Options, load_kernels, solve
 
 
 def searched(problem, objective="latency", limits=None, *, strict=True):
@@ -259,3 +259,9 @@ def test_times_of_any_scale_and_of_none_are_searched(scale):
         solution = solve(problem)
         best = min(outcome.makespan_s for outcome in solution.baselines.values())
         assert solution.outcome.makespan_s <= best * (1 + 1e-9) + 1e-15
+
+
+def test_a_search_is_not_charged_for_loading_what_is_compiled():
+    load_kernels.cache_clear()
+    assert solve(synthetic(1, 2, 2)).certificate.proved
+    assert load_kernels.cache_info().currsize == 1

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.devices.soc import Soc, Unit
 from weft.errors import WorkloadError
 from weft.mapping.alone import shortest
 from weft.mapping.baselines import BASELINES
@@ -20,7 +22,7 @@ from weft.mapping.cpsat import contention_free
 from weft.mapping.following import ends_s, idle_freely
 from weft.mapping.limits import Limits, check_feasible, keeps_to
 from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets
-from weft.mapping.problem import Objective, Problem
+from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
 from weft.mapping.schedule import Outcome, Schedule, worth
 from weft.mapping.search import MOST_STATES, Search, rules
 from weft.mapping.simulator import simulate
@@ -152,7 +154,16 @@ def solve(
     for n, task in enumerate(problem.tasks):
         if options.objective == "throughput" and shortest(problem, n)[0] == 0:
             raise WorkloadError(f"{task.name} can do with no time at all: its throughput has no limit; give it time_s")
+    load_kernels()
     return _Run(problem, options, on_improvement).run()
+
+
+@cache
+def load_kernels() -> None:
+    """Compile what is compiled, or load it, so that no search is charged for it."""
+    group = Group("any", {unit: UnitCost(1e-3, 1.0) for unit in ("a", "b")})
+    soc = Soc(name="any", bandwidth_gb_s=1.0, units=(Unit(name="a"), Unit(name="b")))
+    _Run(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None).run()
 
 
 class _Verdict(NamedTuple):
