@@ -318,7 +318,7 @@ def test_a_naive_schedule_outside_the_limits_gives_way_to_any_within_them(planne
     assert log.frames[0].latency_s == first.first_latency_s < 0.035 and log.frames[0].gap is None  # too much energy
     assert first.last_latency_s == pytest.approx(0.06) and log.frames[-1].gap == 0.0
     assert first.oracle_value == again.first_value == pytest.approx(0.06) and first.oracle_proved
-    assert first.near_s == first.improved_s and first.near_s is not None and first.near_s > 0
+    assert first.near_s == first.improved_s and first.near_s is not None
     outside = [frame for frame in log.frames if frame.latency_s < 0.035]
     (event,) = log.events
     assert event.message.startswith(f"frames outside the limits, by {first.first_made_by}: {len(outside)}")
