@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 
-from weft.papers.base import Part
+from weft.papers.base import Part, Published
 
 
 def check(part: Part) -> None:
@@ -23,3 +24,10 @@ def check_whole(part: Part) -> None:
     """The same of a part that has all three."""
     assert part.rows and part.tables and part.pictures
     check(part)
+
+
+def check_published(number: Published) -> None:
+    """The sentence that is quoted states the number."""
+    assert number.printed in number.sentence
+    assert number.value == float(re.search(r"[0-9.]+", number.printed)[0])
+    assert number.section and number.unit
