@@ -15,8 +15,8 @@ MODULES = sorted(SOURCES.rglob("*.py"))
 
 STOREYS = (
     "version", "errors", "jsonfile", "kernels", "models", "workloads", "devices", "costs", "explore", "profiles",
-    "program", "bound", "trace", "policies", "engine", "mapping", "reports", "simulation", "sweep", "online", "sustain",
-    "runtime", "load", "prediction", "serving", "papers", "cli",
+    "program", "bound", "trace", "policies", "engine", "mapping", "stitching", "reports", "simulation", "sweep",
+    "online", "sustain", "runtime", "load", "prediction", "serving", "papers", "cli",
 )  # fmt: skip
 """A part may import those to its left; ``weft`` itself shows the public names of all but the last."""
 
@@ -33,7 +33,7 @@ ONLY_IN = {
         "papers/",
     ),
     "numba": ("kernels/",),
-    "onnx": ("models/", "runtime/"),
+    "onnx": ("models/", "runtime/", "stitching/onnx_writer.py", "stitching/reading/onnx_"),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "onnxruntime": ("runtime/",),
@@ -42,7 +42,8 @@ ONLY_IN = {
     "opentelemetry": ("serving/telemetry.py",),
     "ortools": ("mapping/",),
     "z3": ("mapping/z3_model.py",),
-    "torch": (),
+    "torch": ("stitching/running/", "stitching/reading/torch_", "stitching/making/torch_"),
+    "triton": ("stitching/running/kernel.py", "stitching/running/tuning.py"),
 }
 """Where a package may be imported."""
 

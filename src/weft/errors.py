@@ -5,6 +5,7 @@ WeftError
 │   ├── ModelError        a model file, its shapes, or a model's name
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── ProfileError      a profile file or its values
+│   ├── StitchError       models that cannot be joined, and where they first differ
 │   └── WorkloadError     streams, mixes and counts that make no sense
 ├── PolicyError           a policy broke the scheduling contract    (exit code 3)
 │   └── InvalidStart
@@ -49,6 +50,10 @@ class DeviceError(InputError):
 
 class ProfileError(InputError):
     """A profile cannot be read or its values cannot be costs."""
+
+
+class StitchError(InputError):
+    """Models cannot be stitched; the message names the first difference or the operator in the way."""
 
 
 class WorkloadError(InputError):

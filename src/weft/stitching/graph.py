@@ -1,0 +1,139 @@
+"""What stitching comes to: ``Graph``, steps over tensors that torch and ONNX both run, written by a ``Builder``.
+
+A step is an ONNX operator of opset 20 with ONNX's own attributes and meaning, so that the graph is an ONNX file but for
+its spelling; but ``FusedConv``, ``StackRows`` (the form ``fused``) and ``Island`` only torch runs. Parameters that
+ONNX passes as tensors (shapes, indices, sizes of a split) are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.stitching.net import Array
+
+DYNAMIC = -1
+"""A tensor's first dimension when rows are only known at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named input or output of the graph."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operator."""
+
+    op: str
+    inputs: tuple[str, ...]
+    """Names of tensors or constants; an empty name is an input left out."""
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    layer: str = ""
+    """The op of the source models it comes from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Steps in order, with the tensors they read and the constants they hold."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Array]
+    weights: frozenset[str] = frozenset()
+    """The constants that are weights (the rest are tables, masks, shapes and indices)."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of every tensor."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.constants[name].nbytes for name in self.weights)
+
+
+class Builder:
+    """Collects steps and constants; equal constants are stored once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.layer = ""
+        """The source op whose steps are being added."""
+        self._steps: list[Step] = []
+        self._constants: dict[str, Array] = {}
+        self._weights: set[str] = set()
+        self._stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._inputs: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._count = 0
+        self._reserved: set[str] = set()
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep *names* free for inputs and outputs to come."""
+        self._reserved.update(names)
+
+    def input(self, name: str, shape: tuple[int, ...]) -> str:
+        self._inputs.append(Tensor(name, shape))
+        self._shapes[name] = shape
+        self._reserved.add(name)
+        return name
+
+    def constant(self, array: Array, hint: str = "c", *, weight: bool = False) -> str:
+        """The name under which *array* is stored."""
+        array = np.ascontiguousarray(array)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._stored:
+            name = self._stored[key] = self._fresh(hint)
+            self._constants[name] = array
+        if weight:
+            self._weights.add(self._stored[key])
+        return self._stored[key]
+
+    def add(self, op: str, *inputs: str, shape: tuple[int, ...], output: str = "", **attributes: Any) -> str:
+        """A step with one output of *shape*; its name is returned."""
+        name = output or self._fresh(op.lower())
+        self._steps.append(Step(op, inputs, (name,), attributes, self.layer))
+        self._shapes[name] = shape
+        return name
+
+    def add_many(self, op: str, *inputs: str, shapes: list[tuple[int, ...]], **attributes: Any) -> list[str]:
+        """A step with an output for each of *shapes*."""
+        names = [self._fresh(op.lower()) for _ in shapes]
+        self._steps.append(Step(op, inputs, tuple(names), attributes, self.layer))
+        self._shapes.update(zip(names, shapes, strict=True))
+        return names
+
+    def output(self, tensor: str, name: str) -> None:
+        """Give *tensor* to the caller under *name*."""
+        shape = self._shapes[tensor]
+        self._steps.append(Step("Identity", (tensor,), (name,), {}, self.layer))
+        self._shapes[name] = shape
+        self._outputs.append(Tensor(name, shape))
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        return self._shapes[tensor]
+
+    def finish(self) -> Graph:
+        return Graph(
+            self.name,
+            tuple(self._inputs),
+            tuple(self._outputs),
+            tuple(self._steps),
+            self._constants,
+            frozenset(self._weights),
+            self._shapes,
+        )
+
+    def _fresh(self, hint: str) -> str:
+        self._count += 1
+        while (name := f"{hint}_{self._count}") in self._reserved:
+            self._count += 1
+        return name

@@ -1,0 +1,73 @@
+"""Graph -> ONNX: ``to_onnx`` in memory, ``write_onnx`` to a file (weights beside it where one file is too small)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from weft.errors import StitchError
+from weft.stitching.graph import DYNAMIC, Graph, Step, Tensor
+
+OPSET = 20
+IR_VERSION = 10
+"""What onnxruntime reads since 1.18."""
+
+MOST_BYTES_IN_FILE = 1_800_000_000
+"""Protobuf ends at 2 GiB; larger weights go into a file of their own."""
+
+_TORCH_ONLY = {
+    "FusedConv": "is in the form 'fused'; plan for ONNX, whose forms are the others",
+    "Island": "is an operator of torch; read the model from an ONNX file to keep it as an island of the result",
+}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> onnx.ModelProto:
+    """*graph* as an ONNX model; *metadata* becomes its metadata_props."""
+    body = helper.make_graph(
+        [_node(step) for step in graph.steps],
+        graph.name or "stitched",
+        [_described(each) for each in graph.inputs],
+        [_described(each) for each in graph.outputs],
+        [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
+    )
+    model = helper.make_model(
+        body,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="weft",
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model
+
+
+def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str, str] = _NOTHING) -> None:
+    """Write *graph* to *path*; weights of more than ``MOST_BYTES_IN_FILE`` go to ``<path>.data`` beside it."""
+    model, target = to_onnx(graph, metadata), Path(path)
+    outside = sum(array.nbytes for array in graph.constants.values()) > MOST_BYTES_IN_FILE
+    data = target.with_name(target.name + ".data")
+    try:
+        if outside:
+            data.unlink(missing_ok=True)  # onnx would append to it
+        onnx.save_model(model, str(target), save_as_external_data=outside, location=data.name)
+    except OSError as error:
+        raise StitchError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _node(step: Step) -> onnx.NodeProto:
+    if step.op in _TORCH_ONLY:
+        raise StitchError(f"{step.layer or step.op} cannot be written to ONNX: it {_TORCH_ONLY[step.op]}")
+    inputs = list(step.inputs)
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return helper.make_node(step.op, inputs, list(step.outputs), name=step.outputs[0], **step.attributes)
+
+
+def _described(tensor: Tensor) -> onnx.ValueInfoProto:
+    sizes = [f"{tensor.name}_rows" if size == DYNAMIC else size for size in tensor.shape]
+    return helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, sizes)

@@ -1,0 +1,235 @@
+"""What a net cannot express, kept as it stands in its ONNX file: ``OnnxIsland``, made by ``Surveyor``.
+
+An island is the node that writes a value and those before it whose tensors are no values (indices, other ranks). It
+is brought to the operator set that results are written in, so that its steps mean there what they meant here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference, version_converter
+
+from weft.stitching.emit import reshape
+from weft.stitching.graph import Builder
+from weft.stitching.net import Array, Value
+from weft.stitching.onnx_writer import OPSET
+from weft.stitching.reading.draft import Foreign, Picture, Shape
+from weft.stitching.reading.onnx_folding import is_float
+from weft.stitching.reading.onnx_source import Node, Source
+
+_MOST_STORED = 4096
+"""Larger constants say nothing about shapes and are left out of the inference."""
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Type and shape of a tensor; no shape where it cannot be told."""
+
+    dtype: int
+    shape: Shape | None
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxIsland:
+    """Nodes that make one value from others; runs wherever ONNX does."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    constants: Mapping[str, Array]
+    inputs: tuple[tuple[str, Shape], ...]
+    """The tensors it reads with their shapes without rows."""
+    output: str
+    view: Shape
+    """The shape of what it writes in the source, without rows."""
+    value: Value
+    signature: str
+
+    def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
+        """Add the nodes; *inputs* and the result are [rows, C, H, W]."""
+        rows = builder.shape(inputs[0])[0]
+        names = {"": ""}
+        for (name, view), tensor in zip(self.inputs, inputs, strict=True):
+            names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
+        names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
+        for node in self.nodes:
+            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            shapes: list[Shape] = [(rows, *self.view) if each == self.output else () for each in node.output]
+            read = [names[each] for each in node.input]
+            names.update(
+                zip(node.output, builder.add_many(node.op_type, *read, shapes=shapes, **attributes), strict=True)
+            )
+        inside = (self.value.channels, self.value.height, self.value.width)
+        return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
+
+
+class Surveyor:
+    """Knows the types and shapes of what is no value, and cuts islands out of a file."""
+
+    def __init__(
+        self, source: Source, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
+    ) -> None:
+        self._opset = source.opset
+        self._rows = rows
+        self._pictures = pictures
+        self._constants = constants
+        self.hidden: dict[str, Node] = {}
+        """Tensors inside islands -> the node that writes them."""
+        self._kinds: dict[str, Kind] = {}
+
+    def look_at(self, node: Node) -> None:
+        """Infer what *node* writes; its inputs are known."""
+        _require_portable(node)
+        read = [name for name in node.inputs if name]
+        types = {name: _type(self.kind(name)) for name in read}
+        small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
+        data = {name: numpy_helper.from_array(_in_float32(self._constants[name]), name) for name in small}
+        schema = _schema(node.op, self._opset)
+        try:
+            opsets = [helper.make_opsetid("", self._opset)]
+            found = shape_inference.infer_node_outputs(schema, node.proto, types, data, opset_imports=opsets)
+        except Exception as error:  # onnx raises several of its own, and RuntimeError
+            raise Foreign("the shapes of its outputs cannot be told") from error
+        self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
+
+    def kind(self, tensor: str) -> Kind:
+        if tensor in self._constants:
+            array = _in_float32(self._constants[tensor])
+            return Kind(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        if tensor in self._pictures:
+            return Kind(TensorProto.FLOAT, (self._rows, *self._pictures[tensor].view))
+        return self._kinds.get(tensor, Kind(TensorProto.UNDEFINED, None))
+
+    def is_value(self, tensor: str) -> bool:
+        """Whether it can flow between operations: rows of vectors or of pictures."""
+        kind = self.kind(tensor)
+        shape = kind.shape or ()
+        return is_float(kind.dtype) and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
+
+    def island(self, node: Node, output: str) -> tuple[OnnxIsland, list[str]]:
+        """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
+        nodes = _with_hidden(node, self.hidden)
+        read = list(dict.fromkeys(each for part in nodes for each in part.inputs if each))
+        inputs = [each for each in read if each in self._pictures]
+        if not inputs:
+            raise Foreign("it reads constants only")
+        stored = {each: _in_float32(self._constants[each]) for each in read if each in self._constants}
+        protos, stored = self._converted(nodes, inputs, output, stored)
+        protos = [self._for_any_rows(each, stored) for each in protos]
+        shape = self.kind(output).shape
+        if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
+            raise Foreign(f"its output {output} is not known to be rows")
+        kept = tuple((each, self._pictures[each].view) for each in inputs)
+        view = shape[1:]
+        return OnnxIsland(tuple(protos), stored, kept, output, view, value_of(view), _signature(nodes)), inputs
+
+    def _for_any_rows(self, node: onnx.NodeProto, stored: dict[str, Array]) -> onnx.NodeProto:
+        """A reshape to a stored number of rows keeps instead those it is given."""
+        if node.op_type != "Reshape" or node.input[1] not in stored or node.attribute:
+            return node
+        target, before = stored[node.input[1]], self.kind(node.input[0]).shape
+        if before is None or before[:1] != (self._rows,) or target[:1].tolist() != [self._rows]:
+            return node
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[1] = f"{node.input[1]}.any"
+        stored[copy.input[1]] = np.concatenate([np.zeros_like(target[:1]), target[1:]])
+        return copy
+
+    def _converted(
+        self, nodes: Sequence[Node], inputs: Sequence[str], output: str, stored: dict[str, Array]
+    ) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+        """The nodes in ``OPSET``, and the constants they then read."""
+        protos = [each.proto for each in nodes]
+        if all(_same_meaning(each.op, self._opset) for each in nodes):
+            return protos, stored
+        graph = helper.make_graph(
+            protos,
+            "island",
+            [helper.make_value_info(name, _type(self.kind(name))) for name in inputs],
+            [helper.make_value_info(output, _type(self.kind(output)))],
+            [numpy_helper.from_array(array, name) for name, array in stored.items()],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+        try:
+            after = version_converter.convert_version(model, OPSET).graph
+        except Exception as error:  # the converter's own, for operators it cannot bring over
+            raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
+        return list(after.node), {each.name: numpy_helper.to_array(each) for each in after.initializer}
+
+
+def value_of(view: Shape) -> Value:
+    """How a tensor of any rank is laid into [C, H, W]."""
+    return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
+
+
+def _with_hidden(node: Node, hidden: Mapping[str, Node]) -> list[Node]:
+    """*node* and what writes the hidden tensors it reads, in order."""
+    order: dict[int, Node] = {}
+    stack = [(node, False)]
+    while stack:
+        each, ready = stack.pop()
+        if id(each) in order:
+            continue
+        if ready:
+            order[id(each)] = each
+            continue
+        stack.append((each, True))
+        stack.extend((hidden[name], False) for name in reversed(each.inputs) if name in hidden)
+    return list(order.values())
+
+
+def _require_portable(node: Node) -> None:
+    nested = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+    if "." in node.op or any(each.type in nested for each in node.attributes.values()):
+        raise Foreign(f"{node.op} cannot be an island either: it is no plain operator of ONNX")
+
+
+def _schema(op: str, opset: int) -> Any:
+    try:
+        return onnx.defs.get_schema(op, max_inclusive_version=opset)
+    except (onnx.defs.SchemaError, TypeError) as error:
+        raise Foreign(f"operator set {opset} has no {op}") from error
+
+
+def _same_meaning(op: str, opset: int) -> bool:
+    """Whether the operator is the same in the file's operator set and in ours."""
+    return bool(_schema(op, opset).since_version == _schema(op, OPSET).since_version)
+
+
+def _signature(nodes: Sequence[Node]) -> str:
+    """Operators and attributes, so that islands that do the same have the same."""
+    spelled = ["".join((each.op, *sorted(map(_spelled, each.attributes.values())))) for each in nodes]
+    if len(nodes) == 1:
+        return spelled[0]
+    shown = "+".join(each.op for each in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
+    return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
+
+
+def _spelled(attribute: AttributeProto) -> str:
+    held: Any = helper.get_attribute_value(attribute)
+    if isinstance(held, TensorProto):
+        held = np.asarray(numpy_helper.to_array(held)).tolist()
+    return f" {attribute.name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
+
+
+def _in_float32(array: Array) -> Array:
+    return array if array.dtype.kind in "iubSUO" else array.astype(np.float32)
+
+
+def _type(kind: Kind) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(kind.dtype, kind.shape)
+
+
+def _kind(found: onnx.TypeProto) -> Kind:
+    tensor = found.tensor_type
+    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return Kind(tensor.elem_type, None)
+    return Kind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))
