@@ -1,0 +1,32 @@
+"""The form ``separate``: each task by itself with all of its weights, shared ones copied. It can do every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.stitching.family import Layer
+from weft.stitching.forms.base import Done, conv, leading_affine, scaled
+from weft.stitching.forms.room import Placed, Room
+from weft.stitching.layouts import APART
+from weft.stitching.weights import kernel
+
+
+class Separate:
+    name = "separate"
+
+    def refusal(self, room: Room, layer: Layer) -> str:
+        return ""
+
+    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        tensors = []
+        for task, tensor in enumerate(room.get(layer.inputs[0], APART).tensors):
+            order = outputs.order(task)
+            weight = scaled(kernel(layer, task), affine.scales[task])
+            weight = weight[order] if layer.op.depthwise else weight[np.ix_(order, inputs.order(task))]
+            groups = len(order) if layer.op.depthwise else 1
+            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups))
+        return Done(Placed(APART, tuple(tensors)), used)
