@@ -1,0 +1,1 @@
+"""Weight-shared models to stitch: drawn at random (``generator``), or trained and zipped (``torch_zipping``)."""
