@@ -1,0 +1,109 @@
+"""Stitched graphs against the clock, in ONNX Runtime: ``race`` runs them in turn, ``Measured`` costs them for a plan.
+
+Contenders are run one after another in every round, so that what else the machine does meets all of them alike. A
+plan goes by processor time as long as one thread does the work: others on the machine make a run late, not busy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.errors import StitchError
+from weft.runtime.sessions import first_line, open_session
+from weft.runtime.tensors import Array
+from weft.stitching.graph import DYNAMIC, Graph
+from weft.stitching.onnx_writer import to_onnx
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One contender's rounds."""
+
+    seconds: tuple[float, ...]
+    """By the clock on the wall."""
+    busy: tuple[float, ...]
+    """Processor time, of all threads together."""
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def least_s(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def busy_median_s(self) -> float:
+        return statistics.median(self.busy)
+
+
+class Runner:
+    """A graph loaded in ONNX Runtime, with made-up inputs."""
+
+    def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
+        try:
+            self._session: Any = open_session(to_onnx(graph).SerializeToString(), threads, optimise=True)
+        except Exception as error:  # the C++ side raises a dozen unrelated kinds
+            raise StitchError(f"{graph.name} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
+        rng = np.random.default_rng(seed)
+        self.feed: dict[str, Array] = {
+            each.name: rng.standard_normal([rows if size == DYNAMIC else size for size in each.shape], np.float32)
+            for each in graph.inputs
+        }
+
+    def __call__(self) -> list[Array]:
+        """Run once."""
+        outputs: list[Array] = self._session.run(None, self.feed)
+        return outputs
+
+
+def race(
+    contenders: Mapping[str, Sequence[Graph]],
+    *,
+    rounds: int = 10,
+    warm_ups: int = 2,
+    threads: int = 1,
+    rows: int = 1,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Times]:
+    """How long each contender takes, round by round; one of several graphs runs them one after another."""
+    if rounds < 1:
+        raise StitchError(f"{rounds} rounds measure nothing; run at least 1")
+    runners = {
+        name: [Runner(graph, threads=threads, rows=rows) for graph in graphs] for name, graphs in contenders.items()
+    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
+    for turn in range(warm_ups + rounds):
+        for name, mine in runners.items():
+            began = clock(), time.process_time()
+            for run in mine:
+                run()
+            ended = clock(), time.process_time()
+            if turn >= warm_ups:
+                found[name].append((ended[0] - began[0], ended[1] - began[1]))
+    columns = {name: zip(*each, strict=True) for name, each in found.items()}
+    return {name: Times(*each) for name, each in columns.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The cost of graphs as they run: the least of several rounds, as whatever disturbs a run adds to it."""
+
+    threads: int = 1
+    rounds: int = 10
+    warm_ups: int = 2
+    rows: int = 1
+    """Given for a dimension that is known only at run time."""
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        contenders = {str(number): [graph] for number, graph in enumerate(graphs)}
+        found = race(contenders, rounds=self.rounds, warm_ups=self.warm_ups, threads=self.threads, rows=self.rows)
+        return [min(times.busy if self.threads == 1 else times.seconds) for times in found.values()]
