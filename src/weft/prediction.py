@@ -3,11 +3,13 @@
 The server measures its segments, the load generator writes them beside the arrivals it sent; here the same
 engine, source and policy run on ``SimulatedHost``. Where prediction and measurement part, either the segment
 times vary more than their mean says, or something besides the segments takes time. Requests leave a model with
-exits where they really left it; those that had no answer leave where others did, drawn at random.
+exits where they really left it; those that had no answer leave where others did, drawn at random. Requests for models
+that were stitched wait in one queue, as they do in the server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft.engine import Arrivals, Engine, Requests, SimulatedHost
-from weft.engine.requests import Terms
+from weft.engine import Arrivals, Completion, Engine, Requests, SimulatedHost
+from weft.engine.requests import Job, Terms, Ticket
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
 from weft.load.payload import served_name
@@ -46,6 +48,8 @@ class _Model(BaseModel):
     seen_s: dict[int, list[Time]] = {}
     max_batch: Annotated[int, Field(ge=1, le=65536)] = 1
     batch_timeout_ms: Time = 0.0
+    body: str = ""
+    """What models that were stitched have in common; empty for others."""
     exits: list[int] = []
     """After how many segments requests may leave, the end not among them."""
     exit_rates: list[float] = []
@@ -197,6 +201,47 @@ def _read(path: str | Path) -> _Bench:
         raise InputError(f"{path}: not a result of weft bench: {first_problem(error, _Bench, _Stream)}") from error
 
 
+class _Clients(Arrivals):
+    """Simulated clients, some of whom wait in one queue because their models have one body."""
+
+    def __init__(
+        self, queues: Sequence[int], terms: Sequence[Terms], times: Sequence[Iterator[int]], **how: Any
+    ) -> None:
+        """*queues*: of each stream, the number of the stream in whose queue its requests wait."""
+        super().__init__(terms, times, **how)
+        self._queues = queues
+        self._senders: dict[Ticket, int] = {}
+
+    def take(self, now: int) -> Iterator[Ticket]:
+        for ticket in super().take(now):
+            if (queue := self._queues[ticket.stream]) != ticket.stream:
+                self._senders[ticket], ticket.stream = ticket.stream, queue
+            yield ticket
+
+    def served(self, job: Job, completion: Completion) -> None:
+        for ticket in job.members:
+            self._return(ticket)
+        super().served(job, completion)
+
+    def dropped(self, ticket: Ticket, now: int) -> None:
+        self._return(ticket)
+        super().dropped(ticket, now)
+
+    def refused(self, ticket: Ticket, now: int) -> None:
+        self._return(ticket)
+        super().refused(ticket, now)
+
+    def _return(self, ticket: Ticket) -> None:
+        """To whoever sent it."""
+        ticket.stream = self._senders.pop(ticket, ticket.stream)
+
+
+def _queues(bench: _Bench, profile: _Profile) -> list[int]:
+    """Of each stream, the first one whose model has the same body."""
+    bodies = [profile.models[served_name(stream.model)].body for stream in bench.streams]
+    return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
+
+
 def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
     """When each request would have been done, in seconds of the run; NaN where it would not."""
     programs: list[Program] = []
@@ -213,7 +258,8 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
         leaves.append(iter(_leaves(stream, model, seed=index)[order].tolist()) if model.exits else None)
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     chooser = make_request_policy(policy, setting, options)
-    feed = Arrivals(terms, times, end=0, strict=bench.deadlines == "strict", leaves=leaves)
+    strict = bench.deadlines == "strict"
+    feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves)
     source = Requests(chooser, feed, [p.remaining for p in programs], demote=chooser.demotes, hurry=True)
     for term in terms:
         source.open(term)

@@ -2,14 +2,15 @@
 
 A model can be batched if the first dimension of all its inputs and outputs is free and a run of several samples gives
 the rows that each sample gives alone. It should be as far as time per sample falls. Batches can be shrunk and joined
-between segments if the same holds of all that crosses the cuts.
+between segments if the same holds of all that crosses the cuts. The samples of a stitched model are of all its tasks in
+turn, so that a measured batch is as mixed as it can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from time import get_clock_info, perf_counter, thread_time
 from typing import Any, NamedTuple
 
@@ -62,18 +63,20 @@ class _Bench:
 
     def __init__(self, model: Prepared, shapes: Shapes, clock_s: Clock) -> None:
         self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
-        self.samples = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
-        self.feeds = {1: self.samples[0]}
+        self.samples = _samples(model, shapes)
+        self._kinds = len(model.tasks) or 1
+        self.feeds = {1: [model.gather([each]) for each in self.samples[: self._kinds]]}
         self.timings: dict[int, list[tuple[float, ...]]] = {}
         self._alone: list[dict[str, Array]] = []
         self._verdicts: dict[int, str | None] = {}
 
     def repeat(self, *sizes: int) -> None:
-        """Time runs of these sizes, in turns."""
+        """Time runs of these sizes, in turns; of several mixes of tasks, what they take on average."""
         began_s, rounds = perf_counter(), 0
         while rounds < _wanted(rounds, perf_counter() - began_s):
             for size in sizes:
-                self.timings.setdefault(size, []).append(_timed(self.model, self.feeds[size], self.clock_s))
+                mixes = [_timed(self.model, feed, self.clock_s) for feed in self.feeds[size]]
+                self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*mixes, strict=True))))
             rounds += 1
 
     def fastest_s(self, size: int) -> float:
@@ -88,7 +91,7 @@ class _Bench:
         return perf_counter() - self.began_s + guess_s > _ALL_S
 
     def differs(self, size: int) -> str | None:
-        """Run a batch of *size*, which also warms it up; what is wrong with its rows, or None."""
+        """Run batches of *size*, which also warms them up; what is wrong with their rows, or None."""
         if size not in self._verdicts:
             try:
                 self._verdicts[size] = self._compared(size)
@@ -97,15 +100,30 @@ class _Bench:
         return self._verdicts[size]
 
     def _compared(self, size: int) -> str | None:
-        feeds = [self.samples[index % 2] for index in range(size)]
-        self._alone = self._alone or [self.model.run(feed) for feed in self.samples]
-        self.feeds[size] = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
-        for name, got in self.model.run(self.feeds[size]).items():
-            rows = [self._alone[index % 2][name] for index in range(size)]
+        self._alone = self._alone or [self._answer(index) for index in range(len(self.samples))]
+        self.feeds[size] = []
+        for first in range(0, self._kinds, size):
+            chosen = [(first + index) % len(self.samples) for index in range(size)]
+            self.feeds[size].append(self.model.gather([self.samples[index] for index in chosen]))
+            reason = self._mismatch(self.model.run(self.feeds[size][-1]), [self._alone[index] for index in chosen])
+            if reason is not None:
+                return reason
+        return None
+
+    def _answer(self, index: int) -> dict[str, Array]:
+        """What a sample gives alone."""
+        outputs = self.model.run(self.model.gather([self.samples[index]]))
+        tasks = self.model.tasks
+        return {name: outputs[name] for name in tasks[index % len(tasks)].outputs.values()} if tasks else outputs
+
+    def _mismatch(self, found: dict[str, Array], alone: list[dict[str, Array]]) -> str | None:
+        """Why the outputs of a batch are not those of its samples, or None."""
+        for name, got in found.items():
+            rows = [each[name] for each in alone if name in each]
             if any(row.shape[:1] != (1,) for row in rows):
                 return f"output {name!r} has {rows[0].shape[0]} rows for one sample"
-            if not _same(np.concatenate(rows), got):
-                return f"output {name!r} of batch {size} is not that of its samples"
+            if rows and not _same(np.concatenate(rows), got):
+                return f"output {name!r} of batch {len(alone)} is not that of its samples"
         return None
 
 
@@ -121,6 +139,8 @@ def measure(model: Prepared, shapes: Shapes, max_batch: int | None, clock_s: Clo
     reason = _unbatchable(model, shapes) or bench.differs(2)
     if reason is None:
         return _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
+    if model.tasks:
+        raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
     if max_batch is not None and max_batch > 1:
         raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched: {reason}")
     bench.repeat(1)
@@ -129,7 +149,7 @@ def measure(model: Prepared, shapes: Shapes, max_batch: int | None, clock_s: Clo
 
 def _as_far_as_it_pays(bench: _Bench) -> Measured:
     best, remark = 1, None
-    for size in SIZES:
+    for size in _sizes(len(bench.model.tasks)):
         if size > 2 and bench.too_long(size):
             remark = f"batches of {size} were not tried: one takes too long"
         elif (reason := bench.differs(size)) is not None:
@@ -142,6 +162,22 @@ def _as_far_as_it_pays(bench: _Bench) -> Measured:
         best = size
     times_s = {size: times for size, times in bench.medians_s().items() if size <= best}
     return Measured(times_s, True, best, (remark,) if remark else ())
+
+
+def _sizes(tasks: int) -> list[int]:
+    """Those to try: of a stitched model, as many rows as it has tasks at least."""
+    sizes = list(SIZES)
+    while sizes[-1] < tasks:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _samples(model: Prepared, shapes: Shapes) -> list[dict[str, Array]]:
+    """Two samples; of a stitched model two of each task, in turn, with only the inputs of their tasks."""
+    drawn = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
+    if not model.tasks:
+        return drawn
+    return [{name: feed[name] for name in task.inputs.values()} for feed in drawn for task in model.tasks]
 
 
 def _gain(bench: _Bench, before: int, size: int) -> float:

@@ -19,8 +19,9 @@ import onnxruntime as ort
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weft.runtime.prepared import Blueprint
+from weft.runtime.wire_format import fields
 
-FORMAT = 2
+FORMAT = 3
 """Raise it whenever what is prepared, or how, changes."""
 _RECORD = "prepared.json"
 _CHUNK_BYTES = 1 << 20
@@ -114,45 +115,15 @@ _INSIDE = {
 
 def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[str]:
     """Names of files in a serialised model; weights are stepped over, so that a large file is read in no time."""
-    fields: dict[int, bytes] = {}
-    for number, first, last in _fields(data, start, end):
+    named: dict[int, bytes] = {}
+    for number, first, last in fields(data, start, end):
         inner = _INSIDE.get((message, number))
         if inner is not None:
             yield from _locations(data, first, last, inner)
         elif message == _ENTRY:
-            fields[number] = data[first:last]
-    if fields.get(1) == b"location":
-        yield fields[2].decode()
-
-
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number and place of every field with a length, by the wire format of protocol buffers."""
-    while start < end:
-        tag, start = _varint(data, start)
-        kind = tag & 7
-        if kind == 0:
-            _, start = _varint(data, start)
-        elif kind == 2:
-            length, start = _varint(data, start)
-            if start + length > end:
-                raise IndexError("a field ends behind its message")
-            yield tag >> 3, start, start + length
-            start += length
-        elif kind in (1, 5):
-            start += 8 if kind == 1 else 4
-        else:
-            raise IndexError(f"no such kind of field: {kind}")
-
-
-def _varint(data: mmap.mmap, start: int) -> tuple[int, int]:
-    value = shift = 0
-    while (byte := data[start]) & 0x80:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        start += 1
-        if shift > 63:
-            raise IndexError("a number is too long")
-    return value | byte << shift, start + 1
+            named[number] = data[first:last]
+    if named.get(1) == b"location":
+        yield named[2].decode()
 
 
 def _digest(path: Path) -> str:

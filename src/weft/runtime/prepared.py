@@ -12,9 +12,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import BadRequest
-from weft.runtime.exits import Counted, ExitSpec, Kind
+from weft.runtime.exits import Counted, ExitSpec, Kind, join
 from weft.runtime.sessions import release_memory
-from weft.runtime.tensors import Array, TensorSpec
+from weft.runtime.stitched import TaskSpec, mixed
+from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 
 
 class SegmentSpec(BaseModel):
@@ -52,6 +53,10 @@ class Blueprint(BaseModel):
     """Whether batches can be shrunk and joined at every cut."""
     rowless: dict[str, Counted | None] = {}
     """What crosses a cut without a row per sample, and what becomes of it when a batch shrinks or grows."""
+    tasks: tuple[TaskSpec, ...] = ()
+    """The models that were stitched into it; none of an ordinary model."""
+    absent_rows: int = 0
+    """Rows of zeros that stand for each task that a batch has no sample of."""
     remarks: tuple[str, ...] = ()
 
 
@@ -72,6 +77,7 @@ class Prepared:
         self.warm = blueprint.warm_shapes is not None
         self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
         self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
+        self.tasks, self.absent = blueprint.tasks, _absent(blueprint)
         self.sessions = tuple(sessions)
         self._steps = _steps(blueprint)
         self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
@@ -100,6 +106,10 @@ class Prepared:
             return tuple(time_s * batch / sizes[-1] for time_s in self.times_s[sizes[-1]])
         columns = zip(*(self.times_s[size] for size in sizes), strict=True)
         return tuple(float(np.interp(batch, sizes, column)) for column in columns)
+
+    def gather(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The inputs of several samples as one batch; of a stitched model, each has those of its own task."""
+        return mixed(samples, self.absent) if self.tasks else join(samples, self.rowless)
 
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
         """What is still needed after a segment, by name: from the model's inputs to its outputs."""
@@ -139,6 +149,16 @@ class Prepared:
         release_memory()
         if self._finalizer:
             self._finalizer()
+
+
+def _absent(blueprint: Blueprint) -> dict[str, Array]:
+    """What the inputs of tasks hold that a batch has no sample of."""
+    if not blueprint.tasks:
+        return {}
+    return {
+        spec.name: np.zeros((blueprint.absent_rows, *spec.shape[1:]), DATATYPES[spec.datatype])
+        for spec in blueprint.inputs
+    }
 
 
 class _Step(NamedTuple):

@@ -23,6 +23,7 @@ from onnx import ModelProto
 
 from weft.errors import ModelError, unknown_name
 from weft.runtime import cache as caching
+from weft.runtime import stitched
 from weft.runtime.batching import Clock, Crossing, clock, crossing, measure
 from weft.runtime.cutting import (
     Piece,
@@ -42,6 +43,7 @@ from weft.runtime.profiling import profile
 from weft.runtime.samples import check_ranks, sample, specs, warm_shapes
 from weft.runtime.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.tensors import Array, TensorSpec
+from weft.stitching.metadata import METADATA_KEY as STITCHED_KEY
 
 Progress = Callable[[str], None]
 
@@ -163,6 +165,7 @@ class _Workshop:
         session, optimised = self._optimised()
         blueprint = _whole(session, self.path, optimised)
         self.exits = _named_exits(self.recipe, session)
+        blueprint = self._with_tasks(blueprint, session)
         shapes, missing = warm_shapes(session.get_inputs(), self.recipe.shapes)
         whole = Prepared(blueprint, [session])
         del session  # so that it can be dropped before its segments are opened
@@ -175,8 +178,29 @@ class _Workshop:
             return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
         _check_answers(self.exits, wanted)
         changes = {"warm_shapes": shapes, "values": dict(self.recipe.values), "outputs": _ranked(whole.outputs, wanted)}
+        changes["absent_rows"] = self._absent_rows(whole, feed)
         whole = Prepared(blueprint.model_copy(update=changes), whole.sessions)
         return self._measured(whole, optimised, feed, wanted)
+
+    def _with_tasks(self, blueprint: Blueprint, session: Any) -> Blueprint:
+        """A stitched file has several models; see that they fit the graph."""
+        said = session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY, "")
+        tasks = stitched.read_tasks(said)
+        if tasks:
+            stitched.check(tasks, blueprint.inputs, blueprint.outputs)
+            if self.exits:
+                raise ModelError("is stitched, and stitched models cannot be left at exits; name none")
+        return blueprint.model_copy(update={"tasks": tasks})
+
+    def _absent_rows(self, whole: Prepared, feed: dict[str, Array]) -> int:
+        """None, where the graph runs without rows of a task: some operators do not, such as Reshape to -1."""
+        try:
+            for task in whole.tasks:
+                whole.run(whole.gather([{name: feed[name] for name in task.inputs.values()}]))
+        except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            self.remarks.append(f"computes a row for each of its models that no request asks for: {first_line(error)}")
+            return 1
+        return 0
 
     def _optimised(self) -> tuple[Any, ModelProto | None]:
         """A session over the whole file, and its graph as ONNX Runtime optimised it, if that can be saved."""
@@ -190,6 +214,8 @@ class _Workshop:
         return session, _readied(onnx.load(str(target), load_external_data=False), session)
 
     def _cold(self, whole: Prepared, reason: str) -> Prepared:
+        if whole.tasks:
+            raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
         if self.recipe.max_batch is not None and self.recipe.max_batch > 1:
             raise ModelError(f"max_batch cannot be checked without a run; {reason}")
         if self.exits:
@@ -221,9 +247,9 @@ class _Workshop:
             "max_batch": found.max_batch,
             "times_s": found.times_s,
             "remarks": found.remarks,
-            "memory_bytes": model.memory_bytes + inner_bytes * found.max_batch,
+            "memory_bytes": model.memory_bytes + inner_bytes * found.max_batch // max(1, len(model.tasks)),
         }
-        if found.max_batch > 1 and len(model.segments) > 1 and not model.exits:
+        if found.max_batch > 1 and len(model.segments) > 1 and not model.exits and not model.tasks:
             changes |= _as_fields(crossing(model, shapes))
         return Prepared(model.blueprint.model_copy(update=changes), model.sessions)
 
@@ -233,7 +259,7 @@ class _Workshop:
         """The model in segments, or None where it stays whole; and the bytes of its inner tensors."""
         self.say("profiling it")
         try:
-            whole_s = _fastest_s(whole, feed, clock(self.recipe.threads))
+            whole_s = _fastest_s(whole, feed, clock(self.recipe.threads)) / max(1, len(whole.tasks))  # for one row
             reason, long = whole_because(optimised.graph), worth_cutting(whole_s, self.recipe.grain_s)
             if reason and self.exits:
                 self._without_exits(f"it {reason}")

@@ -21,9 +21,8 @@ class Admission:
         self._source, self._streams, self._lanes, self._policy = source, streams, lanes, policy
         self._most_waiting = most_waiting
 
-    def check(self, stream: Stream, ask: Ask, now: int, waiting: int) -> None:
+    def check(self, model: Served, stream: Stream, ask: Ask, now: int, waiting: int) -> None:
         """Raise why a request is not taken; *waiting*: requests that no lane has begun."""
-        model = stream.model
         if waiting >= self._most_waiting:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit; send it again later")
         if waiting >= model.queue_size and self.queued(model) >= model.queue_size:
@@ -32,19 +31,19 @@ class Admission:
                 retry_after_s=self.free_in(NO_DEADLINE, now) / 1e9,
             )
         if ask.strict:
-            self._check_deadline(stream, ask, now)
+            self._check_deadline(model, stream, ask, now)
 
     def queued(self, model: Served) -> int:
         """Requests for a model that no lane has begun."""
         return model.waiting
 
-    def _check_deadline(self, stream: Stream, ask: Ask, now: int) -> None:
+    def _check_deadline(self, model: Served, stream: Stream, ask: Ask, now: int) -> None:
         own = self._streams.whole_ns(stream) if stream.measured else 0
         ahead = self.free_in(ask.due, now)
         if now + ahead + own > ask.due:
             self._streams.doubt(stream)
             raise Expired(
-                f"{stream.model.name}: its deadline cannot be met: {ahead / 1e6:.1f} ms of work stand before it, "
+                f"{model.name}: its deadline cannot be met: {ahead / 1e6:.1f} ms of work stand before it, "
                 f"and it takes {own / 1e6:.1f} ms",
                 reason="unmeetable",
             )

@@ -41,6 +41,17 @@ LARGEST_BATCH = 256
 """Rows; the engine keeps the times of every size up to a model's largest."""
 
 
+class TaskConfig(BaseModel):
+    """What may be set for one of the models of a stitched file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    slo_ms: Milliseconds | None = None
+    timeout_ms: Milliseconds | None = None
+    priority: Annotated[int, Field(ge=0, le=3)] = 0
+    queue_size: Count = 256
+
+
 class ModelConfig(BaseModel):
     """The settings of one model; all may be left out."""
 
@@ -78,8 +89,14 @@ class ModelConfig(BaseModel):
     """A file beside the model that tells how accurate it is at each threshold."""
     preload: bool = True
     """Loaded at start; on demand otherwise."""
+    tasks: dict[Name, TaskConfig] = {}
+    """Of a stitched file: model -> what is set for it alone."""
 
-    def overridden_by(self, other: ModelConfig) -> ModelConfig:
+    def for_task(self, name: str) -> ModelConfig:
+        """The settings of one of the models of a stitched file."""
+        return self.overridden_by(self.tasks.get(name, TaskConfig()))
+
+    def overridden_by(self, other: ModelConfig | TaskConfig) -> ModelConfig:
         """These settings, with those that *other* names in their place."""
         return self.model_copy(update={key: getattr(other, key) for key in other.model_fields_set})
 
@@ -90,7 +107,7 @@ def read_model_config(path: Path, *, where: str | None = None) -> ModelConfig:
     try:
         return ModelConfig.model_validate(read_toml(path, shown))
     except ValidationError as error:
-        raise InputError(one_line(f"{shown}: {_complaint(error, ModelConfig)}")) from error
+        raise InputError(one_line(f"{shown}: {_complaint(error, ModelConfig, TaskConfig)}")) from error
 
 
 def _host(text: str) -> str:
@@ -289,12 +306,12 @@ def _check(config: ServerConfig) -> None:
         )
 
 
-def _complaint(error: ValidationError, schema: type[BaseModel]) -> str:
+def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     if problem["loc"][:1] == ("api_key",):  # a message must not show the key
         return f"api_key: {problem['msg']}"
     try:
-        return first_problem(error, schema)
+        return first_problem(error, *schemas)
     except ValueError:  # a whole number too long to be written out
         return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 

@@ -25,7 +25,7 @@ from weft.serving.admission import Admission
 from weft.serving.leaving import EXIT, Leaving
 from weft.serving.recorder import Recorder, Span
 from weft.serving.streams import Remaining, Served, Stream, Streams
-from weft.serving.tickets import Ask, Batch, LiveTicket, Reply
+from weft.serving.tickets import Ask, Batch, LiveTicket, MixedBatch, Reply
 
 log = logging.getLogger("weft.engine")
 
@@ -68,7 +68,7 @@ class Dispatcher:
         self._outbox: list[tuple[LiveTicket, Reply, dict[str, Array] | RequestError]] = []
         self._batch_timer: asyncio.TimerHandle | None = None
         self.emptied: Callable[[Served], None] | None = None
-        """Told when nobody needs a model any more."""
+        """Told when nobody needs a body any more."""
 
     @property
     def pending(self) -> int:
@@ -79,11 +79,11 @@ class Dispatcher:
 
     def submit(self, model: Served, inputs: dict[str, Array], ask: Ask, reply: Reply) -> LiveTicket:
         """Take a request, or raise why not; ``reply`` is called once, on this thread."""
-        now = self.lanes.now()
+        now, inputs = self.lanes.now(), model.inward(inputs)
         stream = self.streams.of(model, inputs)
-        self.admission.check(stream, ask, now, self.waiting)
-        ticket = LiveTicket(stream, inputs, now, ask, reply)
-        model.leases += 1
+        self.admission.check(model, stream, ask, now, self.waiting)
+        ticket = LiveTicket(model, stream, inputs, now, ask, reply)
+        model.body.leases += 1
         self._tickets.add(ticket)
         self._enqueue(ticket)
         if ask.strict:
@@ -199,28 +199,30 @@ class Dispatcher:
 
     def _depart(self, work: Batch) -> None:
         """Answer those who leave at the exit that a batch has come to."""
-        model, leaving = work.model, work.model.leaving
+        leaving = work.model.leaving
         assert leaving is not None
         moved = False
         for ticket, outputs in work.departing():
             ticket.compute_ns += work.compute_ns
             for number in outputs[EXIT].tolist():
-                model.statistics.exits[number] += 1
+                ticket.model.statistics.exits[number] += 1
                 moved |= leaving.shares.left(number - 1)
             self._settle(ticket, outputs)
         if moved:
-            self.streams.expect_leaving(model)
+            self.streams.expect_leaving(work.model)
 
     def merged(self, job: Job, other: Job) -> None:
         kept, joining = job.work, other.work
         assert isinstance(kept, Batch) and isinstance(joining, Batch)
         kept.join(joining)
-        kept.model.statistics.merges += 1
+        for model in joining.shares():
+            model.statistics.merges += 1
         self._executed(self.streams[job.members[0].stream], joining)
 
     def _executed(self, stream: Stream, work: Batch) -> None:
         stream.seen += 1
-        work.model.statistics.executed(work.rows, work.compute_ns)
+        for model, rows in work.began.items():
+            model.statistics.executed(rows, work.compute_ns)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         assert isinstance(ticket, LiveTicket)
@@ -247,10 +249,10 @@ class Dispatcher:
         if isinstance(job.work, Batch):
             self._release(job.work.model)
 
-    def _release(self, model: Served) -> None:
-        model.leases -= 1
-        if not model.leases and self.emptied:
-            self.emptied(model)
+    def _release(self, body: Served) -> None:
+        body.leases -= 1
+        if not body.leases and self.emptied:
+            self.emptied(body)
 
     def _settle(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         """Answer a request, once."""
@@ -275,7 +277,7 @@ class Dispatcher:
             reply(ticket, outcome)
         except Exception:  # the answer could not be given; the others' shall be
             log.exception("%s: an answer could not be given", ticket.model.name)
-        self._release(ticket.model)
+        self._release(ticket.model.body)
 
     def _count(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         now = self.lanes.now()
@@ -309,7 +311,7 @@ class Dispatcher:
         if stream.model.leaving:
             self._set_thresholds(stream, stream.model.leaving, tickets)
         stream.model.leases += 1
-        return Batch(stream.model, tickets)
+        return (MixedBatch if tickets[0].model.task else Batch)(stream.model, tickets)
 
     def _no_longer_waits(self, ticket: LiveTicket) -> None:
         self.waiting -= 1
@@ -340,7 +342,7 @@ class Dispatcher:
         """A segment ended: count it, show it, and learn how long it takes."""
         candidate, times = completion.candidate, completion.times
         stream, job = self.streams[candidate.stream], self._source.job_of(candidate)
-        took, statistics = times.compute_end - times.compute_start, stream.model.statistics
+        took = times.compute_end - times.compute_start
         assert job is not None and isinstance(job.work, Batch)
         self._note_hand_over(lane, job, times)
         self._note_preemption(lane, job)
@@ -358,13 +360,14 @@ class Dispatcher:
                 "aborted" if completion.aborted else "failed" if completion.error else "done",
             )
         )
-        statistics.aborts += completion.aborted
+        shares = job.work.shares()
+        for model in shares:
+            model.statistics.aborts += completion.aborted
         if not completion.aborted and not completion.error:
-            statistics.segments += 1
-            statistics.segment_rows += candidate.size * stream.rows
-            statistics.segment_ns += took
             between = round(self.hand_over_s * 1e9) if self.policy.refills else 0  # what small batches cost beside
-            statistics.segment_error_ns += abs(took + between - candidate.compute) if stream.measured else 0
+            error = abs(took + between - candidate.compute) if stream.measured else 0
+            for model, rows in shares.items():
+                model.statistics.computed(candidate.size * stream.rows, rows, took, error)
             self.streams.learn(stream, candidate, took, between)
 
     @property
@@ -387,11 +390,12 @@ class Dispatcher:
         if self.policy.refills and before.members[0].stream == job.members[0].stream:
             return  # it waits for others to catch up with it
         if before in self._source.jobs(before.members[0].stream) and isinstance(before.work, Batch):
-            before.work.model.statistics.preemptions += 1
+            for model in before.work.shares():
+                model.statistics.preemptions += 1
 
-    def forget(self, model: Served) -> None:
-        """A model nobody needs leaves."""
-        self.streams.forget(model)
+    def forget(self, body: Served) -> None:
+        """A body nobody needs leaves."""
+        self.streams.forget(body)
 
     def close(self) -> None:
         """End the lanes; what they run is finished first."""

@@ -1,7 +1,8 @@
 """Which models are loaded: loading on demand within a memory budget, leases, and leaving.
 
 A model that a request needs is never closed under it: whoever is replaced, unloaded or evicted leaves when
-its last request is answered. All state is the event loop's; only the loading itself happens on a thread.
+its last request is answered. Models that were stitched are loaded and evicted together, for they have one body.
+All state is the event loop's; only the loading itself happens on a thread.
 """
 
 from __future__ import annotations
@@ -11,52 +12,19 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from weft.errors import ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
-from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
-from weft.serving.leaving import Leaving, outputs_of, record_beside
+from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import Entry, Repository
-from weft.serving.statistics import Statistics
+from weft.serving.slots import Slot, signature
 from weft.serving.steering import Steering
 from weft.serving.streams import Served
-from weft.serving.wire import ModelSpec
 
 log = logging.getLogger("weft.models")
-
-State = Literal["unloaded", "loading", "ready", "failed"]
-
-
-@dataclass(eq=False)
-class Slot:
-    """One version of a model, loaded or not."""
-
-    entry: Entry
-    state: State = "unloaded"
-    message: str = ""
-    served: Served | None = None
-    spec: ModelSpec | None = None
-    loading: asyncio.Task[None] | None = None
-    waiters: int = 0
-    """Requests that wait for it to be loaded."""
-    used_ns: int = 0
-    shut: bool = False
-    """Somebody unloaded it, so that requests do not bring it back."""
-    statistics: Statistics = field(default_factory=Statistics)
-    """Of all times it was loaded."""
-    size_bytes: int = 0
-    """What it held when it was last loaded."""
-    failed_on: tuple[int, int] | None = None
-    """Time and size of the file that could not be loaded."""
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.entry.config
 
 
 class Library:
@@ -84,8 +52,15 @@ class Library:
     @property
     def used_bytes(self) -> int:
         """What loaded models hold, those that are leaving included."""
-        loaded = [slot.served for slot in self._slots.values() if slot.served]
-        return sum(served.prepared.memory_bytes for served in [*loaded, *self._leaving])
+        return sum(body.prepared.memory_bytes for body in [*self._loaded(), *self._leaving])
+
+    def _loaded(self) -> dict[Served, list[Slot]]:
+        """Every body in memory that takes requests, and its models."""
+        found: dict[Served, list[Slot]] = {}
+        for slot in self._slots.values():
+            if slot.served:
+                found.setdefault(slot.served.body, []).append(slot)
+        return found
 
     def slots(self) -> Iterator[Slot]:
         """Every version of every model there is, by name."""
@@ -111,7 +86,7 @@ class Library:
             while slot.served is None:
                 if slot.shut:
                     raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
-                if slot.failed_on and slot.failed_on == _signature(slot.entry.path):
+                if slot.failed_on and slot.failed_on == signature(slot.entry.path):
                     raise Overloaded(f"{slot.entry.name} cannot be loaded: {slot.message}", reason="load_failed")
                 await asyncio.shield(self._start_loading(slot))
         finally:
@@ -123,21 +98,25 @@ class Library:
         await self.rescan()
         slot = self.find(name)
         slot.shut, slot.failed_on = False, None
-        if slot.loading:  # it began before the scan
-            await asyncio.wait([slot.loading])
         slot.entry = self.repository.entry(name)
+        if running := {each.loading for each in self._together(slot) if each.loading}:  # it began before the scan
+            await asyncio.wait(running)
+        for each in self._together(slot):
+            each.entry = self.repository.entry(each.entry.name, each.entry.version)
         await asyncio.shield(self._start_loading(slot))
+        if slot.served is None and slot.failed_on:
+            raise Overloaded(f"{name} cannot be loaded: {slot.message}", reason="load_failed")
 
     async def rescan(self) -> None:
         """Look again at the disk; models whose files have gone leave."""
         await asyncio.to_thread(self.repository.scan)
         there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         for key in self._slots.keys() - there:
-            self._dismiss(self._slots.pop(key), "its file is gone")
+            self._dismiss([self._slots.pop(key)], "its file is gone")
 
     def fits(self, slot: Slot) -> bool:
         """Whether a model can be loaded without sending another one away, as far as can be told."""
-        return self.budget_bytes is None or self.used_bytes + _guess_bytes(slot) <= self.budget_bytes
+        return self.budget_bytes is None or self.used_bytes + slot.guess_bytes() <= self.budget_bytes
 
     def unload(self, name: str) -> None:
         """No new requests for any version of a model; its memory returns when the last one is answered."""
@@ -145,39 +124,55 @@ class Library:
         for version in self.repository.versions(name):
             slot = self.find(name, version)
             slot.shut = True
-            self._dismiss(slot, "unloaded by request")
+            self._dismiss([slot], "unloaded by request")
+
+    def _together(self, slot: Slot) -> list[Slot]:
+        """The models that are loaded with one, itself the first: those of its file that nobody unloaded."""
+        if not slot.entry.body:
+            return [slot]
+        path = slot.entry.path
+        return [
+            slot,
+            *(each for each in self.slots() if each is not slot and each.entry.path == path and not each.shut),
+        ]
 
     def _start_loading(self, slot: Slot) -> asyncio.Task[None]:
-        if slot.loading is None:
-            slot.loading = asyncio.create_task(self._load(slot))
-            slot.loading.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
-        return slot.loading
+        together = self._together(slot)
+        task = next((each.loading for each in together if each.loading), None)
+        if task is None:
+            task = asyncio.create_task(self._load(together))
+            task.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
+            for each in together:
+                each.loading = task
+        return task
 
-    async def _load(self, slot: Slot) -> None:
-        """Prepare a model on the loader's thread and put it in the place of what was there."""
-        if slot.served is None:
-            slot.state = "loading"
-        entry = slot.entry
+    async def _load(self, slots: list[Slot]) -> None:
+        """Prepare models with one body on the loader's thread and put them in the place of what was there."""
+        for slot in slots:
+            slot.state = "ready" if slot.served else "loading"
+        entry = slots[0].entry
         try:
             async with self._one_at_a_time:
-                await self._make_room(_guess_bytes(slot), slot)
+                await self._make_room(slots[0].guess_bytes(), slots)
                 loop = asyncio.get_running_loop()
-                served = await loop.run_in_executor(self._loader, self._prepared, entry)
-                self._install(slot, served)
-                await self._make_room(0, slot)
+                body = await loop.run_in_executor(self._loader, self._prepared, entry)
+                self._install(slots, body)
+                await self._make_room(0, slots)
         except Overloaded as error:  # no room now; there may be later
-            slot.message = str(error)
-            slot.state = "ready" if slot.served else "unloaded"
+            for slot in slots:
+                slot.message = str(error)
+                slot.state = "ready" if slot.served else "unloaded"
             raise
         except Exception as error:  # whatever is wrong with a model concerns this model alone
             said = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
-            slot.message = said.replace(str(entry.path), entry.path.name)  # where it lies is not the clients' business
-            slot.failed_on = _signature(entry.path)
-            slot.state = "ready" if slot.served else "failed"
-            log.warning("%s %s cannot be loaded: %s", entry.name, entry.version, slot.message)
-            raise Overloaded(f"{entry.name} cannot be loaded: {slot.message}", reason="load_failed") from error
+            said = said.replace(str(entry.path), entry.path.name)  # where it lies is not the clients' business
+            for slot in slots:
+                slot.fail(said)
+            log.warning("%s %s cannot be loaded: %s", entry.body or entry.name, entry.version, said)
+            raise Overloaded(f"{entry.name} cannot be loaded: {said}", reason="load_failed") from error
         finally:
-            slot.loading = None
+            for slot in slots:
+                slot.loading = None
 
     def _prepared(self, entry: Entry) -> Served:
         config = entry.config
@@ -194,28 +189,28 @@ class Library:
         )
         prepared = prepare(entry.path, recipe, self._cache)
         return Served(
-            entry.name,
+            entry.body or entry.name,
             prepared,
             queue_size=config.queue_size,
             batch_timeout_ms=config.batch_timeout_ms,
             leaving=_leaving(entry, prepared, steering),
         )
 
-    def _install(self, slot: Slot, served: Served) -> None:
-        entry, prepared, old = slot.entry, served.prepared, slot.served
-        if slot.shut:  # unloaded while it was loading
-            self._leave(served)
+    def _install(self, slots: list[Slot], body: Served) -> None:
+        """Let requests meet what was loaded, and what was there before leave."""
+        before, now_ns, entry = self._loaded(), time.monotonic_ns(), slots[0].entry
+        for slot in slots:
+            try:
+                slot.take(body, now_ns)
+            except ModelError as error:
+                slot.fail(str(error))
+        for each in {*before, body} - self._loaded().keys():
+            self._leave(each)
+        if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
-        served.statistics = slot.statistics
-        slot.served, slot.state, slot.message = served, "ready", "; ".join(prepared.remarks)
-        early = tuple(each.output for each in prepared.exits[:-1])
-        slot.spec = ModelSpec(entry.name, entry.version, prepared.inputs, outputs_of(prepared), early)
-        slot.used_ns, slot.size_bytes, slot.failed_on = time.monotonic_ns(), prepared.memory_bytes, None
-        if old:
-            self._leave(old)
-        log.info("%s %s is loaded: %d segments", entry.name, entry.version, len(prepared.segments))
+        log.info("%s %s is loaded: %d segments", body.name, entry.version, len(body.prepared.segments))
 
-    async def _make_room(self, needed: int, wanted: Slot) -> None:
+    async def _make_room(self, needed: int, wanted: list[Slot]) -> None:
         """Let the models that were used least recently leave, and wait until their memory is free.
 
         Idle ones leave first; one in use takes no more requests and leaves with its last. One that somebody is
@@ -224,45 +219,46 @@ class Library:
         """
         while self.budget_bytes is not None and self.used_bytes + needed > self.budget_bytes:
             self._room_changed.clear()
-            if max(needed, wanted.size_bytes) > self.budget_bytes:
+            if max(needed, wanted[0].size_bytes) > self.budget_bytes:
                 self._dismiss(wanted, "larger than the memory budget")
-                raise Overloaded(self._no_room(needed, wanted), reason="memory")
-            loaded = [slot for slot in self._slots.values() if slot.served and (slot is not wanted or needed)]
-            free = [slot for slot in loaded if not slot.waiters or slot is wanted]
+                raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
+            loaded = [group for group in self._loaded().values() if wanted[0] not in group or needed]
+            free = [group for group in loaded if wanted[0] in group or not any(slot.waiters for slot in group)]
             if free:
                 self.evictions += 1
-                self._dismiss(min(free, key=lambda slot: _eviction_rank(slot, wanted)), "")
+                self._dismiss(min(free, key=lambda group: _eviction_rank(group, wanted)), "")
             elif loaded or self._leaving:
                 await self._room_changed.wait()
             else:
                 self._dismiss(wanted, "does not fit into the memory budget")
-                raise Overloaded(self._no_room(needed, wanted), reason="memory")
+                raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
 
     def _no_room(self, needed: int, wanted: Slot) -> str:
         size = f"about {needed >> 20} MiB" if needed else "more"
         used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
         return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
-    def _dismiss(self, slot: Slot, message: str) -> None:
-        """Out of reach for new requests; closed when the last lease ends."""
-        served, slot.served, slot.spec = slot.served, None, None
-        slot.message = message
-        if slot.state != "loading":
-            slot.state = "unloaded"
-        if served:
-            self._leave(served)
+    def _dismiss(self, slots: list[Slot], message: str) -> None:
+        """Out of reach for new requests; a body that no model has any more is closed when its last lease ends."""
+        bodies = {slot.served.body for slot in slots if slot.served}
+        for slot in slots:
+            slot.served, slot.spec, slot.message = None, None, message
+            if slot.state != "loading":
+                slot.state = "unloaded"
+        for body in bodies - self._loaded().keys():
+            self._leave(body)
 
-    def _leave(self, served: Served) -> None:
-        self._leaving.add(served)
-        if not served.leases:
-            self._emptied(served)
+    def _leave(self, body: Served) -> None:
+        self._leaving.add(body)
+        if not body.leases:
+            self._emptied(body)
 
-    def _emptied(self, served: Served) -> None:
+    def _emptied(self, body: Served) -> None:
         """Nobody needs it for the moment."""
-        if served in self._leaving:
-            self._leaving.remove(served)
-            self._dispatcher.forget(served)
-            asyncio.get_running_loop().run_in_executor(None, served.prepared.close)
+        if body in self._leaving:
+            self._leaving.remove(body)
+            self._dispatcher.forget(body)
+            asyncio.get_running_loop().run_in_executor(None, body.prepared.close)
         self._room_changed.set()
 
     async def close(self) -> None:
@@ -271,7 +267,7 @@ class Library:
         for slot in self._slots.values():
             if slot.loading:
                 slot.loading.cancel()
-            self._dismiss(slot, "")
+            self._dismiss([slot], "")
 
 
 def _leaving(entry: Entry, prepared: Prepared, steering: Steering) -> Leaving | None:
@@ -286,24 +282,6 @@ def _leaving(entry: Entry, prepared: Prepared, steering: Steering) -> Leaving | 
     return None
 
 
-def _eviction_rank(slot: Slot, wanted: Slot) -> tuple[bool, bool, int]:
-    return slot is wanted, bool(slot.served and slot.served.leases), slot.used_ns
-
-
-def _guess_bytes(slot: Slot) -> int:
-    """What a model will need: what it held last time, or the size of its files."""
-    path = slot.entry.path
-    try:
-        files = {path, *path.parent.glob(f"{path.stem}*.data")}
-        return slot.size_bytes or sum(file.stat().st_size for file in files)
-    except OSError:
-        return 0
-
-
-def _signature(path: Path) -> tuple[int, int] | None:
-    """What changes when a file does."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+def _eviction_rank(group: list[Slot], wanted: list[Slot]) -> tuple[bool, bool, int]:
+    in_use = any(slot.served and slot.served.body.leases for slot in group)
+    return wanted[0] in group, in_use, max(slot.used_ns for slot in group)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.serving.leaving import Leaving
-from weft.serving.library import Slot
 from weft.serving.service import Service
+from weft.serving.slots import Slot
 from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -84,7 +84,7 @@ def _model(service: Service, slot: Slot) -> _Model:
         return _Model(labels, slot.statistics, 0, slot.waiters)
     queued, leaving = service.dispatcher.admission.queued(served), served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
-    return _Model(labels, slot.statistics, served.prepared.memory_bytes, queued, leaving, threshold)
+    return _Model(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold)
 
 
 # The format
@@ -349,7 +349,12 @@ FAMILIES = (
         "Mean difference of predicted and real segment time, as a share of the real time.",
         _model_each(lambda m: m.seen.prediction_error),
     ),
-    Family("weft_model_memory_bytes", "gauge", "Memory of a loaded model.", _model_each(lambda m: m.memory_bytes)),
+    Family(
+        "weft_model_memory_bytes",
+        "gauge",
+        "Memory of a loaded model, or its part of a body that several have.",
+        _model_each(lambda m: m.memory_bytes),
+    ),
     Family(
         "weft_queue_length",
         "gauge",

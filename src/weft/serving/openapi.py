@@ -224,6 +224,7 @@ SCHEMAS: dict[str, Json] = {
         **_each("times_s seen_s", _map(_list(_NUMBER))),
         max_batch=_COUNT,
         batch_timeout_ms=_NUMBER,
+        body=_is("string", "What models that were stitched have in common; empty for others."),
         exits=_list(_is("integer", "After how many segments samples may leave, the end not among them.", minimum=1)),
         exit_rates=_list(_is("number", "Share of the samples that leave there, the end last.")),
     ),

@@ -1,9 +1,9 @@
 """What models there are: repositories on disk, single files, and models that weft knows by name.
 
 A repository holds ``name/1/model.onnx`` with settings in ``name/weft.toml`` or ``name/1/weft.toml``, or
-``name.onnx`` with settings in ``name.toml``. What cannot be used is noted in ``problems`` and never
-keeps others from being served. A name that a request brings is looked up among those found, and is
-never made into a path.
+``name.onnx`` with settings in ``name.toml``. A stitched file holds several models, under names of their own.
+What cannot be used is noted in ``problems`` and never keeps others from being served. A name that a request brings is
+looked up among those found, and is never made into a path.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import NamedTuple
 from weft.errors import InputError, ModelError, NotFound, unknown_name
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
+from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
 from weft.version import __version__
 
@@ -32,6 +33,10 @@ MOST_NAMES_SHOWN = 64
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_NO_NAME = (
+    "not a name for a model; it takes at most 128 letters, digits, '.', '_' and '-', begins with a letter or a digit "
+    "and has no '..'"
+)
 
 
 class Entry(NamedTuple):
@@ -43,6 +48,8 @@ class Entry(NamedTuple):
     config: ModelConfig
     source: str
     """repository, file, packaged or zoo."""
+    body: str = ""
+    """What a stitched file is called, which holds others, too; empty for a file that is one model."""
 
 
 Versions = dict[str, Entry]
@@ -70,6 +77,17 @@ class _Found:
     """Models and versions ("" for all) that could not be looked at; what was known of them stands."""
     blind: bool = False
     """The whole source could not be looked at."""
+
+    def add(self, entry: Entry, where: str) -> None:
+        """Another model, or another version of one; a name belongs to the first place that has it."""
+        if self.where.setdefault(entry.name, where) == where:
+            self.models.setdefault(entry.name, {})[entry.version] = entry
+            return
+        first, second = (
+            f"{path.name}{'' if path.suffix else '/'}" for path in map(Path, (self.where[entry.name], where))
+        )
+        what = f"both hold a model {entry.name}" if entry.body else "have the same name"
+        self.problem(entry.name, f"{first} and {second} {what}; rename one (the first one is used)")
 
     def problem(self, name: str, message: str) -> None:
         _note(self.problems, name, message)
@@ -153,7 +171,8 @@ def _keep_known(known: _Found, look: _Found) -> None:
         still = {
             version: entry
             for version, entry in versions.items()
-            if (look.blind or not look.unseen.isdisjoint({(name, version), (name, "")})) and _is_file(entry.path)
+            if (look.blind or look.unseen & {(entry.body or name, version), (entry.body or name, "")})
+            and _is_file(entry.path)
         }
         if still:
             versions = {**still, **look.models.get(name, {})}
@@ -214,18 +233,16 @@ class _Directory:
             mode = _mode(root, root / file)
             if stat.S_ISDIR(mode):
                 name = file
-                versions = _numbered(root, _checked(name), found)
+                entries = _numbered(root, _checked(name), found)
             elif stat.S_ISREG(mode) and name != file:
-                versions = _flat(root, _checked(name))
+                entries = _flat(root, _checked(name))
             else:
                 return
         except _Trouble as trouble:
             found.trouble(name, "", trouble)
             return
-        if name in found.models:
-            found.problem(name, f"{name}/ and {name}.onnx have the same name; rename one (the first one is used)")
-        elif versions:
-            found.models[name], found.where[name] = versions, str(self.path / file)
+        for entry in entries:
+            found.add(entry, str(self.path / file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,20 +262,21 @@ class _File:
             return found
         try:
             config = self.config or _settings(None, self.path.with_suffix(".toml"))
+            entries = _models_in(Entry(self.name, "1", self.path, config, self.source))
         except _Trouble as trouble:
             found.problem(self.name, str(trouble))
             return found
-        found.models[self.name] = {"1": Entry(self.name, "1", self.path, config, self.source)}
-        found.where[self.name] = str(self.path) if self.source == "file" else f"the {self.source} model"
+        for entry in entries:
+            found.add(entry, str(self.path) if self.source == "file" else f"the {self.source} model")
         return found
 
 
-def _flat(root: Path, name: str) -> Versions:
+def _flat(root: Path, name: str) -> list[Entry]:
     path = root / f"{name}.onnx"
-    return {"1": Entry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository")}
+    return _models_in(Entry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"))
 
 
-def _numbered(root: Path, name: str, found: _Found) -> Versions:
+def _numbered(root: Path, name: str, found: _Found) -> list[Entry]:
     """The usable versions in a model's directory; others become problems of the model."""
     folder = root / name
     files = _listed(root, folder)
@@ -268,13 +286,13 @@ def _numbered(root: Path, name: str, found: _Found) -> Versions:
     numbers = sorted((file for file in files if _VERSION.fullmatch(file)), key=int)
     if not numbers:
         raise _Trouble(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
-    versions: Versions = {}
+    entries: list[Entry] = []
     for number in numbers:
         try:
-            versions[number] = _version(root, name, number, config)
+            entries += _models_in(_version(root, name, number, config))
         except _Trouble as trouble:
             found.trouble(name, number, trouble)
-    return versions
+    return entries
 
 
 def _version(root: Path, name: str, number: str, config: ModelConfig) -> Entry:
@@ -284,6 +302,24 @@ def _version(root: Path, name: str, number: str, config: ModelConfig) -> Entry:
         raise _Trouble(f"no file {MODEL_FILE} in it")
     own = _settings(root, folder / SETTINGS_FILE)
     return Entry(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
+
+
+def _models_in(entry: Entry) -> list[Entry]:
+    """The models that a file holds: those that were stitched into it, or the one that it is."""
+    try:
+        tasks = [task.name for task in tasks_in(entry.path)]
+    except OSError as error:
+        raise _Trouble(f"cannot look into {entry.path.name}: {error.strerror or error}", passing=True) from error
+    except ModelError as error:
+        raise _Trouble(str(error)) from error
+    for name in entry.config.tasks:
+        if name not in tasks:
+            raise _Trouble(f"tasks: {unknown_name('task', name, tasks)}" if tasks else "tasks: it is not stitched")
+    for name in tasks:
+        if not _is_name(name):
+            raise _Trouble(f"its task {name!r} is {_NO_NAME}; stitch it from files with other names")
+    each = [entry._replace(name=name, config=entry.config.for_task(name), body=entry.name) for name in tasks]
+    return each or [entry]
 
 
 def _settings(root: Path | None, path: Path) -> ModelConfig:
@@ -322,12 +358,13 @@ def _mode(root: Path, path: Path) -> int:
 
 
 def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name) or ".." in name:
-        raise _Trouble(
-            "not a name for a model; it takes at most 128 letters, digits, '.', '_' and '-', begins with a letter or "
-            "a digit and has no '..'"
-        )
+    if not _is_name(name):
+        raise _Trouble(_NO_NAME)
     return name
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and ".." not in text
 
 
 def _is_file(path: Path) -> bool:

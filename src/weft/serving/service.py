@@ -20,7 +20,8 @@ from weft.runtime.tensors import Array
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import THRESHOLD
-from weft.serving.library import Library, Slot
+from weft.serving.library import Library
+from weft.serving.slots import Slot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import Ask, LiveTicket
@@ -297,8 +298,8 @@ class Service:
         """Load what shall be there from the start; what cannot be loaded is logged and left out."""
         for slot in list(self.library.slots()):
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            if not (slot.config.preload and newest and self.library.fits(slot)):
-                continue  # it comes on demand
+            if slot.served or not (slot.config.preload and newest and self.library.fits(slot)):
+                continue  # it came with a model of the same body, or comes on demand
             if say:
                 say(slot.entry.name)
             try:

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from typing import Any
 
-from weft.serving.library import Slot
 from weft.serving.recorder import Span
 from weft.serving.service import Service
+from weft.serving.slots import Slot
 from weft.serving.statistics import WINDOW_NS, Statistics, Window
 from weft.version import __version__
 
@@ -47,7 +47,9 @@ def timeline(service: Service, since_s: float) -> dict[str, Any]:
     spans = service.dispatcher.recorder.since(round(start_s * 1e9))
     return {
         "now_s": now / 1e9,
-        "models": sorted({slot.entry.name for slot in service.library.slots()}),
+        "models": sorted(
+            {name for slot in service.library.slots() for name in (slot.entry.name, slot.entry.body) if name}
+        ),
         "spans": [_span(span) for span in spans],
     }
 
@@ -74,6 +76,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "max_batch": slot.served.prepared.max_batch,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
+                "body": slot.entry.body,
                 "exit_rates": list(slot.served.leaving.shares.told) if slot.served.leaving else [],
             }
             for slot in service.library.slots()
@@ -131,7 +134,7 @@ def _model(service: Service, slot: Slot, windows: dict[int, Window]) -> dict[str
         "queue_size": slot.config.queue_size,
         "mean_batch": seen.mean_batch,
         "segments": len(slot.served.prepared.segments) if slot.served else 0,
-        "memory_bytes": slot.served.prepared.memory_bytes if slot.served else 0,
+        "memory_bytes": slot.served.memory_bytes if slot.served else 0,
         "failures": dict(seen.failures),
         "exits": _exits(service, slot),
     }

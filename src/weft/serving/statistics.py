@@ -68,7 +68,7 @@ class Statistics:
     aborts: int = 0
     segments: int = 0
     segment_rows: int = 0
-    """Rows of the segments computed, summed."""
+    """Rows of the segments computed, summed; those of models with the same body among them."""
     segment_ns: int = 0
     segment_error_ns: int = 0
     """Sum of the differences between predicted and real segment times."""
@@ -114,6 +114,13 @@ class Statistics:
         count = self.batches.setdefault(size, [0, 0])
         count[0] += 1
         count[1] += infer_ns
+
+    def computed(self, rows: int, own: int, took_ns: int, error_ns: int) -> None:
+        """A segment of so many rows was computed, *own* of them of this model, which has its share of the time."""
+        self.segments += 1
+        self.segment_rows += rows
+        self.segment_ns += took_ns if own == rows else took_ns * own // max(1, rows)
+        self.segment_error_ns += error_ns if own == rows else error_ns * own // max(1, rows)
 
     def window(self, now: int) -> Window:
         """The last ten seconds, or as far back as is remembered."""

@@ -1,5 +1,7 @@
 """Requests of the same model and shapes share a stream: they can be batched, and cost the same.
 
+Models that were stitched have one body, and requests for any of them share its streams.
+
 What a stream's segments cost starts from what was measured when the model was loaded, and is learned from
 what they take. A shape that was never seen starts from a cautious guess, on which nobody is refused.
 """
@@ -7,7 +9,7 @@ what they take. A shape that was never seen starts from a cautious guess, on whi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +21,7 @@ from weft.policies.base import NO_DEADLINE, Candidate
 from weft.program import Program
 from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.prepared import Prepared
+from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array
 from weft.serving.leaving import Leaving
 from weft.serving.statistics import Statistics
@@ -36,7 +39,11 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Served:
-    """A loaded model in the scheduler's hands."""
+    """A loaded model in the scheduler's hands: what clients ask for, and its body, what lanes run.
+
+    A model is its own body, unless it was stitched to others: then all of them have the same one, which is a model
+    that nobody asks for.
+    """
 
     def __init__(
         self,
@@ -48,23 +55,51 @@ class Served:
         leaving: Leaving | None = None,
     ) -> None:
         self.name, self.prepared, self.leaving = name, prepared, leaving
+        self.body = self
+        self.task: TaskSpec | None = None
         self.queue_size, self.batch_timeout_ns = queue_size, round(batch_timeout_ms * 1e6)
         self.statistics = Statistics()
         self.leases = 0
-        """Requests and batches that need it; it is not closed before they have ended."""
+        """Requests and batches that need it, as a body; it is not closed before they have ended."""
         self.waiting = 0
         """Requests for it that no lane has begun."""
         self.streams: dict[tuple[Shapes, bool], Stream] = {}
         warm = prepared.blueprint.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
+    def for_task(self, task: TaskSpec, *, queue_size: int = 256) -> Served:
+        """One of the models that have this body."""
+        model = Served(task.name, self.prepared, queue_size=queue_size)
+        model.body, model.task = self, task
+        return model
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds; of a body that several models have, an equal part."""
+        return self.prepared.memory_bytes // max(1, len(self.prepared.tasks))
+
+    def alike(self, rows: int) -> Shapes:
+        """The shapes of all requests of so many rows for the models of a stitched body."""
+        shapes = self.prepared.blueprint.warm_shapes or {}
+        return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
+
+    def inward(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """A request's inputs as the body calls them."""
+        return {self.task.inputs[name]: each for name, each in inputs.items()} if self.task else inputs
+
+    def outward(self, outputs: Mapping[str, Array], start: int, end: int) -> dict[str, Array]:
+        """The answer to a request for a task, from the rows of its body's outputs that are its own."""
+        assert self.task is not None
+        return {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
+
 
 @dataclass(eq=False)
 class Stream:
-    """Requests for one model that have the same shapes."""
+    """Requests for one body that have the same shapes."""
 
     index: int
     model: Served
+    """The body."""
     shapes: Shapes
     alone: bool
     """Its requests do not share batches."""
@@ -100,6 +135,9 @@ class Streams:
     def of(self, model: Served, inputs: dict[str, Array], *, alone: bool = False) -> Stream:
         """The stream a request belongs to, opened if it is the first of its shapes."""
         shapes = tuple([(name, each.shape) for name, each in inputs.items()])
+        if model.task:
+            shapes = model.body.alike(_rows(model.name, shapes))
+        model = model.body
         stream = model.streams.get((shapes, alone))
         if stream is None:
             self._close_old()
@@ -230,7 +268,7 @@ class Remaining(Sequence[Sequence[int]]):
 
 
 def _commonest(model: Served) -> Stream | None:
-    return max(model.streams.values(), key=lambda each: each.seen, default=None)
+    return max(model.body.streams.values(), key=lambda each: each.seen, default=None)
 
 
 def _terms(stream: Stream) -> Terms:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from weft.engine.requests import Ticket
 from weft.errors import RequestError
 from weft.runtime.exits import Values, join, keep
+from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
 from weft.serving.leaving import Leaving, Reached, Rows
 from weft.serving.streams import Served, Stream
@@ -41,9 +41,11 @@ class LiveTicket(Ticket):
         "timer", "wanted_threshold",
     )  # fmt: skip
 
-    def __init__(self, stream: Stream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply) -> None:
+    def __init__(
+        self, model: Served, stream: Stream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
+    ) -> None:
         super().__init__(stream.index, now, ask.due, ask.priority, ask.strict)
-        self.model, self.rows = stream.model, stream.rows
+        self.model, self.rows = model, stream.rows
         self.inputs, self.reply = inputs, reply
         self.best_effort = ask.best_effort
         self.began = 0
@@ -66,6 +68,8 @@ class _Part(NamedTuple):
     values: Values
     rows: list[int] | None = None
     """Those that go on, if not all do."""
+    answers: frozenset[str] = frozenset()
+    """Of a stitched body, the outputs of those models that it has samples of."""
 
 
 class Batch:
@@ -74,12 +78,12 @@ class Batch:
     Who leaves and who joins is only noted where that happens; tensors are cut and put together on the lane.
     """
 
-    __slots__ = ("_parts", "_reached", "compute_ns", "model", "rows", "tickets")
+    __slots__ = ("_parts", "_reached", "began", "compute_ns", "model", "tickets")
 
     def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
         self.model, self.tickets = model, tickets
-        self.rows = sum([ticket.rows for ticket in tickets])
-        """With which it began."""
+        self.began = self.shares()
+        """The models and rows with which it began."""
         self._parts = [_Part(ticket.inputs) for ticket in tickets]
         self._reached: Reached | None = None
         self.compute_ns = 0
@@ -109,6 +113,13 @@ class Batch:
         for ticket, start, end in self._places():
             yield ticket, {name: each[start:end] for name, each in values.items()}
 
+    def shares(self) -> dict[Served, int]:
+        """The models it is computed for now, and their rows."""
+        found: dict[Served, int] = {}
+        for ticket in self.tickets:
+            found[ticket.model] = found.get(ticket.model, 0) + ticket.rows
+        return found
+
     def departing(self) -> list[tuple[LiveTicket, dict[str, Array]]]:
         """At an exit, those who leave with their answers; the batch goes on without them, and without who is gone."""
         leaving, reached = self.model.leaving, self._reached
@@ -136,10 +147,37 @@ class Batch:
             ticket.batch = max(ticket.batch, len(self.tickets))
 
     def _places(self) -> Iterator[tuple[LiveTicket, int, int]]:
-        """Every ticket with where its rows begin and end."""
-        starts = accumulate([ticket.rows for ticket in self.tickets], initial=0)
-        for ticket, (start, end) in zip(self.tickets, pairwise(starts), strict=True):
-            yield ticket, start, end
+        """Every ticket with where its rows begin and end among those of its model."""
+        at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
+        for ticket in self.tickets:
+            start = at[ticket.model]
+            at[ticket.model] = start + ticket.rows
+            yield ticket, start, start + ticket.rows
+
+
+class MixedBatch(Batch):
+    """A batch of requests for models that have one body; the rows of each model are in the order of its tickets.
+
+    The samples of several such batches cannot be joined half-way, where those of all models lie one after another.
+    """
+
+    __slots__ = ()
+
+    def compute(self, segment: int, options: Any) -> None:
+        prepared = self.model.prepared
+        parts = self._parts if segment else [self._together()]
+        self._parts = [part._replace(values=prepared.run_segment(segment, part.values, options)) for part in parts]
+
+    def _together(self) -> _Part:
+        """All samples as one part. It is not kept before it is computed: half-way stopped, others may still join."""
+        tasks = [model.task for model in self.shares() if model.task]
+        answers = frozenset(name for task in tasks for name in task.outputs.values())
+        return _Part(self.model.prepared.gather([part.values for part in self._parts]), answers=answers)
+
+    def results(self) -> Iterator[tuple[LiveTicket, dict[str, Array]]]:
+        values = mixed([{name: part.values[name] for name in part.answers} for part in self._parts], {})
+        for ticket, start, end in self._places():
+            yield ticket, ticket.model.outward(values, start, end)
 
 
 def _answer(ticket: LiveTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:

@@ -1,0 +1,121 @@
+"""Whether a stitched graph answers as its models do, in ONNX Runtime: ``largest_difference``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.errors import StitchError
+from weft.runtime.sessions import first_line, open_session
+from weft.runtime.tensors import Array
+from weft.stitching.emit import plain_graph
+from weft.stitching.family import Family
+from weft.stitching.graph import Graph
+from weft.stitching.lowering import port_name
+from weft.stitching.net import Net
+from weft.stitching.onnx_writer import to_onnx
+
+_FED = {"tensor(float)": np.float32, "tensor(double)": np.float64}
+"""Inputs of models that are compared as they are; others (in half precision) as they were read."""
+
+
+Feed = Mapping[str, Array]
+
+
+class Difference(NamedTuple):
+    """The largest one that was seen."""
+
+    relative: float
+    """To the largest number in that output of the model alone."""
+    output: str
+    """The graph's name of it."""
+
+
+def largest_difference(
+    graph: Graph,
+    family: Family,
+    sources: Sequence[Path | None],
+    rows: Sequence[int],
+    *,
+    threads: int = 1,
+    seed: int = 0,
+) -> Difference:
+    """Run *graph* and its models on the same random inputs; *rows* are multiples of each model's batch.
+
+    sources: the models' files, which ONNX Runtime runs as they are; without one the net as it was read.
+    """
+    rng = np.random.default_rng(seed)
+    feeds = [
+        {port.name: rng.standard_normal((count, *port.shape), np.float32) for port in net.inputs}
+        for net, count in zip(family.nets, rows, strict=True)
+    ]
+    answers = _answers(graph, family, feeds, threads)
+    worst = Difference(0.0, "")
+    for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
+        for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
+            name = port_name(family, task, port)
+            worst = max(worst, Difference(_relative(answers[name], wanted), name))
+    return worst
+
+
+def _answers(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
+    session = _opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+    joined = {
+        port_name(family, task, port): feeds[task][port.name]
+        for task, net in enumerate(family.nets)
+        for port in net.inputs
+    }
+    names = [tensor.name for tensor in graph.outputs]
+    return dict(zip(names, _run(session, names, joined, graph.name), strict=True))
+
+
+def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
+    """What the model answers by itself, a batch at a time."""
+    session = None if source is None else _opened(source, threads, source.name, optimise=False)
+    kinds = {each.name: each.type for each in session.get_inputs()} if session else {}
+    if session is None or not all(kind in _FED for kind in kinds.values()):
+        session, kinds = _opened(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False), {}
+    names = [port.name for port in net.outputs]
+    parts = []
+    for batch in _batches(feed, net.batch):
+        given = {name: array.astype(_FED[kinds.get(name, "tensor(float)")]) for name, array in batch.items()}
+        parts.append(_run(session, names, given, net.name))
+    return [np.concatenate(each) for each in zip(*parts, strict=True)]
+
+
+def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
+    total = len(next(iter(feed.values())))
+    for start in range(0, total, rows):
+        yield {name: array[start : start + rows] for name, array in feed.items()}
+
+
+def _opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
+    try:
+        return open_session(source, threads, optimise=optimise)
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds
+        raise StitchError(f"{title} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
+
+
+def _run(session: Any, names: list[str], feed: Feed, title: str) -> list[Array]:
+    try:
+        found: list[Array] = session.run(names, feed)
+    except Exception as error:  # see above
+        raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
+    return found
+
+
+def _relative(found: Array, wanted: Array) -> float:
+    """The largest difference by the largest number; infinite where one has a number and the other has none."""
+    if found.shape != wanted.shape:
+        return np.inf
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    if bool(same.all()):
+        return 0.0
+    apart = np.abs(found[~same].astype(np.float64) - wanted[~same])
+    if not bool(np.isfinite(apart).all()):
+        return np.inf
+    numbers = np.abs(wanted[np.isfinite(wanted)])
+    return float(apart.max() / max(float(numbers.max(initial=0.0)), np.finfo(np.float32).tiny))

@@ -1,0 +1,112 @@
+"""The place of one version of a model in the library, whether it is loaded or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from weft.errors import ModelError
+from weft.runtime.prepared import Prepared
+from weft.runtime.tensors import TensorSpec
+from weft.serving.config import ModelConfig
+from weft.serving.leaving import outputs_of
+from weft.serving.repository import Entry
+from weft.serving.statistics import Statistics
+from weft.serving.streams import Served
+from weft.serving.wire import ModelSpec
+
+State = Literal["unloaded", "loading", "ready", "failed"]
+
+
+@dataclass(eq=False)
+class Slot:
+    """One version of a model, loaded or not."""
+
+    entry: Entry
+    state: State = "unloaded"
+    message: str = ""
+    served: Served | None = None
+    spec: ModelSpec | None = None
+    loading: asyncio.Task[None] | None = None
+    waiters: int = 0
+    """Requests that wait for it to be loaded."""
+    used_ns: int = 0
+    shut: bool = False
+    """Somebody unloaded it, so that requests do not bring it back."""
+    statistics: Statistics = field(default_factory=Statistics)
+    """Of all times it was loaded."""
+    size_bytes: int = 0
+    """What it held when it was last loaded."""
+    failed_on: tuple[int, int] | None = None
+    """Time and size of the file that could not be loaded."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.entry.config
+
+    def take(self, body: Served, now_ns: int) -> None:
+        """Serve requests with what was loaded, unless it was unloaded meanwhile; ModelError if it is not in there."""
+        if self.shut:
+            self.state = "unloaded"
+            return
+        served = self._of(body)
+        served.statistics = self.statistics
+        self.spec = _spec(self.entry, served)
+        self.served, self.state, self.message = served, "ready", _said(body.prepared, self.entry)
+        self.used_ns, self.size_bytes, self.failed_on = now_ns, body.prepared.memory_bytes, None
+
+    def _of(self, body: Served) -> Served:
+        """The model of this name that has the body."""
+        tasks = body.prepared.tasks
+        if not tasks and not self.entry.body:
+            return body
+        for task in tasks if self.entry.body else ():
+            if task.name == self.entry.name:
+                return body.for_task(task, queue_size=self.config.queue_size)
+        raise ModelError(f"{self.entry.path.name} holds other models now; ask for the index, and load those")
+
+    def fail(self, message: str) -> None:
+        """It cannot be loaded, as long as its file stays as it is."""
+        self.message, self.failed_on = message, signature(self.entry.path)
+        self.state = "ready" if self.served else "failed"
+
+    def guess_bytes(self) -> int:
+        """What its body will need: what it held last time, or the size of its files."""
+        path = self.entry.path
+        try:
+            files = {path, *path.parent.glob(f"{path.stem}*.data")}
+            return self.size_bytes or sum(file.stat().st_size for file in files)
+        except OSError:
+            return 0
+
+
+def signature(path: Path) -> tuple[int, int] | None:
+    """What changes when a file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _said(prepared: Prepared, entry: Entry) -> str:
+    family = [f"one of {len(prepared.tasks)} with the body {entry.body}"] if prepared.tasks else []
+    return "; ".join([*family, *prepared.remarks])
+
+
+def _spec(entry: Entry, served: Served) -> ModelSpec:
+    """What requests for a model must look like: with names of its own, where it was stitched to others."""
+    prepared, task = served.prepared, served.task
+    inputs, outputs = prepared.inputs, outputs_of(prepared)
+    if task:
+        inputs, outputs = _renamed(inputs, task.inputs.items()), _renamed(outputs, task.outputs.items())
+    early = tuple(each.output for each in prepared.exits[:-1])
+    return ModelSpec(entry.name, entry.version, inputs, outputs, early)
+
+
+def _renamed(specs: tuple[TensorSpec, ...], names: Iterable[tuple[str, str]]) -> tuple[TensorSpec, ...]:
+    found = {spec.name: spec for spec in specs}
+    return tuple(found[inner]._replace(name=name) for name, inner in names)
