@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,16 @@ def make_workload(queries: int, mix: str | None, max_lag: float) -> Saturated:
     except ValueError:
         raise WorkloadError(f"--mix {mix!r} is not of the form 1:1") from None
     return Saturated(queries, parts, max_lag)
+
+
+def parse_bytes(option: str, text: str | None) -> int | None:
+    """A size like 512m or 2g; units are powers of 1024."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match:
+        raise InputError(f"{option} {text!r} is not a size like 512m or 2g")
+    return round(float(match[1]) * float(1024 ** " kmgt".index(match[2] or " ")))
 
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Option]:

@@ -12,12 +12,14 @@ from weft.cli import (
     compare,
     devices,
     explore,
+    generate,
     map,
     models,
     profile,
     reproduce,
     serve,
     simulate,
+    stitch,
     sustain,
     timeline,
 )
@@ -49,6 +51,7 @@ def _root(
     """Run many neural networks on one accelerator, well."""
 
 
+models.app.command("generate")(generate.command)
 app.add_typer(models.app, name="models")
 app.add_typer(devices.app, name="devices")
 app.add_typer(explore.app, name="explore")
@@ -56,6 +59,7 @@ app.command("profile")(profile.command)
 app.command("simulate")(simulate.command)
 app.command("compare")(compare.command)
 app.add_typer(map.app, name="map")
+app.command("stitch")(stitch.command)
 app.command("sustain")(sustain.command)
 app.command("timeline")(timeline.command)
 app.command("reproduce")(reproduce.command)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def command(
     paper: Annotated[
-        str, typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching or haxconn.")
+        str, typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn or mts.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="Folder for the figures.")] = "out/reproduce",
     seq_len: SeqLen = 16,

@@ -1,0 +1,62 @@
+"""``weft models generate``: weight-shared models without training, to try ``weft stitch`` with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli.common import console, progress_bar
+from weft.errors import InputError
+
+
+def command(
+    architecture: Annotated[str, typer.Argument(help="resnet18, resnet50, vgg16, mobilenet, or tinynet and others.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write the .onnx files to.")],
+    tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
+    pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is missing.")] = 0.0,
+    sharing: Annotated[float, typer.Option("--sharing", help="The part of the channels that all models share.")] = 0.9,
+    norm: Annotated[
+        str, typer.Option("--norm", help="Normalisations: per_task, shared, or folded (biases only).")
+    ] = "per_task",
+    widths: Annotated[str | None, typer.Option("--widths", help="A factor on each model's widths: 1,0.9,1.25")] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="Of all models, or of each: 10,100,5")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="Rows that the files are fixed to; else they are open.")
+    ] = None,
+    resolution: Annotated[int | None, typer.Option("--resolution", help="Height and width of the pictures.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the weights.")] = 0,
+    permute: Annotated[
+        bool, typer.Option("--permute/--no-permute", help="Each model has its channels in an order of its own.")
+    ] = True,
+) -> None:
+    """Write models of one architecture that share a part of their weights, drawn at random."""
+    from weft.stitching.making.generator import Recipe
+    from weft.stitching.making.model_files import save_nets
+
+    settings: dict[str, Any] = {
+        "pruning": pruning, "sharing": sharing, "norm": norm, "resolution": resolution, "seed": seed,
+        "permute": permute, "batches": batch or 1, "widths": _numbers("--widths", widths, float),
+        "classes": _one_or_many(_numbers("--classes", classes, int)),
+    }  # fmt: skip
+    recipe = Recipe(architecture, tasks, **settings)
+    with progress_bar(f"drawing {architecture}", tasks) as advance:
+        for net in recipe.nets():
+            for path in save_nets([net], Path(output), dynamic=batch is None):
+                advance()
+                console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text!r} are not numbers with commas between them") from None
+
+
+def _one_or_many(numbers: list[float] | None) -> Any:
+    return numbers[0] if numbers and len(numbers) == 1 else numbers

@@ -1,0 +1,118 @@
+"""Stitched models on paper: ``stitching_report`` for JSON, ``sentences`` on where the time and the memory went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from weft.stitching.summary import LayerRow, Summary, Way, together
+from weft.version import __version__
+
+UNIQUE = "split"
+"""The form that stores every weight once."""
+SPARE = 1.05
+"""Weights above this many times the different ones are worth a word."""
+MANY = 0.5
+"""The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
+FEW_LAYERS = 3
+NUMBER_BYTES = 4
+
+
+def stitching_report(
+    groups: Sequence[Summary], files: Sequence[str], settings: Mapping[str, Any], difference: float | None
+) -> dict[str, Any]:
+    """The numbers of stitched models, ready for JSON; *files* are those of the groups."""
+    whole = {key: asdict(each) for key, each in totals(groups).items()}
+    return {
+        "format": 1,
+        "kind": "stitching",
+        "version": __version__,
+        "settings": dict(settings),
+        "largest_difference": difference,
+        "total": whole,
+        "groups": [{"file": file, **asdict(each)} for file, each in zip(files, groups, strict=True)],
+    }
+
+
+def totals(groups: Sequence[Summary]) -> dict[str, Way]:
+    """The models one after another, and all groups one after another."""
+    return {name: together(name, [getattr(each, name) for each in groups]) for name in ("sequential", "stitched")}
+
+
+def sentences(groups: Sequence[Summary]) -> list[str]:
+    """Where the time and the memory went."""
+    whole = totals(groups)
+    return [
+        _sharing(groups),
+        _time(groups, whole["sequential"], whole["stitched"]),
+        _memory(groups, whole["sequential"], whole["stitched"]),
+    ]
+
+
+def _sharing(groups: Sequence[Summary]) -> str:
+    rows = [row for each in groups for row in each.spaces if row.inner]
+    whole = max(1, sum(sum(row.widths) for row in rows))
+    by_all, by_some, own = (sum(getattr(row, key) for row in rows) / whole for key in ("by_all", "by_some", "own"))
+    where = "" if len(groups) == 1 else " of a group"
+    some = f", {by_some:.0%} by some" if by_some else ""
+    return f"sharing: {by_all:.0%} of the inner channels are shared by all models{where}{some}, {own:.0%} by none"
+
+
+def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
+    measured = before.measured_s is not None and after.measured_s is not None
+    old, new = (before.measured_s, after.measured_s) if measured else (before.predicted_s, after.predicted_s)
+    assert old is not None and new is not None
+    gain = old / new if new else 1.0
+    layers = [row for each in groups for row in each.layers]
+    most = _most(layers, "predicted_s", after.predicted_s)
+    said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as one after another"
+    return f"time: {said}; {most} of it{' by the prediction' if measured else ''}"
+
+
+def _memory(groups: Sequence[Summary], before: Way, after: Way) -> str:
+    kernels = [each.kernels for each in groups]
+    unique = NUMBER_BYTES * sum(each.unique for each in kernels)
+    common = NUMBER_BYTES * sum(each.by_all + each.by_some for each in kernels)
+    layers = [row for each in groups for row in each.layers]
+    most = _most(layers, "weight_bytes", after.weight_bytes)
+    said = (
+        f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}; {_mb(unique)} are "
+        f"different, {_mb(common)} of them shared; {most} of what is stored"
+    )
+    planned = any(len(row.seconds) > 1 for row in layers)
+    if not planned or after.weight_bytes <= SPARE * unique:
+        return said
+    return f"{said}. {_lighter(groups)}"
+
+
+def _lighter(groups: Sequence[Summary]) -> str:
+    """What it takes to store every weight once."""
+    other = [way for each in groups for way in each.ways if way.name == UNIQUE]
+    seconds = other[0].measured_s or other[0].predicted_s if len(other) == len(groups) == 1 else None
+    price = "" if seconds is None else f", in {_ms(seconds)}"
+    return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
+
+
+def _most(layers: Sequence[LayerRow], key: str, whole: float) -> str:
+    """The layers that most of it goes to, in words."""
+    parts: Counter[str] = Counter()
+    for row in layers:
+        parts[row.name] += getattr(row, key)
+    named: list[str] = []
+    part = 0.0
+    for name, mine in parts.most_common(FEW_LAYERS):
+        named.append(name)
+        part += mine
+        if part >= MANY * whole:
+            break
+    return f"{', '.join(named)} take{'s' * (len(named) == 1)} {part / whole if whole else 0:.0%}"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"

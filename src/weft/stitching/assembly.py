@@ -1,0 +1,234 @@
+"""From models to one graph in a call: ``stitch``, and ``Stitched``, what comes of it.
+
+The steps are those of the package: read, align, find what is shared, choose forms, lower. ``assemble`` is the second
+half, for who has a family and its sharing already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from weft.errors import StitchError, unknown_name
+from weft.stitching.counts import count
+from weft.stitching.discovery import discover
+from weft.stitching.emit import plain_graph
+from weft.stitching.family import Family
+from weft.stitching.forms import FORMS
+from weft.stitching.graph import Graph
+from weft.stitching.lowering import formed, lower
+from weft.stitching.metadata import metadata
+from weft.stitching.parts import part
+from weft.stitching.planning.balance import SLACK, balanced
+from weft.stitching.planning.cost import Cost, Modelled
+from weft.stitching.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan
+from weft.stitching.reading.alignment import align as aligned
+from weft.stitching.reading.sources import read_models
+from weft.stitching.sharing import Sharing
+from weft.stitching.slabs import slabs as in_slabs
+from weft.stitching.summary import (
+    SEQUENTIAL,
+    SLABBED,
+    STITCHED,
+    Summary,
+    Way,
+    kernels,
+    layer_rows,
+    of_form,
+    space_rows,
+    together,
+    way,
+)
+
+PLANNED = "planned"
+"""Instead of a form: each layer gets the one that costs least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stitched:
+    """Several models as one graph that equals them."""
+
+    family: Family
+    sharing: Sharing
+    forms: Mapping[str, str]
+    """The form of every layer that takes one."""
+    graph: Graph
+    batches: tuple[int, ...]
+    """Rows of each model that it was made for."""
+    dynamic: bool = False
+    """Whether each model's rows are only known at run time."""
+    align: int = 1
+    plan: Plan | None = None
+    slabs_allowed: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(net.name for net in self.family.nets)
+
+    @cached_property
+    def counted(self) -> Graph:
+        """The graph with the rows it was made for, which can be counted."""
+        if not self.dynamic:
+            return self.graph
+        if self.plan:
+            return lower_plan(self.family, self.sharing, self.plan, align=self.align)
+        return lower(self.family, self.sharing, self.forms, align=self.align)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What an ONNX file of it says of its models."""
+        return metadata(self.family, self.batches)
+
+    @cached_property
+    def report(self) -> Summary:
+        """What it comes to, beside the models one after another."""
+        return self.summarise()
+
+    def summarise(self, cost: Modelled | None = None, compare: Sequence[str] = ()) -> Summary:
+        """What it comes to on a described machine, also with each of the forms *compare* throughout."""
+        cost = cost or Modelled()
+        ways = [self._sequential(SEQUENTIAL, cost), self._way(STITCHED, cost)]
+        if compare and self.slabs:
+            ways.append(self._sequential(SLABBED, cost))
+        impossible: dict[str, str] = {}
+        for form in compare:
+            found = self._other(form, cost)
+            if isinstance(found, Way):
+                ways.append(found)
+            else:
+                impossible[form] = found
+        return Summary(
+            self.names,
+            self.batches,
+            self.dynamic,
+            of_form(self.forms),
+            tuple(ways),
+            impossible,
+            kernels(self.family, self.sharing),
+            layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
+            space_rows(self.family, self.sharing),
+        )
+
+    @property
+    def slabs(self) -> frozenset[str]:
+        """The layers whose convolutions are in slabs."""
+        return self.plan.slabs if self.plan else frozenset()
+
+    def alone(self, task: int, *, slabs: bool = False) -> Graph:
+        """One of the models, its normalisations folded; with *slabs*, in slabs where the plan is."""
+        if not slabs:
+            return plain_graph(self.family.nets[task])
+        graph = lower(*part(self.family, self.sharing, (task,)), "separate")
+        return in_slabs(graph, {layer.ops[task].name for layer in self.family.layers if layer.name in self.slabs})
+
+    def _sequential(self, name: str, cost: Modelled) -> Way:
+        graphs = (self.alone(task, slabs=name == SLABBED) for task in range(self.family.tasks))
+        return together(name, [way(name, graph, cost) for graph in graphs])
+
+    def _way(self, name: str, cost: Modelled) -> Way:
+        return replace(way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
+
+    def _other(self, form: str, cost: Modelled) -> Way | str:
+        """Another form throughout, or why it cannot be."""
+        try:
+            return self.in_form(form)._way(form, cost)
+        except StitchError as error:
+            return str(error)
+
+    def in_form(self, form: str) -> Stitched:
+        """The same models with one form throughout."""
+        return assemble(
+            self.family, self.sharing, form=form, dynamic=self.dynamic, slabs=self.slabs_allowed, align=self.align
+        )
+
+    def module(self, *, device: Any = "cpu", dtype: Any = None, channels_last: bool = False) -> Any:
+        """A torch module; its inputs and outputs are those of the models, one model after another."""
+        from weft.stitching.running.module import StitchedModule
+
+        return StitchedModule(self.graph, device=device, dtype=dtype, channels_last=channels_last)
+
+    def to_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write it as an ONNX file, which ``weft serve`` serves as the models it is made of if it is dynamic."""
+        from weft.stitching.onnx_writer import write_onnx
+
+        write_onnx(self.graph, path, self.metadata)
+
+
+def stitch(
+    models: Sequence[Any],
+    *,
+    form: str | Mapping[str, str] = PLANNED,
+    example_inputs: Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    batches: int | Sequence[int] | None = None,
+    sharing: Sharing | str | os.PathLike[str] | None = None,
+    tolerance: float = 0.0,
+    islands: bool = False,
+    dynamic: bool = False,
+    cost: Cost | None = None,
+    slack: float = SLACK,
+    slabs: bool = False,
+    align: int = 1,
+) -> Stitched:
+    """One graph for several models that share weights.
+
+    models: ONNX files, ONNX models in memory, torch modules (with *example_inputs*: what a module is called with, or a
+    list with that of each), ``Net``s, in any mixture.
+    form: ``planned``, the name of one, or one for each layer.
+    batches: rows of each model where its file leaves them open.
+    sharing: a sharing map or its file; without one it is found, *tolerance* being the largest difference of two weights
+    that count as the same.
+    cost: what ``planned`` goes by: a described machine (a CPU under onnxruntime), or a clock like
+    ``weft.runtime.stitching.Measured``.
+    slack: how much slower than the fastest a plan may be if it stores fewer weights, as a part of the fastest's time.
+    slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
+    align: see ``lowering.lower``; for the form ``fused``.
+    """
+    nets = read_models(models, example_inputs=example_inputs, names=names, batches=batches, islands=islands)
+    family = aligned(nets, islands=islands)
+    if sharing is None:
+        sharing = discover(family, tolerance=tolerance)
+    elif not isinstance(sharing, Sharing):
+        from weft.stitching.sharing_map import read_sharing
+
+        sharing = read_sharing(os.fspath(sharing), family, tolerance=tolerance)
+    return assemble(family, sharing, form=form, dynamic=dynamic, cost=cost, slack=slack, slabs=slabs, align=align)
+
+
+def assemble(
+    family: Family,
+    sharing: Sharing,
+    *,
+    form: str | Mapping[str, str] = PLANNED,
+    dynamic: bool = False,
+    cost: Cost | None = None,
+    slack: float = SLACK,
+    slabs: bool = False,
+    align: int = 1,
+    weight_cap_bytes: int | None = None,
+    progress: Progress = lambda what: None,
+) -> Stitched:
+    """The graph of a family whose sharing is known; see ``stitch``, and ``planner.plan`` for *weight_cap_bytes*."""
+    settings: dict[str, Any] = {"slabs": slabs, "dynamic": dynamic, "align": align, "progress": progress}
+    settings["weight_cap_bytes"] = weight_cap_bytes
+    chosen = None
+    if form == PLANNED:
+        chosen = balanced(family, sharing, cost or Modelled(), slack=slack, **settings)
+    elif isinstance(form, str) and slabs and form in ANYWHERE:
+        chosen = plan(family, sharing, cost or Modelled(), forms=(form,), **settings)
+    if chosen:
+        graph, forms = lower_plan(family, sharing, chosen, dynamic=dynamic, align=align), chosen.forms
+    else:
+        forms = uniform(family, form) if isinstance(form, str) else form
+        graph = lower(family, sharing, forms, dynamic=dynamic, align=align)
+    return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs)
+
+
+def uniform(family: Family, form: str) -> dict[str, str]:
+    """One form for all layers; where channels are filtered one by one there is nothing to fuse, and it is ``split``."""
+    if form not in FORMS:
+        raise StitchError(unknown_name("form", form, (PLANNED, *FORMS)))
+    return {layer.name: "split" if form == "fused" and layer.op.depthwise else form for layer in formed(family)}

@@ -1,0 +1,27 @@
+"""What a stitched ONNX file says of the models in it: ``metadata``, read by the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from weft.stitching.family import Family
+from weft.stitching.lowering import port_name
+
+METADATA_KEY = "weft.stitched"
+"""Under this key of a file's metadata its models are named, as JSON."""
+VERSION = 1
+
+
+def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
+    """The models, what the graph calls their inputs and outputs, and the rows of each that it was made for."""
+    tasks = [
+        {
+            "name": net.name,
+            "inputs": {port.name: port_name(family, task, port) for port in net.inputs},
+            "outputs": {port.name: port_name(family, task, port) for port in net.outputs},
+            "batch": batch,
+        }
+        for task, (net, batch) in enumerate(zip(family.nets, batches, strict=True))
+    ]
+    return {METADATA_KEY: json.dumps({"version": VERSION, "tasks": tasks}, ensure_ascii=False)}

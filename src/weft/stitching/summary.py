@@ -1,0 +1,252 @@
+"""What stitching comes to in numbers: ``Summary``, with every way to run the models side by side.
+
+Nothing is run here: seconds are predicted by a described machine; who measures fills them in (``Summary.timed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from weft.stitching.counts import LayerCounts, count
+from weft.stitching.family import Family, Layer
+from weft.stitching.graph import Graph
+from weft.stitching.planning.cost import Modelled
+from weft.stitching.planning.planner import Plan
+from weft.stitching.planning.segments import segments
+from weft.stitching.sharing import Sharing, Space
+from weft.stitching.spaces import Wiring, role, wire
+from weft.stitching.weights import channels, kernel
+
+SEQUENTIAL = "sequential"
+"""The models one after another, each with its normalisations folded."""
+STITCHED = "stitched"
+"""What was made."""
+SLABBED = "sequential in slabs"
+"""The same with those convolutions in slabs that are so in the plan: what is due to slabs and not to stitching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run all the models once."""
+
+    name: str
+    macs: int
+    weight_bytes: int
+    table_bytes: int
+    """Biases, scales and shifts, masks, indices."""
+    activation_bytes: int
+    """The most that is alive at a time."""
+    launches: int
+    predicted_s: float
+    measured_s: float | None = None
+    slabs: bool = False
+    """Whether some convolutions are in slabs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One layer that takes a form, with what follows it up to the next."""
+
+    name: str
+    form: str
+    slabs: bool
+    shared_inputs: tuple[int, int]
+    """Channels that all models share, and channels of the widest."""
+    shared_outputs: tuple[int, int]
+    macs: int
+    weight_bytes: int
+    separate_weight_bytes: int
+    launches: int
+    predicted_s: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What the planner found for each form that can do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceRow:
+    """The channels of one space, counted once for every model that has them."""
+
+    name: str
+    inner: bool
+    """Whether it is neither what goes in nor what comes out."""
+    widths: tuple[int, ...]
+    by_all: int
+    by_some: int
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Numbers in the kernels of all models."""
+
+    separate: int
+    """When each model has its own."""
+    by_all: int
+    """Of the different ones those that all models have."""
+    by_some: int
+    own: int
+
+    @property
+    def unique(self) -> int:
+        return self.by_all + self.by_some + self.own
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The numbers of one stitched graph. The field names are the keys of the report."""
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    dynamic: bool
+    form: str
+    """The one used throughout, or ``mixed``."""
+    ways: tuple[Way, ...]
+    """One after another first, then what was made, then what it was compared with."""
+    impossible: Mapping[str, str]
+    """Forms that cannot do it, and why."""
+    kernels: Kernels
+    layers: tuple[LayerRow, ...]
+    spaces: tuple[SpaceRow, ...]
+
+    @property
+    def sequential(self) -> Way:
+        return self.ways[0]
+
+    @property
+    def stitched(self) -> Way:
+        return self.ways[1]
+
+    def timed(self, seconds: Mapping[str, float]) -> Summary:
+        """With the measured times of some ways, by their names."""
+        ways = tuple(replace(way, measured_s=seconds.get(way.name, way.measured_s)) for way in self.ways)
+        return replace(self, ways=ways)
+
+
+def way(name: str, graph: Graph, cost: Modelled) -> Way:
+    """A graph whose rows are known."""
+    counts, seconds = count(graph), sum(cost.by_layer(graph).values())
+    return Way(
+        name,
+        counts.macs,
+        counts.weight_bytes,
+        counts.table_bytes,
+        counts.activation_bytes,
+        counts.launches,
+        seconds,
+    )
+
+
+def together(name: str, ways: Sequence[Way]) -> Way:
+    """Several ways one after another; only one has activations at a time."""
+    times = [each.measured_s for each in ways if each.measured_s is not None]
+    return Way(
+        name,
+        sum(each.macs for each in ways),
+        sum(each.weight_bytes for each in ways),
+        sum(each.table_bytes for each in ways),
+        max(each.activation_bytes for each in ways),
+        sum(each.launches for each in ways),
+        sum(each.predicted_s for each in ways),
+        sum(times) if len(times) == len(ways) else None,
+    )
+
+
+def layer_rows(
+    family: Family,
+    sharing: Sharing,
+    graph: Graph,
+    forms: Mapping[str, str],
+    plan: Plan | None,
+    cost: Modelled,
+) -> tuple[LayerRow, ...]:
+    """Every layer with a form, in order; *graph* is the stitched one with known rows."""
+    wiring, counts, times = wire(family), count(graph).layers, cost.by_layer(graph)
+    tried = {choice.layer: choice.seconds for choice in plan.table} if plan else {}
+    slabs = plan.slabs if plan else frozenset()
+    found = []
+    for segment in segments(family):
+        if segment.formed is None:
+            continue
+        mine = [layer.name for layer in segment.layers]
+        whole = _total(counts.get(name, LayerCounts()) for name in mine)
+        found.append(
+            LayerRow(
+                segment.name,
+                forms[segment.formed.name],
+                segment.name in slabs,
+                _shared(segment.formed.inputs[0], wiring, sharing),
+                _shared(segment.formed.output, wiring, sharing),
+                whole.macs,
+                whole.weight_bytes,
+                sum(kernel(segment.formed, task).nbytes for task in range(family.tasks)),
+                whole.launches,
+                sum(times.get(name, 0.0) for name in mine),
+                tried.get(segment.name, {}),
+            )
+        )
+    return tuple(found)
+
+
+def _total(counts: Iterable[LayerCounts]) -> LayerCounts:
+    rows = [(each.macs, each.weight_bytes, each.launches) for each in counts]
+    return LayerCounts(*map(sum, zip(*rows, strict=True)))
+
+
+def _shared(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, int]:
+    spaces = [sharing[space] for space in wiring.carries[value]]
+    return sum(space.shared_width for space in spaces), sum(max(space.widths) for space in spaces)
+
+
+def space_rows(family: Family, sharing: Sharing) -> tuple[SpaceRow, ...]:
+    carries = wire(family).carries
+    ends = {space for value in (*family.inputs, *family.outputs) for space in carries[value]}
+    return tuple(_space_row(name, name not in ends, space) for name, space in sharing.spaces.items())
+
+
+def _space_row(name: str, inner: bool, space: Space) -> SpaceRow:
+    tasks = len(space.widths)
+    by_all = tasks * space.shared_width if tasks > 1 else 0
+    by_some = sum(len(block.tasks) * block.width for block in space.blocks if 1 < len(block.tasks) < tasks)
+    return SpaceRow(name, inner, space.widths, by_all, by_some, sum(space.widths) - by_all - by_some)
+
+
+def kernels(family: Family, sharing: Sharing) -> Kernels:
+    """How many numbers there are in kernels, and how many models have each of them."""
+    wiring = wire(family)
+    shares = [0, 0, 0]
+    separate = 0
+    for layer in family.layers:
+        if layer.op.kind != "conv":
+            continue
+        whole = sum(kernel(layer, task).size for task in range(family.tasks))
+        separate += whole
+        if role(layer) == "separate":
+            shares[2] += whole
+            continue
+        for tasks, size in _sizes(layer, wiring, sharing):
+            shares[_degree(len(tasks), family.tasks)] += size
+    tails = sum(op.weight.size for tail in family.tails for op in tail if op.weight is not None)
+    return Kernels(separate + tails, shares[0], shares[1], shares[2] + tails)
+
+
+def _degree(tasks: int, of: int) -> int:
+    """All, some or one."""
+    return 2 if tasks == 1 else int(tasks < of)
+
+
+def _sizes(layer: Layer, wiring: Wiring, sharing: Sharing) -> Iterable[tuple[frozenset[int], int]]:
+    """Every pair of blocks that some model has: which have it, and how many numbers it is."""
+    inputs, outputs = channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing)
+    taps = prod(kernel(layer, 0).shape[2:])
+    if layer.op.depthwise:
+        return ((out.tasks, out.width * taps) for out in outputs.parts)
+    pairs = ((out, inp, out.tasks & inp.tasks) for out in outputs.parts for inp in inputs.parts)
+    return ((tasks, out.width * inp.width * taps) for out, inp, tasks in pairs if tasks)
+
+
+def of_form(forms: Mapping[str, str]) -> str:
+    """What to call a choice of forms."""
+    names: Sequence[str] = sorted(set(forms.values()))
+    return names[0] if len(names) == 1 else "mixed"
