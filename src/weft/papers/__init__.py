@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.papers import fluid_batching, haxconn, layerweaver, layerweaver_plus
+from weft.papers import fluid_batching, haxconn, layerweaver, layerweaver_plus, mts
 from weft.papers.base import Reproduction
 
 PAPERS: dict[str, Callable[..., Reproduction]] = {
@@ -12,5 +12,6 @@ PAPERS: dict[str, Callable[..., Reproduction]] = {
     "layerweaver-plus": layerweaver_plus.reproduce,
     "fluid-batching": fluid_batching.reproduce,
     "haxconn": haxconn.reproduce,
+    "mts": mts.reproduce,
 }
 """To add a paper, write its module and add one line here."""

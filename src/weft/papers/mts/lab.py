@@ -1,0 +1,142 @@
+"""What the parts share: the paper's settings as recipes of models, ways to run them, and counts of lowered graphs.
+
+Models come from the generator with the paper's pruning and sharing, weights drawn at random: neither counts nor times
+depend on their values. Classifiers share nothing; the paper's form has them in its matrix all the same, as equation 8
+says, which at a thousand classes is most of it: ``APART`` is the same form with a classifier for each task.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from weft.stitching.counts import Counts, count
+from weft.stitching.emit import plain_graph
+from weft.stitching.family import Family
+from weft.stitching.graph import Graph
+from weft.stitching.lowering import formed, lower
+from weft.stitching.making.generator import Recipe
+from weft.stitching.making.sketch import CLASSES
+from weft.stitching.reading.alignment import align
+from weft.stitching.sharing import Sharing
+
+TASKS = (4, 8, 16, 32)
+SHARINGS = (0.9, 0.8, 0.7, 0.6)
+PRUNED, SHARED = 0.9, 0.9
+TITLES = {"resnet18": "ResNet18", "vgg16": "VGG16", "resnet50": "ResNet50"}
+
+APART = "mts + own classifiers"
+FORMS = ("grouped", "mts", APART, "half", "split", "fused")
+"""Of a stitched graph; ``separate`` is each model alone."""
+LABELS = {
+    "separate": "separate models",
+    "eager": "sequential, eager (paper)",
+    "sequential": "sequential, one CUDA graph",
+    "streams": "streams, one CUDA graph",
+    "compile": "torch.compile of the loop",
+    "vmap": "vmap + torch.compile",
+    "grouped-eager": "grouped, eager (NetFuse)",
+    "grouped": "grouped, one CUDA graph",
+    "mts": "MTS, no grouping",
+    "mts in groups": "MTS",
+    APART: "MTS, no grouping, own classifiers",
+    "half": "half",
+    "split": "split",
+    "fused": "fused (ours)",
+    "batch": "batch through one net",
+}
+"""Forms and ways to run models, by their names in recorded rows; ``mts in groups`` is made of ``mts``."""
+COLOURS = {
+    "separate": "#66727f",
+    "eager": "#b9c0c8",
+    "sequential": "#66727f",
+    "streams": "#e69f00",
+    "compile": "#b8a400",
+    "vmap": "#cc79a7",
+    "grouped-eager": "#a9d5f2",
+    "grouped": "#56b4e9",
+    "mts": "#f0a878",
+    "mts in groups": "#d55e00",
+    APART: "#d55e00",
+    "half": "#cc79a7",
+    "split": "#0072b2",
+    "fused": "#009e73",
+    "batch": "#1f2933",
+}
+MARKS = dict(zip(LABELS, "oosDX*^vPph<d>.", strict=True))
+RIVALS = ("sequential", "streams", "compile", "vmap", "grouped", "mts in groups")
+"""What there is without weft: the paper's form and today's ways."""
+
+
+class Setting(NamedTuple):
+    """Models of the paper's evaluation."""
+
+    net: str
+    tasks: int
+    pruning: float = PRUNED
+    sharing: float = SHARED
+    widths: tuple[float, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    resolution: int | None = None
+    """The architecture's own where left out, as with *classes*."""
+    classes: int | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(
+            self.net, self.tasks, pruning=self.pruning, sharing=self.sharing, widths=self.widths,
+            batches=self.batches or 1, resolution=self.resolution, classes=self.classes,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def models(setting: Setting) -> tuple[Family, Sharing]:
+    recipe = setting.recipe
+    return align(tuple(recipe.nets())), recipe.planted
+
+
+def lowered(setting: Setting, form: str) -> Graph:
+    """All layers in one form; ``APART`` computes classifiers task by task."""
+    family, sharing = models(setting)
+    if form != APART:
+        return lower(family, sharing, form)
+    last = heads(setting.recipe)
+    return lower(family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed(family)})
+
+
+def heads(recipe: Recipe) -> frozenset[str]:
+    """Layers whose outputs are classes."""
+    wires, carries = recipe.plan.spaces, recipe.plan.carries
+    nodes = [node for node in recipe.plan.nodes if node.kind == "conv"]
+    return frozenset(node.name for node in nodes if any(wires[each].role == CLASSES for each in carries[node.name]))
+
+
+@lru_cache(maxsize=256)
+def counted(setting: Setting, form: str) -> Counts:
+    """What the lowered graph takes; ``separate`` is the models one by one, of which one is at work at a time."""
+    if form != "separate":
+        return count(lowered(setting, form))
+    alone = [count(plain_graph(net)) for net in models(setting)[0].nets]
+    return Counts(
+        sum(each.macs for each in alone),
+        sum(each.weight_bytes for each in alone),
+        sum(each.table_bytes for each in alone),
+        max(each.activation_bytes for each in alone),
+        sum(each.launches for each in alone),
+        {},
+    )
+
+
+def memory_bytes(counts: Counts) -> int:
+    """All that is there at the peak."""
+    return counts.weight_bytes + counts.table_bytes + counts.activation_bytes
+
+
+def in_groups(setting: Setting, form: str, groups: int) -> tuple[int, int]:
+    """MACs and bytes at the peak when equal tasks are stitched in as equal groups as can be, run one by one."""
+    small, more = divmod(setting.tasks, groups)
+    sizes = {small + 1: more, small: groups - more}
+    found = {size: counted(setting._replace(tasks=size), form) for size, number in sizes.items() if number}
+    macs = sum(sizes[size] * each.macs for size, each in found.items())
+    kept = sum(sizes[size] * (each.weight_bytes + each.table_bytes) for size, each in found.items())
+    return macs, kept + max(each.activation_bytes for each in found.values())
