@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from importlib import resources
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ from weft.papers.mts import (
     zipping,
 )
 from weft.papers.mts.lab import APART, FORMS, SHARINGS, TASKS, Setting, counted, heads, in_groups, memory_bytes
-from weft.papers.mts.recorded import HALF, IN_GROUPS, SINGLE, Record, read
+from weft.papers.mts.recorded import HALF, IN_GROUPS, SHIPPED, SINGLE, Record, read
 from weft.stitching.making.zipped import ZippedCard, ZippedRatio, ZippedTask
 
 PAPER = published(NUMBERS)
@@ -202,6 +203,12 @@ def test_without_a_measured_single_model_it_is_its_share_of_all(record):
     whole = record.sweep("resnet18")
     sweep = replace(whole, rows={key: each for key, each in whole.rows.items() if key[1] in TASKS}, _groupings={})
     assert sweep.grouping(32).cost.seconds == pytest.approx(whole.grouping(32).cost.seconds)
+
+
+def test_the_shipped_record_is_the_benchmarks():
+    shipped = resources.files("weft.papers") / "data" / "mts" / SHIPPED
+    results = Path(__file__).parents[1] / "benchmarks" / "results" / "stitch-gpu.json"
+    assert json.loads(shipped.read_text("utf-8")) == json.loads(results.read_text("utf-8")), "copy the results anew"
 
 
 def test_the_shipped_record_is_of_models_that_answer_alike():
