@@ -1,8 +1,8 @@
 """Stitched models on a GPU beside every other way to run them: time, weights and peak memory of each way.
 
 The models are weight-shared ones without training (``weft.stitching.making.generator``) with normalisations of their
-own; all ways of a configuration get the same inputs and take turns. Every way but those called eager is one CUDA graph. What
-is known of a configuration is written as soon as it is known, beside what the file had before.
+own; all ways of a configuration get the same inputs and take turns. Every way but those called eager is one CUDA
+graph. What is known of a configuration is written as soon as it is known, beside what the file had before.
 
     python benchmarks/stitch_gpu.py --set targets
     python benchmarks/stitch_gpu.py --set paper --resume

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from weft.stitching.discovery.evidence import Evidence
 from weft.stitching.discovery.partition import NONE, Partition
@@ -17,6 +18,8 @@ from weft.stitching.spaces import Wiring, role, wire
 
 BLOCKS = ("conv", "residual", "project", "loop", "dense", "depthwise", "excite")
 """What a random network is made of."""
+TANGLES = ("twice", "cut")
+"""More blocks: a value that carries one space twice, and a convolution whose output carries several."""
 
 Weigh = Callable[[str, int, tuple[int, ...]], np.ndarray]
 """The weight of a convolution: its name, the task, the shape."""
@@ -103,6 +106,11 @@ def draw(blocks: Sequence[str], tasks: int, rng: np.random.Generator) -> Drawing
             value = drawing.add("add", conv(value, mine), value)
         elif block == "dense":
             value = drawing.add("concat", value, conv(value, kernel=3))
+        elif block == "twice":
+            value = drawing.add("concat", value, drawing.add("unary", value))
+        elif block == "cut":
+            joined = drawing.add("concat", value, conv(value, kernel=3))
+            value = drawing.add("add", joined, conv(value, drawing.widths[joined]))
         elif block == "depthwise":
             value = drawing.add("affine", drawing.add("depthwise", value, kernel=3))
         else:
@@ -162,6 +170,16 @@ def random_family(blocks: Sequence[str], tasks: int, seed: int, **settings: Any)
     """A network of these blocks with something planted; *settings* are those of ``plant``."""
     rng = np.random.default_rng(seed)
     return plant(draw(blocks, tasks, rng), rng, **settings)
+
+
+TANGLED = st.builds(
+    random_family,
+    st.lists(st.sampled_from((*TANGLES, *BLOCKS)), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(0, 99),
+    ratio=st.sampled_from([0.0, 0.6, 1.0]),
+)
+"""Families in which concatenations and additions meet in any order."""
 
 
 def changed(family: Family, change: Callable[[int, Op], Op]) -> Family:

@@ -20,6 +20,7 @@ from weft.models.zoo import weights
 from weft.serving import repository as module
 from weft.serving.config import ModelConfig
 from weft.serving.repository import Entry, Repository
+from weft.stitching.metadata import servable
 
 
 @pytest.fixture
@@ -545,7 +546,7 @@ def test_no_tree_raises_or_yields_a_file_outside(things, asked):
         entries = [repository.entry(name, v) for name in repository.names() for v in repository.versions(name)]
         for entry in entries:
             assert entry.path.is_file() and Path(os.path.realpath(entry.path)).is_relative_to(root)
-            assert module._NAME.fullmatch(entry.name) and ".." not in entry.name
+            assert servable(entry.name) and ".." not in entry.name
         for name in asked:
             if name not in repository.names():
                 missing(repository, name)

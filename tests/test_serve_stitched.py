@@ -19,6 +19,7 @@ import live
 from host import MS, Machine, Sent
 from stitch_nets import macs, run, tiny
 from test_serve_models import Refused, infer, model, packed, send, state
+from weft.cli.serve import _announce
 from weft.errors import BadRequest, Cancelled, Expired, InputError, ModelError, NotFound, Overloaded
 from weft.models.sources import load_model
 from weft.prediction import predict
@@ -146,6 +147,17 @@ def test_tasks_must_fit_their_graph(file: Path, tmp_path: Path) -> None:
 def test_fixed_batches_are_refused_and_the_way_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{FIXED}.*--dynamic"):
         prepare(stitched(tmp_path / "fixed.onnx", dynamic=False), Recipe())
+
+
+def test_models_of_a_file_that_cannot_be_loaded_fail_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live.running(stitched(tmp_path / "fixed.onnx", dynamic=False), grpc_port=None) as running:
+        _announce(running.server)
+        names = [slot.entry.name for slot in running.server.service.library.slots()]
+    assert [FIXED in record.getMessage() for record in caplog.records].count(True) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if FIXED in line]
+    assert len(said) == 1 and said[0].strip().startswith(f"{', '.join(names)} 1: failed  fixed.onnx: ")
 
 
 def test_exits_are_refused(file: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import weft.stitching
+from stitch_files import model, node, numbers
 from stitch_graphs import assert_close, execute, separately
 from stitch_nets import images, tiny
 from weft.errors import StitchError
@@ -25,6 +26,7 @@ from weft.stitching.forms import FORMS
 from weft.stitching.making.model_files import save_nets
 from weft.stitching.parts import kinds, part
 from weft.stitching.planning.budget import Limits, stitch_groups
+from weft.stitching.planning.groups import Unmet
 from weft.stitching.planning.signatures import signature
 from weft.stitching.sharing_map import write_sharing
 from weft.stitching.spaces import wire
@@ -108,6 +110,36 @@ def test_slack_is_kept_to_and_weights_are_saved(nets):
     assert seconds[0] < seconds[0.3] <= 1.3 * seconds[0]
     unique = 4 * plans[0].report.kernels.unique
     assert sizes[2] <= unique + 0.05 * (sizes[0] - unique)
+
+
+def test_forms_used_throughout_are_light_enough_for_much_slack(nets):
+    made = stitch(nets, slack=99)
+    assert made.graph.weight_bytes <= min(stitch(nets, form=form).graph.weight_bytes for form in ("split", "half"))
+
+
+def test_slack_holds_for_whole_graphs_whatever_layers_take_alone(nets):
+    class Whole:
+        """Layers are cheap where weights are few; whole graphs take as many seconds as they have steps."""
+
+        def seconds(self, graphs):
+            whole = [len(graph.inputs) == len(graph.outputs) == len(nets) and len(graph.steps) > 9 for graph in graphs]
+            pairs = zip(graphs, whole, strict=True)
+            return [float(count(graph).launches) if all_ else 1e-9 * graph.weight_bytes for graph, all_ in pairs]
+
+    made = stitch(nets, cost=Whole(), slack=0.1)
+    allowed = [each for each in made.contest.plans if each.weight_bytes <= made.contest.most_bytes]
+    least = min(count(made.planned(each).graph).launches for each in allowed)
+    assert len({each.own_s for each in allowed}) > 2 and count(made.graph).launches <= 1.1 * least
+
+
+@pytest.mark.parametrize("settings", [{"widths": [1, 1.3, 0.8]}, {"sharing": 0.0, "widths": [1, 1.3, 0.8]}])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_plan_stores_no_more_than_the_models_unless_only_speed_counts(settings, dynamic):
+    nets = generate("tinynet", 3, **{"sharing": 0.5, **settings}).nets
+    ways = stitch(nets, dynamic=dynamic, slabs=True).report
+    assert ways.stitched.weight_bytes <= ways.sequential.weight_bytes
+    if not dynamic:
+        assert stitch(nets, slabs=True, slack=0).report.stitched.weight_bytes > ways.sequential.weight_bytes
 
 
 def test_a_cost_is_asked_once_for_graphs_that_differ_in_numbers(nets):
@@ -213,6 +245,31 @@ def test_the_formulas_of_the_documentation_hold_for_an_inner_layer(ratio, tasks)
             assert found.weight_bytes == pytest.approx(weights[form] * tasks * SIZE * SIZE * 9 * 4), form
 
 
+def upsampling(seed: int) -> onnx.ModelProto:
+    """A transposed convolution, which is an island, between two others."""
+    weights = {"a": numbers(6, 4, 3, 3), "up": numbers(6, 6, 2, 2, seed=seed), "b": numbers(5, 6, 1, 1)}
+    nodes = [
+        node("Conv", ["x", "a"], ["p"], name="conv_a"),
+        node("ConvTranspose", ["p", "up"], ["q"], name="up", strides=[2, 2]),
+        node("Conv", ["q", "b"], ["y"], name="conv_b"),
+    ]
+    return model(nodes, weights)
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (1, 2)])
+def test_what_is_different_is_what_is_stored_also_with_islands(seeds):
+    made = stitch([upsampling(seed) for seed in seeds], names=["a", "b"], islands=True, form="separate")
+    assert 4 * made.report.kernels.unique == made.report.stitched.weight_bytes
+    assert 4 * made.report.kernels.separate == made.report.sequential.weight_bytes
+
+
+def test_what_adds_up_slabs_is_no_weight():
+    nets = generate("tinynet", 2, resolution=32).nets
+    made = stitch(nets, slabs=True, form="separate")
+    assert made.slabs and made.report.stitched.weight_bytes == made.report.sequential.weight_bytes
+    assert made.report.stitched.table_bytes > stitch(nets, form="separate").report.stitched.table_bytes
+
+
 # --- some of the models ---
 
 
@@ -249,6 +306,21 @@ def test_groups_follow_the_circles_that_share():
     family = align(nets)
     groups = stitch_groups(family, discover(family), Limits(memory_bytes=1 << 30), form="mts")
     assert [made.names for made in groups] == [("a", "c"), ("b", "d")]
+
+
+def test_a_refusal_tells_the_best_of_all_ways_to_group():
+    family = align(tiny(classes=3).nets)
+    sharing = discover(family)
+    with pytest.raises(Unmet) as too_small:
+        stitch_groups(family, sharing, Limits(memory_bytes=1000))
+    least = int(too_small.value.smallest.bytes)
+    assert stitch_groups(family, sharing, Limits(memory_bytes=least))
+    with pytest.raises(Unmet):
+        stitch_groups(family, sharing, Limits(memory_bytes=least - 1))
+    with pytest.raises(Unmet) as too_soon:
+        stitch_groups(family, sharing, Limits(seconds=1e-9))
+    fast = assemble(family, sharing, slack=0).report.stitched
+    assert too_soon.value.fastest.seconds <= fast.predicted_s
 
 
 # --- the check ---

@@ -73,6 +73,22 @@ def test_pruned_filters_do_not_mislead(planted: Planted):
     assert stored(planted.family, found) <= stored(planted.family, planted.sharing)
 
 
+@pytest.mark.parametrize("tolerance", [1e-3, 0.3, 3.0])
+def test_a_larger_tolerance_finds_no_less(tolerance):
+    (net,) = tiny(tasks=1).nets
+    rng = np.random.default_rng(0)
+
+    def shake(op: Op) -> Op:
+        if op.weight is None:
+            return op
+        return replace(op, weight=(op.weight + rng.uniform(-5e-4, 5e-4, op.weight.shape)).astype(np.float32))
+
+    family = align([net, replace(net, name="copy", ops=tuple(map(shake, net.ops)))])
+    found = discover(family, tolerance=tolerance)
+    same = {(space, 0, channel, 1, channel) for space, *_ in pairs(found) for channel in range(found[space].widths[0])}
+    assert pairs(found) == same and set(wire(family).widths) == {space for space, *_ in same}
+
+
 @settings(max_examples=25)
 @given(families(misleading=0.5))
 def test_channels_that_only_look_shared_at_first_do_not_mislead(planted: Planted):
@@ -328,11 +344,14 @@ def test_a_sharing_is_read_as_it_was_written(tmp_path):
     found = discover(planted.family)
     write_sharing(tmp_path / "map.json", found, planted.family)
     assert pairs(read_sharing(tmp_path / "map.json", planted.family)) == pairs(found)
+    lines = (tmp_path / "map.json").read_text().splitlines()
+    blocks = sum(len(block.tasks) > 1 for space in found.spaces.values() for block in space.blocks)
+    assert len(lines) <= blocks + len(found.spaces) + 3, "a block is on one line"
 
 
 def written(tmp_path, spaces, version=1):
     path = tmp_path / "map.json"
-    path.write_text(json.dumps({"version": version, "spaces": spaces}))
+    path.write_text(json.dumps({"format": version, "spaces": spaces}))
     return path
 
 
@@ -371,6 +390,9 @@ def test_mistakes_in_a_file_are_named(tmp_path, two, spaces, message):
 def test_other_files_are_refused(tmp_path, two):
     with pytest.raises(StitchError, match="not a sharing map"):
         read_sharing(written(tmp_path, {}, version=2), two)
+    (tmp_path / "cats.onnx").write_bytes(b"\x08\xee")
+    with pytest.raises(StitchError, match=r"cats\.onnx: not a JSON file: it is not text"):
+        read_sharing(tmp_path / "cats.onnx", two)
 
 
 def test_models_of_one_name_cannot_be_told_apart(tmp_path, two):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stitch_families import TANGLED
 from stitch_graphs import Runner, assert_close, execute, separately
 from stitch_nets import TINY, _unary, images, macs, tiny
 from weft.errors import StitchError
@@ -95,6 +96,13 @@ def test_any_mixture_of_forms(data):
     graph = check(made.nets, made.planted, forms, dynamic=dynamic)
     read = {name for step in graph.steps for name in step.inputs} | {tensor.name for tensor in graph.outputs}
     assert all(set(step.outputs) & read for step in graph.steps), "no step is in vain"
+
+
+@settings(max_examples=20)
+@given(planted=TANGLED)
+def test_concatenations_and_additions_in_any_order(planted):
+    for form in ANYWHERE:
+        check(planted.family.nets, planted.sharing, form)
 
 
 @pytest.mark.parametrize("architecture", ["tinynet", "tiny-sigmoid", "tiny-mobile"])

@@ -12,13 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stitch_families import TANGLED, TANGLES, Drawing, family_of, plant, random_family
+from stitch_graphs import assert_close, separately
+from stitch_nets import images
+from weft.errors import StitchError
 from weft.stitching.counts import count
 from weft.stitching.discovery import discover
 from weft.stitching.emit import plain_graph
 from weft.stitching.fused_plain import activated, plain
 from weft.stitching.lowering import lower
 from weft.stitching.making.generator import generate
-from weft.stitching.net import Window
+from weft.stitching.net import Op, Port, Window, assemble
 from weft.stitching.packing import Activation, columns, pack
 from weft.stitching.reading.alignment import align
 from weft.stitching.running.fused import FusedConv, Shape
@@ -166,6 +170,8 @@ CASES = {
         space(rng, [9, 9, 9], 6),
         THREE,
     ),
+    "twice the same": lambda rng: ([space(rng, [9, 8, 11], 6)] * 2, space(rng, [12, 11, 13], 8), THREE),
+    "twice the same, all shared": lambda rng: ([Space.common(5, 3)] * 2, Space.common(12, 3), THREE),
     "dilated, lopsided": lambda rng: (
         [space(rng, [9, 9, 9], 6)],
         space(rng, [12, 12, 12], 8),
@@ -295,6 +301,33 @@ def test_fused_graphs_equal_the_models_one_by_one(architecture, changes, align_b
         assert count(graph).weight_bytes == 4 * unique_weights(family, wire(family), sharing)
 
 
+def check_fused(planted, align_by):
+    family = planted.family
+    module = StitchedModule(lower(family, planted.sharing, "fused", align=align_by))
+    pictures = images(family.nets)
+    found = [each.numpy() for each in module(*map(torch.from_numpy, pictures))]
+    assert_close(found, separately(family.nets, pictures))
+
+
+@settings(max_examples=20)
+@given(planted=TANGLED, align_by=st.sampled_from([1, 4, 8]))
+def test_concatenations_and_additions_in_any_order(planted, align_by):
+    check_fused(planted, align_by)
+
+
+@pytest.mark.parametrize("block", TANGLES)
+@pytest.mark.parametrize("align_by", [1, 4])
+def test_a_space_twice_and_several_spaces_at_once(block, align_by):
+    check_fused(random_family([block, "conv"], 3, 1), align_by)
+
+
+def test_a_concatenation_that_all_share_is_stacked_where_its_spaces_begin():
+    drawing = Drawing([3, 3])
+    both = drawing.add("concat", "image", drawing.add("unary", "image"))
+    drawing.add("conv", drawing.add("global_pool", both), width=[5, 5])
+    check_fused(plant(drawing, np.random.default_rng(0)), 4)
+
+
 def test_the_twin_is_what_runs_without_cuda():
     rng = np.random.default_rng(7)
     case = Case(rng, *CASES["point"](rng), align=1)
@@ -323,3 +356,55 @@ def test_only_a_dead_residual_is_written_over():
     reusing = [each.reuses for each in module.modules() if isinstance(each, FusedConv)]
     adding = [len(step.inputs) > 4 for step in module.graph.steps if step.op == "FusedConv"]
     assert reusing == adding and sum(adding) == 2
+
+
+def test_a_residual_that_is_the_input_too_is_not_written_over():
+    planted = random_family(["loop"], 2, 0)
+    module = StitchedModule(lower(planted.family, planted.sharing, "fused"))
+    steps = [step for step in module.graph.steps if step.op == "FusedConv" and len(step.inputs) > 4]
+    assert [step.inputs[0] == step.inputs[4] for step in steps] == [True]
+    assert not any(each.reuses for each in module.modules() if isinstance(each, FusedConv))
+
+
+def test_a_residual_of_which_somebody_keeps_a_view_is_not_written_over():
+    """Rows taken out of a tensor are views of it: the second layer that reads them comes after the addition."""
+    rng = np.random.default_rng(0)
+
+    def net(name):
+        def conv(name, source):
+            return Op(name, "conv", (source,), name, rng.standard_normal((5, 5, 1, 1), np.float32))
+
+        ops = [
+            conv("first", "x"),
+            conv("early", "first"),
+            conv("branch", "early"),
+            Op("sum", "add", ("first", "branch"), "sum"),
+            conv("late", "first"),
+            Op("all", "add", ("sum", "late"), "all"),
+        ]
+        return assemble(name, (Port("x", "x", (5, 4, 4)),), ops, (Port("y", "all", (5, 4, 4)),), 2)
+
+    family = family_of([net("a"), net("b")])
+    forms = dict.fromkeys(("first", "branch"), "fused") | dict.fromkeys(("early", "late"), "separate")
+    module = StitchedModule(lower(family, discover(family), forms))
+    assert any(len(step.inputs) > 4 for step in module.graph.steps if step.op == "FusedConv")
+    assert not any(each.reuses for each in module.modules() if isinstance(each, FusedConv))
+
+
+def test_more_weights_than_places_can_count_are_refused(monkeypatch):
+    planted = random_family(["conv"], 2, 0)
+    monkeypatch.setattr("weft.stitching.forms.fused.LARGEST", 100)
+    with pytest.raises(
+        StitchError, match=r"conv\d: the form 'fused' cannot do it, its \d+ weights are more than the 100"
+    ):
+        lower(planted.family, planted.sharing, "fused")
+
+
+def test_a_kernel_with_too_many_taps_is_refused():
+    net = assemble(
+        "wide", (Port("x", "x", (2, 40, 40)),),
+        [Op("conv", "conv", ("x",), "y", np.ones((3, 2, 1, 33), np.float32), window=Window((1, 33)))], (Port("y", "y", (3, 40, 8)),),
+    )  # fmt: skip
+    family = align([net])
+    with pytest.raises(StitchError, match="conv: the form 'fused' cannot do it, its kernel is wider than 31"):
+        lower(family, discover(family), "fused")

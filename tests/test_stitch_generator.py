@@ -202,8 +202,10 @@ def test_saved_models_hold_every_weight_as_it_is(tmp_path):
     ("settings", "words"),
     [
         ({"architecture": "resnet19"}, "unknown architecture 'resnet19'; did you mean resnet18"),
-        ({"tasks": 0}, "0 tasks"),
-        ({"pruning": 1.0}, "pruning 1.0"),
+        ({"architecture": "nonsense"}, "unknown architecture 'nonsense'; known: resnet18, resnet50, vgg16, mobilenet"),
+        ({"tasks": 0}, "0 tasks: give 1 or more"),
+        ({"pruning": 1.0}, "pruning 1.0: give a part from 0 to below 1"),
+        ({"multiple": 0}, "multiple 0: give 1 or more"),
         ({"norm": "batch"}, "norm is 'batch'; it may be per_task, shared or folded"),
         ({"widths": [1.0]}, "1 widths for 2 tasks"),
         ({"classes": [3, 4, 5]}, "classes are [3, 4, 5]; give 2 numbers"),

@@ -17,7 +17,7 @@ from weft.stitching.lowering import lower
 from weft.stitching.parts import kinds, part
 from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.grouping import SIZES, Grouping, group, interpolated
-from weft.stitching.planning.groups import NOTHING, GroupCost, Wish
+from weft.stitching.planning.groups import NOTHING, GroupCost, Unmet, Wish, size
 from weft.stitching.planning.planner import lower_plan, plan
 from weft.stitching.reading.alignment import align
 
@@ -84,7 +84,7 @@ def test_few_models_are_grouped_as_well_as_can_be(names, power, start, shared, l
     wish = Wish(*limits)
     best = tried(names, costs, wish)
     if best is None:
-        with pytest.raises(StitchError, match="no grouping meets"):
+        with pytest.raises(StitchError, match=r"no grouping (fits|takes)"):
             group(names, costs, cap_bytes=limits[0], target_s=limits[1])
         return
     found = group(names, costs, cap_bytes=limits[0], target_s=limits[1])
@@ -190,12 +190,22 @@ def test_models_are_dealt_to_and_fro():
 @pytest.mark.parametrize("names", ["aaaa", "abcd", "abcdefghabcdefgh"])
 def test_what_cannot_be_met_is_said_with_amounts(names):
     costs = Costs(list(names))
-    with pytest.raises(StitchError, match=r"no grouping meets 0\.001 ms: the fastest takes \d+.* ms"):
+    soonest = r"the fastest takes \S+ ms \(\S+( bytes)?\)"
+    with pytest.raises(Unmet, match=rf"^no grouping takes 0\.001 ms; {soonest}: raise the latency target$"):
         group(list(names), costs, target_s=1e-6)
-    with pytest.raises(StitchError, match=r"no grouping meets 10 bytes: .* the smallest \d+ bytes; ask for less"):
+    least = r"the smallest takes \S+( bytes)? \(\S+ ms\)"
+    with pytest.raises(Unmet, match=rf"^no grouping fits 10 bytes; {least}: raise the memory cap$") as refusal:
         group(list(names), costs, cap_bytes=10)
-    with pytest.raises(StitchError, match=r"meets 0\.001 ms and 10 bytes"):
+    found = group(list(names), costs, cap_bytes=refusal.value.smallest.bytes)
+    assert found.cost.bytes == refusal.value.smallest.bytes
+    with pytest.raises(Unmet, match=rf"fits 10 bytes in 0\.001 ms; {least}, .*: raise the memory cap or the latency"):
         group(list(names), costs, cap_bytes=10, target_s=1e-6)
+
+
+def test_sizes_are_told_so_that_what_is_told_suffices():
+    assert [size(count) for count in (10, 1024, 1025, 4 << 20, 6187392, 3 << 30)] == [
+        "10 bytes", "1k", "1.01k", "4m", "5.91m", "3g"
+    ]  # fmt: skip
 
 
 def test_activations_count_once_and_weights_always():

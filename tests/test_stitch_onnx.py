@@ -14,9 +14,11 @@ from stitch_files import assert_close, assert_reads_as_itself, inputs_of, kinds,
 from weft.errors import ModelError, StitchError
 from weft.models.packaged import packaged_models
 from weft.stitching import onnx_writer
+from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.graph import Builder
 from weft.stitching.onnx_writer import to_onnx, write_onnx
+from weft.stitching.planning.cost import Modelled
 from weft.stitching.reading.onnx_reader import read_net
 
 W = numbers(8, 4, 3, 3)
@@ -677,6 +679,52 @@ def test_islands_run_other_numbers_of_rows(case):
     pictures = numbers(6, 4, 6, 5)
     wanted = [run(model(nodes, constants), {"x": pictures[start : start + 2]})[0] for start in (0, 2, 4)]
     assert_close(run(written, {"x": pictures}), [np.concatenate(wanted)])
+
+
+def _heads(*, first: bool, allowzero: int = 0):
+    """Attention with two heads over 30 positions; *first*: whether the rows stay outermost."""
+    order = [0, 2, 1, 3] if first else [1, 2, 0, 3]
+    nodes = [
+        node("Reshape", ["x", "s"], ["t"], allowzero=allowzero),
+        node("Transpose", ["t"], ["q"], perm=[0, 2, 1] if first else [2, 0, 1]),
+        node("Reshape", ["q", "heads"], ["h"], name="heads", allowzero=allowzero),
+        node("Transpose", ["h"], ["k"], perm=order),
+        node("Reshape", ["k", "joint"], ["j"], allowzero=allowzero),
+        node("Transpose", ["j"], ["l"], perm=[0, 2, 1]),
+        node("MatMul", ["j", "l"], ["a"]),
+        node("Softmax", ["a"], ["p"], axis=-1),
+        node("MatMul", ["p", "j"], ["o"]),
+        node("Reshape", ["o", "back"], ["y"], allowzero=allowzero),
+    ]
+    heads = ints(2, 30, 2, 2) if first else ints(30, 2, 2, 2)
+    return nodes, {"s": ints(2, 4, 30), "heads": heads, "joint": ints(4, 30, 2), "back": ints(2, 4, 6, 5)}
+
+
+@pytest.mark.parametrize("allowzero", [0, 1])
+def test_islands_merge_rows_with_heads_for_any_number_of_rows(allowzero):
+    nodes, constants = _heads(first=True, allowzero=allowzero)
+    net = assert_reads_as_itself(model(nodes, constants), islands=True)
+    written = to_onnx(plain_graph(net, dynamic=True))
+    pictures = numbers(6, 4, 6, 5)
+    wanted = [run(model(nodes, constants), {"x": pictures[start : start + 2]})[0] for start in (0, 2, 4)]
+    assert_close(run(written, {"x": pictures}), [np.concatenate(wanted)])
+
+
+def test_products_inside_islands_are_counted():
+    nodes, constants = _heads(first=True)
+    net = read_net(model(nodes, constants), islands=True)
+    graph = plain_graph(net)
+    assert count(graph).macs == 2 * 2 * (30 * 30 * 2) * 2  # rows, heads, both products
+    assert Modelled().seconds([graph])[0] > 0
+    loose = plain_graph(net, dynamic=True)
+    assert count(loose, rows=2).activation_bytes >= 4 * 2 * 2 * 30 * 30
+
+
+def test_an_island_that_moves_the_rows_is_tied_to_their_number_and_says_so():
+    nodes, constants = _heads(first=False)
+    net = assert_reads_as_itself(model(nodes, constants), islands=True)
+    with pytest.raises(StitchError, match=r"heads \(Reshape\) works only for the number of rows .*2.*--dynamic"):
+        plain_graph(net, dynamic=True)
 
 
 def test_islands_of_an_old_file_are_brought_to_the_new_operators():

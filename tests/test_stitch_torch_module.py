@@ -13,12 +13,14 @@ import torch
 from stitch_graphs import assert_close, execute, separately
 from stitch_nets import TINY, images, tiny
 from weft.errors import StitchError
+from weft.stitching import stitch
 from weft.stitching.forms import FORMS
 from weft.stitching.graph import Builder
 from weft.stitching.lowering import lower
 from weft.stitching.reading.alignment import align
 from weft.stitching.running import operators
 from weft.stitching.running.module import StitchedModule
+from weft.stitching.running.tuning import tune
 
 torch.set_num_threads(1)
 
@@ -73,6 +75,10 @@ def test_what_it_cannot_do_it_says():
     pictures = list(map(torch.from_numpy, images(made.nets)))
     with pytest.raises(StitchError, match=r"takes 2 tensors \(tinynet-0\.image, tinynet-1\.image\), not 1"):
         module(pictures[0])
+    with pytest.raises(StitchError, match=r"tinynet-1\.image was planned as .1, 3.*, not .2, 3.*dynamic=True"):
+        module(pictures[0], torch.cat([pictures[1]] * 2))
+    with pytest.raises(StitchError, match=r"planned as .1, 3, 8, 8., not .1, 3, 8, 9.$"):
+        module(pictures[0], torch.zeros(1, 3, 8, 9))
     with pytest.raises(StitchError, match="a CUDA graph needs the module and its inputs on a CUDA device, not on cpu"):
         module.captured(*pictures)
     builder = Builder("strange")
@@ -157,3 +163,15 @@ def test_a_product_of_matrices(settings):
     graph = builder.finish()
     given = rng.standard_normal(graph.inputs[0].shape, np.float32)
     assert_close(answers(StitchedModule(graph), [given]), execute(graph, [given]))
+
+
+def test_tiles_are_not_timed_on_the_cpu():
+    made = tiny(tasks=2)
+    module = StitchedModule(lower(align(made.nets), made.planted, "split"))
+    with pytest.raises(StitchError, match="tiles are timed on CUDA; the example is on cpu"):
+        tune(module, *map(torch.from_numpy, images(made.nets)))
+
+
+def test_what_was_stitched_is_shown_in_a_line():
+    made = stitch(tiny(tasks=2).nets, form="split")
+    assert repr(made) == "Stitched(tinynet-0, tinynet-1; form split, rows 1, 1)"

@@ -20,8 +20,10 @@ def read_json(path: str | Path, error: type[InputError]) -> Any:
 
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
-    except (OSError, UnicodeDecodeError) as problem:
+    except OSError as problem:
         raise error(f"{path}: cannot read the file: {problem}") from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: not a JSON file: it is not text") from problem
     except (ValueError, RecursionError) as problem:  # ValueError: also a number of more than 4300 digits
         raise error(f"{path}: not a JSON file: {problem}") from problem
 

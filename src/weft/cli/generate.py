@@ -11,9 +11,14 @@ import typer
 from weft.cli.common import console, progress_bar
 from weft.errors import InputError
 
+ARCHITECTURES = (
+    "resnet18, resnet50, vgg16, mobilenet; to try things quickly tinynet, tiny-sigmoid, tiny-vgg, tiny-dense, "
+    "tiny-mobile."
+)
+
 
 def command(
-    architecture: Annotated[str, typer.Argument(help="resnet18, resnet50, vgg16, mobilenet, or tinynet and others.")],
+    architecture: Annotated[str, typer.Argument(help=ARCHITECTURES)],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write the .onnx files to.")],
     tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
     pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is missing.")] = 0.0,
@@ -36,9 +41,14 @@ def command(
     from weft.stitching.making.generator import Recipe
     from weft.stitching.making.model_files import save_nets
 
+    for option, part in (("--pruning", pruning), ("--sharing", sharing)):
+        if not 0 <= part <= 1 or (option == "--pruning" and part == 1):
+            raise InputError(f"{option} {part:g}: give a part from 0 to {'below ' * (option == '--pruning')}1")
+    if tasks < 1:
+        raise InputError(f"--tasks {tasks}: give 1 or more")
     settings: dict[str, Any] = {
         "pruning": pruning, "sharing": sharing, "norm": norm, "resolution": resolution, "seed": seed,
-        "permute": permute, "batches": batch or 1, "widths": _numbers("--widths", widths, float),
+        "permute": permute, "batches": 1 if batch is None else batch, "widths": _numbers("--widths", widths, float),
         "classes": _one_or_many(_numbers("--classes", classes, int)),
     }  # fmt: skip
     recipe = Recipe(architecture, tasks, **settings)

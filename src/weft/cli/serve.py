@@ -156,9 +156,14 @@ def _announce(server: Server) -> None:
     lanes = _counted(config.lanes, "lane")
     console.print(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n", highlight=False)
     slots = list(service.library.slots())
+    lines: dict[str, list[str]] = {}
     for slot in slots:
         pieces = _pieces(slot.served.prepared) if slot.served else slot.state
-        _line(f"       {slot.entry.name} {slot.entry.version}: {pieces}  {slot.message}")
+        said = f"{slot.entry.version}: {pieces}  {slot.message}"
+        own = "" if slot.state == "failed" else slot.entry.name  # models of one file fail for one reason
+        lines.setdefault(f"{own} {said}", []).append(slot.entry.name)
+    for said, names in lines.items():
+        _line(f"       {', '.join(names)} {said.partition(' ')[2]}")
     repository = service.library.repository
     for name, why in repository.problems.items():
         _line(f"       problem: {name}: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,7 @@ def command(
         typer.Option(
             "--form",
             rich_help_panel=HOW,
-            help="planned (the best for each layer), mts, grouped, split, half, separate.",
+            help="planned (the best for each layer), mts, grouped, split, half, separate; fused is for torch only.",
         ),
     ] = "planned",
     dynamic: Annotated[
@@ -98,7 +99,7 @@ def command(
         str | None, typer.Option("--write-sharing", rich_help_panel=FILES, help="Write the map of what is shared.")
     ] = None,
 ) -> None:
-    """Make one graph of models that share weights: exact, smaller and faster than one after another.
+    """Make one graph of models that share weights: exact, and smaller or faster than one after another.
 
     [bold]weft stitch cats.onnx dogs.onnx birds.onnx -o pets.onnx[/bold]. See docs/stitching.md.
     """
@@ -134,6 +135,7 @@ def command(
 def _refuse_early(asked: Request, others: Sequence[str | None]) -> None:
     """What would come to nothing after minutes of planning."""
     from weft.stitching.assembly import PLANNED
+    from weft.stitching.metadata import servable
     from weft.stitching.planning.planner import ANYWHERE
 
     if asked.form == "fused":
@@ -144,20 +146,40 @@ def _refuse_early(asked: Request, others: Sequence[str | None]) -> None:
         raise StitchError(f"--form: {unknown_name('form', asked.form, (PLANNED, *ANYWHERE))}")
     if asked.output.suffix != ".onnx" or asked.output.is_dir():
         raise InputError(f"{asked.output}: name an .onnx file to write")
+    taken = {Path(model).resolve() for model in (*asked.models, asked.sharing) if model}
     for path in (asked.output, *(Path(each) for each in others if each)):
+        if str(path) == "-":
+            raise InputError("-: name a file; there is no way to write to the terminal")
         if not path.parent.is_dir():
             raise InputError(f"{path}: cannot write: there is no folder {path.parent}")
-    if asked.output.resolve() in [Path(model).resolve() for model in asked.models]:
-        raise InputError(f"{asked.output} is one of the models; write to another file")
+        if path.is_dir():
+            raise InputError(f"{path}: cannot write: it is a folder; name a file")
+        if path.resolve() in taken:
+            raise InputError(f"{path} is one of the models, or written already; write to another file")
+        taken.add(path.resolve())
+    strange = [file for file, name in zip(asked.models, asked.names, strict=True) if not servable(name or _stem(file))]
+    if asked.dynamic and strange:
+        raise InputError(f"{strange[0]}: its name is none that weft serve takes; name the models with --names a,b,c")
     if asked.measure and asked.machine != HERE:
         raise InputError(f"--measure runs on this machine's {HERE}, not on {asked.machine}; leave out one of them")
     if asked.threads < 1:
         raise InputError(f"--threads {asked.threads}: give 1 or more")
-    if asked.seconds is not None and not asked.seconds > 0:
+    if not 0 <= asked.tolerance < inf:
+        raise InputError(f"--tolerance {asked.tolerance}: give the largest difference of two weights, 0 for none")
+    if not 0 <= asked.slack < inf:
+        raise InputError(f"--slack {asked.slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
+    if asked.seconds is not None and not 0 < asked.seconds < inf:
         raise InputError(f"--latency-target {asked.seconds * 1e3:g}: give milliseconds above 0")
 
 
+def _stem(file: str) -> str:
+    path = Path(file)
+    return "folder" if path.is_dir() else path.stem
+
+
 def _listed(option: str, text: str | None, count: int) -> tuple[str, ...]:
+    from weft.stitching.metadata import servable
+
     if text is None:
         return ("",) * count
     parts = tuple(part.strip() for part in text.split(","))
@@ -165,6 +187,8 @@ def _listed(option: str, text: str | None, count: int) -> tuple[str, ...]:
         raise InputError(f"{option} {text!r} names {len(parts)} for {count} models; give one for each, as a,b,c")
     if len(set(parts)) < count:
         raise InputError(f"{option} {text!r} gives two models one name; give each its own")
+    if strange := [part for part in parts if not servable(part)]:
+        raise InputError(f"{option}: {strange[0]!r} is no name for a model; it takes letters, digits, '.', '_' and '-'")
     return parts
 
 

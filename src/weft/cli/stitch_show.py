@@ -10,8 +10,17 @@ from weft.cli.common import add_row, console, number, plain_table
 if TYPE_CHECKING:
     from weft.stitching.summary import LayerRow, Summary, Way
 
-WAYS = ("", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "launches", "predicted ms")
+WAYS = (
+    "", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "total MB", "launches", "predicted ms",
+    "measured ms", "speed-up",
+)  # fmt: skip
 LAYERS = ("layer", "form", "shared in", "shared out", "MMACs", "weights kB", "of separate", "launches", "predicted ms")
+
+SPARE = ("tables MB", "launches", "shared in", "predicted ms", "activations MB", "MMACs", "shared out", "of separate")
+"""Columns that are left out where there is no room for them, the first first."""
+LONG_NAME = 40
+"""First cells longer than this are broken into lines."""
+GAP = 2
 
 
 def print_summaries(groups: Sequence[Summary], title: str, *, layers: bool) -> None:
@@ -36,25 +45,53 @@ def _print_ways(groups: Sequence[Summary], title: str) -> None:
 
     whole = totals(groups)
     timed = whole["sequential"].measured_s is not None
-    table = plain_table(title, (*WAYS, "measured ms", "speed-up") if timed else (*WAYS, "speed-up"))
-    rows = [(whole["sequential"], "one after another", "")]
+    several = sum(len(each.models) for each in groups) > 1
+    rows = [(whole["sequential"], "one after another" if several else "as it is", "")]
     if len(groups) == 1:
         rows.append((groups[0].stitched, _label(groups[0]), "bold"))
-        rows += [(way, _other(way), "") for way in groups[0].ways[2:]]
+        rows += [(way, _other(way, rows[0][1]), "") for way in groups[0].ways[2:]]
     else:
         rows += [(each.stitched, f"group {n}: {', '.join(each.models)}", "") for n, each in enumerate(groups)]
         rows.append((whole["stitched"], "all groups", "bold"))
-    for way, label, style in rows:
-        add_row(table, label, *_numbers(way, whole["sequential"], timed, label.startswith("group ")), style=style)
+    cells = [(label, *_numbers(way, whole["sequential"], timed, label.startswith("group "))) for way, label, _ in rows]
+    _print_table(title, WAYS, cells, [style for *_, style in rows], without=() if timed else ("measured ms",))
+
+
+def _print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    styles: Sequence[str] = (),
+    *,
+    left: int = 1,
+    without: Sequence[str] = (),
+) -> None:
+    """As many columns as there is room for."""
+    shown = [place for place, column in enumerate(columns) if column not in without]
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    widths[0] = min(widths[0], LONG_NAME)
+    for spare in SPARE:
+        if sum(widths[place] + GAP for place in shown) - GAP <= console.width:
+            break
+        shown = [place for place in shown if columns[place] != spare or _only_time(columns, shown, place)]
+    table = plain_table(title, [columns[place] for place in shown], left=left)
+    table.columns[0].min_width = widths[0]
+    for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
+        add_row(table, *(cells[place] for place in shown), style=style)
     console.print(table)
+
+
+def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
+    times = [each for each in shown if columns[each].endswith(" ms")]
+    return times == [place]
 
 
 def _label(summary: Summary) -> str:
     return f"stitched: {summary.form}{' in slabs' * summary.stitched.slabs}"
 
 
-def _other(way: Way) -> str:
-    return way.name.replace("sequential", "one after another") + " in slabs" * way.slabs
+def _other(way: Way, alone: str) -> str:
+    return way.name.replace("sequential", alone) + " in slabs" * way.slabs
 
 
 def _numbers(way: Way, separate: Way, timed: bool, part: bool) -> tuple[str, ...]:
@@ -68,26 +105,22 @@ def _numbers(way: Way, separate: Way, timed: bool, part: bool) -> tuple[str, ...
         ratio,
         number(way.table_bytes, scale=1e-6),
         number(way.activation_bytes, scale=1e-6),
+        number(way.total_bytes, scale=1e-6),
         str(way.launches),
         number(way.predicted_s, 2, scale=1e3),
-        *((number(way.measured_s, 2, scale=1e3),) if timed else ()),
+        number(way.measured_s, 2, scale=1e3),
         gain,
     )
 
 
 def _print_layers(summary: Summary, where: str) -> None:
     console.print()
-    table = plain_table(f"{where}layers, each with what follows it", LAYERS, left=2)
-    for row in summary.layers:
-        add_row(table, *_layer(row))
-    console.print(table)
+    _print_table(f"{where}layers, each with what follows it", LAYERS, [_layer(row) for row in summary.layers], left=2)
     tried = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
     if tried:
         console.print()
-        table = plain_table("layers alone, in us", ("layer", *tried))
-        for row in summary.layers:
-            add_row(table, row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in tried))
-        console.print(table)
+        rows = [(row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in tried)) for row in summary.layers]
+        _print_table("layers alone, in us", ("layer", *tried), rows)
 
 
 def _layer(row: LayerRow) -> tuple[str, ...]:
@@ -105,14 +138,15 @@ def _layer(row: LayerRow) -> tuple[str, ...]:
 
 
 def _print_spaces(summary: Summary) -> None:
+    from weft.reports.stitching import percents
+
     console.print()
     columns = ("space", "channels of the models", "shared by all", "by some", "own")
-    table = plain_table("channels, by the value that carries them first", columns, left=2)
+    rows = []
     for row in summary.spaces:
         widths = str(row.widths[0]) if len(set(row.widths)) == 1 else ", ".join(map(str, row.widths))
-        whole = sum(row.widths)
-        add_row(table, row.name, widths, *(f"{each / whole:.0%}" for each in (row.by_all, row.by_some, row.own)))
-    console.print(table)
+        rows.append((row.name, widths, *(f"{each}%" for each in percents((row.by_all, row.by_some, row.own)))))
+    _print_table("channels, by the value that carries them first", columns, rows, left=2)
 
 
 def _line(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from weft.stitching.family import Family
     from weft.stitching.graph import Graph
     from weft.stitching.net import Net
+    from weft.stitching.planning.balance import Contest
     from weft.stitching.planning.cost import Cost, Modelled
     from weft.stitching.sharing import Sharing
     from weft.stitching.summary import Summary
@@ -62,6 +64,10 @@ class Steps:
         self.groups: tuple[Stitched, ...] = ()
         self.summaries: tuple[Summary, ...] = ()
         self.difference: float | None = None
+        self.coarse_difference = 0.0
+        """To files in half precision, which are off by themselves."""
+        self.times: list[dict[str, float]] = []
+        """Seconds by way, for each group, once measured."""
 
     @cached_property
     def family(self) -> Family:
@@ -120,7 +126,6 @@ class Steps:
     def stitch(self) -> None:
         from weft.stitching.assembly import PLANNED, assemble
         from weft.stitching.lowering import formed
-        from weft.stitching.planning.balance import STEPS
         from weft.stitching.planning.budget import Limits, stitch_groups
         from weft.stitching.planning.planner import ANYWHERE
 
@@ -134,10 +139,28 @@ class Steps:
                 limits = Limits(asked.memory_bytes, asked.seconds)
                 self.groups = stitch_groups(*both, limits, **settings, progress=advance)
             return
-        plans = 1 + len(STEPS) * bool(asked.slack) if asked.form == PLANNED else 0
-        steps = plans * (len(formed(self.family)) * len(ANYWHERE) + 1)
+        steps = len(formed(self.family)) * len(ANYWHERE) + 1 if asked.form == PLANNED else 0
         with progress_bar("planning", steps) as advance:
             self.groups = (assemble(*both, **settings, slack=asked.slack, progress=advance),)
+        if asked.measure and self.groups[0].contest is not None:
+            self._settle(self.groups[0], self.groups[0].contest)
+
+    def _settle(self, made: Stitched, contest: Contest) -> None:
+        """Choose by the times that are shown."""
+        from weft.stitching.forms import FORMS
+        from weft.stitching.summary import SEQUENTIAL, SLABBED, STITCHED
+
+        plans = contest.plans
+        apart = [SEQUENTIAL, *([SLABBED] if made.slabs_alone else [])]
+        contenders = {name: self._graphs(made, name) for name in apart}
+        contenders |= {str(at): self._graphs(made.planned(each), STITCHED) for at, each in enumerate(plans)}
+        found = self._race(contenders)
+        seconds = [found[str(at)] for at in range(len(plans))]
+        chosen = contest.choose(seconds)
+        self.groups = (made.planned(plans[chosen]),)
+        pairs = reversed(list(zip(plans, seconds, strict=True)))  # of one form the first counts, as in ``in_form``
+        forms = {each.name: mine for each, mine in pairs if each.name in FORMS}
+        self.times = [{name: found[name] for name in apart} | forms | {STITCHED: seconds[chosen]}]
 
     def check(self) -> None:
         """Compare with the models alone; too large a difference that was not asked for is refused."""
@@ -151,6 +174,7 @@ class Steps:
             for rows in _mixes(made):
                 found = largest_difference(made.graph, made.family, mine, rows, threads=self.asked.threads)
                 self.difference = max(self.difference, found.relative)
+                self.coarse_difference = max(self.coarse_difference, found.coarse)
                 if found.relative > CLOSE and not self.asked.tolerance:
                     raise StitchError(
                         f"{found.output} differs by {found.relative:.2g} of its largest number from the model alone, "
@@ -162,8 +186,8 @@ class Steps:
         compare = self._compared()
         summaries = [made.summarise(self.modelled, compare) for made in self.groups]
         if self.asked.measure:
-            times = self._times(summaries)
-            summaries = [each.timed(mine) for each, mine in zip(summaries, times, strict=True)]
+            self.times = self.times or self._times(summaries)
+            summaries = [each.timed(mine) for each, mine in zip(summaries, self.times, strict=True)]
         self.summaries = tuple(summaries)
 
     def _compared(self) -> tuple[str, ...]:
@@ -178,17 +202,21 @@ class Steps:
 
     def _times(self, summaries: Sequence[Summary]) -> list[dict[str, float]]:
         """Seconds by way, for each group."""
-        from weft.runtime.stitching import race
-
         contenders: dict[str, list[Graph]] = {}
         for number, (made, summary) in enumerate(zip(self.groups, summaries, strict=True)):
             contenders |= {f"{number}:{way.name}": self._graphs(made, way.name) for way in summary.ways}
-        found = race(contenders, threads=self.asked.threads, rows=self.family.batches[0], rounds=ROUNDS)
         times: list[dict[str, float]] = [{} for _ in summaries]
-        for name, each in found.items():
+        for name, each_s in self._race(contenders).items():
             group, _, way = name.partition(":")
-            times[int(group)][way] = min(each.busy if self.asked.threads == 1 else each.seconds)
+            times[int(group)][way] = each_s
         return times
+
+    def _race(self, contenders: Mapping[str, Sequence[Graph]]) -> dict[str, float]:
+        from weft.runtime.stitching import race
+
+        threads = self.asked.threads
+        found = race(contenders, threads=threads, rows=self.family.batches[0], rounds=ROUNDS)
+        return {name: min(each.busy if threads == 1 else each.seconds) for name, each in found.items()}
 
     def _graphs(self, made: Stitched, way: str) -> list[Graph]:
         """What is run one after another to go *way*; rows are left free only where all models get the same number."""
@@ -206,15 +234,22 @@ class Steps:
         from weft.cli.stitch_show import print_summaries
 
         print_summaries(self.summaries, self._title(), layers=layers)
+        for net in self.family.nets:
+            if net.stored != "float32":
+                told = f"{net.name} is {net.stored}: it is read, computed and written in float32"
+                console.print(told, highlight=False, markup=False)
         if self.difference is not None:
             told = f"largest difference to the models: {self.difference:.1e} of an output's largest number"
+            if self.coarse_difference:
+                told += f", {self.coarse_difference:.1e} to files in half precision as they run by themselves"
             console.print(told, highlight=False)
 
     def _title(self) -> str:
         family, asked = self.family, self.asked
         count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
         same = len(set(family.batches)) == 1
-        rows = f"{family.batches[0]} each" if same else ", ".join(map(str, family.batches))
+        each = " each" * (family.tasks > 1)
+        rows = f"{family.batches[0]}{each}" if same else ", ".join(map(str, family.batches))
         by = (
             f"ONNX Runtime, {asked.threads} thread{'s' * (asked.threads > 1)}"
             if asked.measure
@@ -232,6 +267,8 @@ class Steps:
                 raise InputError(f"{path} is one of the models; choose another --output")
             made.to_onnx(path)
             _told("stitched", str(path), ", ".join(made.names))
+        for path in self._stale():
+            _told("left", str(path), "of an earlier run, and no part of this one")
         if json_file:
             paths = [str(path) for path in self.outputs]
             write_json(json_file, stitching_report(self.summaries, paths, self._settings(), self.difference))
@@ -239,6 +276,13 @@ class Steps:
         if sharing_file:
             write_sharing(sharing_file, self.sharing, self.family)
             _told("sharing", sharing_file)
+
+    def _stale(self) -> list[Path]:
+        """Files of other runs that could be taken for groups of this one."""
+        path = self.asked.output
+        numbered = path.parent.glob(f"{escape(path.stem)}.*{path.suffix}")
+        names = [path, *(each for each in numbered if each.name[len(path.stem) + 1 : -len(path.suffix)].isdecimal())]
+        return [each for each in sorted(names) if each.exists() and each not in (*self.outputs, *self.files.values())]
 
     def _settings(self) -> dict[str, Any]:
         asked = self.asked

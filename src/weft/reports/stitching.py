@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from weft.stitching.summary import LayerRow, Summary, Way, together
+from weft.stitching.summary import SLABBED, LayerRow, Summary, Way, together
 from weft.version import __version__
 
 UNIQUE = "split"
@@ -18,6 +18,7 @@ MANY = 0.5
 """The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
 FEW_LAYERS = 3
 NUMBER_BYTES = 4
+NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
 def stitching_report(
@@ -44,7 +45,9 @@ def totals(groups: Sequence[Summary]) -> dict[str, Way]:
 def sentences(groups: Sequence[Summary]) -> list[str]:
     """Where the time and the memory went."""
     whole = totals(groups)
+    alone = len(groups) > 1 and all(len(each.models) == 1 for each in groups)
     return [
+        *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
         _sharing(groups),
         _time(groups, whole["sequential"], whole["stitched"]),
         _memory(groups, whole["sequential"], whole["stitched"]),
@@ -53,22 +56,39 @@ def sentences(groups: Sequence[Summary]) -> list[str]:
 
 def _sharing(groups: Sequence[Summary]) -> str:
     rows = [row for each in groups for row in each.spaces if row.inner]
-    whole = max(1, sum(sum(row.widths) for row in rows))
-    by_all, by_some, own = (sum(getattr(row, key) for row in rows) / whole for key in ("by_all", "by_some", "own"))
+    by_all, by_some, own = percents([sum(getattr(row, key) for row in rows) for key in ("by_all", "by_some", "own")])
     where = "" if len(groups) == 1 else " of a group"
-    some = f", {by_some:.0%} by some" if by_some else ""
-    return f"sharing: {by_all:.0%} of the inner channels are shared by all models{where}{some}, {own:.0%} by none"
+    some = f", {by_some}% by some" if any(row.by_some for row in rows) else ""
+    hint = "" if any(row.by_all + row.by_some for row in rows) or len(groups[0].models) == 1 else NOTHING_SHARED
+    return f"sharing: {by_all}% of the inner channels are shared by all models{where}{some}, {own}% by none{hint}"
+
+
+def percents(amounts: Sequence[int]) -> list[int]:
+    """Whole percents that add up to 100, those rounded down most being the first to be rounded up."""
+    whole = max(1, sum(amounts))
+    found = [100 * each // whole for each in amounts]
+    order = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
+    for place in order[: 100 - sum(found) if any(amounts) else 0]:
+        found[place] += 1
+    return found
 
 
 def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
     measured = before.measured_s is not None and after.measured_s is not None
-    old, new = (before.measured_s, after.measured_s) if measured else (before.predicted_s, after.predicted_s)
-    assert old is not None and new is not None
+    old, new = (_seconds(way, measured) for way in (before, after))
     gain = old / new if new else 1.0
     layers = [row for each in groups for row in each.layers]
     most = _most(layers, "predicted_s", after.predicted_s)
-    said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as one after another"
+    than = "one after another" if sum(len(each.models) for each in groups) > 1 else "the model as it is"
+    said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
+    slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
+    if slabbed and new:
+        said += f" and {_seconds(slabbed[0], measured) / new:.2f} times as fast as that in slabs"
     return f"time: {said}; {most} of it{' by the prediction' if measured else ''}"
+
+
+def _seconds(way: Way, measured: bool) -> float:
+    return way.measured_s if measured and way.measured_s is not None else way.predicted_s
 
 
 def _memory(groups: Sequence[Summary], before: Way, after: Way) -> str:
@@ -78,7 +98,8 @@ def _memory(groups: Sequence[Summary], before: Way, after: Way) -> str:
     layers = [row for each in groups for row in each.layers]
     most = _most(layers, "weight_bytes", after.weight_bytes)
     said = (
-        f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}; {_mb(unique)} are "
+        f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
+        f"activations {_mb(after.total_bytes)} instead of {_mb(before.total_bytes)}; {_mb(unique)} of weights are "
         f"different, {_mb(common)} of them shared; {most} of what is stored"
     )
     planned = any(len(row.seconds) > 1 for row in layers)
@@ -88,7 +109,9 @@ def _memory(groups: Sequence[Summary], before: Way, after: Way) -> str:
 
 
 def _lighter(groups: Sequence[Summary]) -> str:
-    """What it takes to store every weight once."""
+    """What it takes to store every weight once; within limits, slack has no say."""
+    if len(groups) > 1:
+        return "This is fast and keeps copies"
     other = [way for each in groups for way in each.ways if way.name == UNIQUE]
     seconds = other[0].measured_s or other[0].predicted_s if len(other) == len(groups) == 1 else None
     price = "" if seconds is None else f", in {_ms(seconds)}"
@@ -115,4 +138,5 @@ def _mb(count: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
+    """Three digits."""
+    return f"{seconds * 1e3:#.3g} ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f} ms"

@@ -18,8 +18,10 @@ from weft.stitching.lowering import port_name
 from weft.stitching.net import Net
 from weft.stitching.onnx_writer import to_onnx
 
-_FED = {"tensor(float)": np.float32, "tensor(double)": np.float64}
-"""Inputs of models that are compared as they are; others (in half precision) as they were read."""
+_FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+"""Inputs of models that can be compared as they are; others only as they were read."""
+_COARSE = ("float16", "bfloat16")
+"""Models that compute in these are off by themselves: a graph is judged by what was read, and this is told beside."""
 
 
 Feed = Mapping[str, Array]
@@ -29,9 +31,11 @@ class Difference(NamedTuple):
     """The largest one that was seen."""
 
     relative: float
-    """To the largest number in that output of the model alone."""
+    """To the largest number in that output of the model alone, in float32 if its file is in half precision."""
     output: str
     """The graph's name of it."""
+    coarse: float = 0.0
+    """The largest to files in half precision as they run by themselves."""
 
 
 def largest_difference(
@@ -49,16 +53,26 @@ def largest_difference(
     """
     rng = np.random.default_rng(seed)
     feeds = [
-        {port.name: rng.standard_normal((count, *port.shape), np.float32) for port in net.inputs}
+        {port.name: _drawn(rng, (count, *port.shape), net) for port in net.inputs}
         for net, count in zip(family.nets, rows, strict=True)
     ]
     answers = _answers(graph, family, feeds, threads)
-    worst = Difference(0.0, "")
+    worst, coarse = Difference(0.0, ""), 0.0
     for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
-        for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
+        judged = None if net.stored in _COARSE else source
+        for port, wanted in zip(net.outputs, _alone(net, judged, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
             worst = max(worst, Difference(_relative(answers[name], wanted), name))
-    return worst
+        if source != judged:
+            for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
+                coarse = max(coarse, _relative(answers[port_name(family, task, port)], wanted))
+    return worst._replace(coarse=coarse)
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
+    """Numbers that a model in half precision takes as they are."""
+    drawn = rng.standard_normal(shape, np.float32)
+    return drawn.astype(np.float16).astype(np.float32) if net.stored in _COARSE else drawn
 
 
 def _answers(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
@@ -114,7 +128,7 @@ def _relative(found: Array, wanted: Array) -> float:
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     if bool(same.all()):
         return 0.0
-    apart = np.abs(found[~same].astype(np.float64) - wanted[~same])
+    apart = np.abs(found[~same].astype(np.float64) - wanted[~same].astype(np.float64))
     if not bool(np.isfinite(apart).all()):
         return np.inf
     numbers = np.abs(wanted[np.isfinite(wanted)])

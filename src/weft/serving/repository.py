@@ -25,13 +25,13 @@ from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
+from weft.stitching.metadata import servable
 from weft.version import __version__
 
 MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
 MOST_NAMES_SHOWN = 64
 """In an answer about an unknown name; looking for near ones takes time for each."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _NO_NAME = (
     "not a name for a model; it takes at most 128 letters, digits, '.', '_' and '-', begins with a letter or a digit "
@@ -316,7 +316,7 @@ def _models_in(entry: Entry) -> list[Entry]:
         if name not in tasks:
             raise _Trouble(f"tasks: {unknown_name('task', name, tasks)}" if tasks else "tasks: it is not stitched")
     for name in tasks:
-        if not _is_name(name):
+        if not servable(name):
             raise _Trouble(f"its task {name!r} is {_NO_NAME}; stitch it from files with other names")
     each = [entry._replace(name=name, config=entry.config.for_task(name), body=entry.name) for name in tasks]
     return each or [entry]
@@ -358,13 +358,9 @@ def _mode(root: Path, path: Path) -> int:
 
 
 def _checked(name: str) -> str:
-    if not _is_name(name):
+    if not servable(name):
         raise _Trouble(_NO_NAME)
     return name
-
-
-def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None and ".." not in text
 
 
 def _is_file(path: Path) -> bool:

@@ -298,14 +298,16 @@ class Service:
         """Load what shall be there from the start; what cannot be loaded is logged and left out."""
         for slot in list(self.library.slots()):
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            if slot.served or not (slot.config.preload and newest and self.library.fits(slot)):
-                continue  # it came with a model of the same body, or comes on demand
+            done = slot.served or slot.state == "failed"  # with a model of the same body
+            if done or not (slot.config.preload and newest and self.library.fits(slot)):
+                continue  # the others come on demand
             if say:
                 say(slot.entry.name)
             try:
                 await self.library.ensure(slot)
             except Overloaded as error:
-                log.warning("%s", error)
+                if error.reason != "load_failed":  # that is logged where it happens
+                    log.warning("%s", error)
         self.ready = True
 
     async def drained(self) -> None:

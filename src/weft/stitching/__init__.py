@@ -1,8 +1,8 @@
 """Many weight-shared models as one graph, no shared weight copied.
 
-``stitch`` goes from models to a ``Stitched``. Its steps have a module each: ``onnx_reader`` and ``torch_reader`` make a
-``Net`` of a model, ``alignment`` a ``Family`` of nets, ``discovery`` and ``sharing_map`` tell what is shared,
-``planner`` chooses forms, ``lowering`` writes the graph, ``running`` and ``onnx_writer`` run it or write it down.
+``stitch`` goes from models to a ``Stitched``. Its steps have a place each: ``reading`` makes a ``Net`` of a model and a
+``Family`` of nets, ``discovery`` and ``sharing_map`` tell what is shared, ``planning`` chooses forms and groups,
+``lowering`` writes the graph, ``running`` and ``onnx_writer`` run it or write it down. ``making`` has models to try.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from weft.stitching.graph import Graph
 from weft.stitching.lowering import formed, lower
 from weft.stitching.metadata import metadata
 from weft.stitching.parts import part
-from weft.stitching.planning.balance import SLACK, balanced
+from weft.stitching.planning.balance import SLACK, Contest, contest
 from weft.stitching.planning.cost import Cost, Modelled
 from weft.stitching.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan
 from weft.stitching.reading.alignment import align as aligned
@@ -47,7 +47,7 @@ PLANNED = "planned"
 """Instead of a form: each layer gets the one that costs least."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stitched:
     """Several models as one graph that equals them."""
 
@@ -63,6 +63,12 @@ class Stitched:
     align: int = 1
     plan: Plan | None = None
     slabs_allowed: bool = False
+    contest: Contest | None = None
+    """What its plan was chosen from."""
+
+    def __repr__(self) -> str:
+        rows = "any" if self.dynamic else ", ".join(map(str, self.batches))
+        return f"Stitched({', '.join(self.names)}; form {of_form(self.forms)}, rows {rows})"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +97,7 @@ class Stitched:
         """What it comes to on a described machine, also with each of the forms *compare* throughout."""
         cost = cost or Modelled()
         ways = [self._sequential(SEQUENTIAL, cost), self._way(STITCHED, cost)]
-        if compare and self.slabs:
+        if compare and self.slabs_alone:
             ways.append(self._sequential(SLABBED, cost))
         impossible: dict[str, str] = {}
         for form in compare:
@@ -117,12 +123,21 @@ class Stitched:
         """The layers whose convolutions are in slabs."""
         return self.plan.slabs if self.plan else frozenset()
 
+    @property
+    def slabs_alone(self) -> frozenset[str]:
+        """The layers that are in slabs when nothing else is done: those of ``separate``, if it was planned."""
+        return next((each.slabs for each in self._rivals if each.name == "separate"), self.slabs)
+
+    @property
+    def _rivals(self) -> tuple[Plan, ...]:
+        return self.contest.plans if self.contest else ()
+
     def alone(self, task: int, *, slabs: bool = False) -> Graph:
-        """One of the models, its normalisations folded; with *slabs*, in slabs where the plan is."""
+        """One of the models, its normalisations folded; with *slabs*, in slabs where that is faster."""
         if not slabs:
             return plain_graph(self.family.nets[task])
         graph = lower(*part(self.family, self.sharing, (task,)), "separate")
-        return in_slabs(graph, {layer.ops[task].name for layer in self.family.layers if layer.name in self.slabs})
+        return in_slabs(graph, {layer.ops[task].name for layer in self.family.layers if layer.name in self.slabs_alone})
 
     def _sequential(self, name: str, cost: Modelled) -> Way:
         graphs = (self.alone(task, slabs=name == SLABBED) for task in range(self.family.tasks))
@@ -138,8 +153,16 @@ class Stitched:
         except StitchError as error:
             return str(error)
 
+    def planned(self, other: Plan) -> Stitched:
+        """The same models by another plan."""
+        graph = lower_plan(self.family, self.sharing, other, dynamic=self.dynamic, align=self.align)
+        return replace(self, forms=other.forms, graph=graph, plan=other)
+
     def in_form(self, form: str) -> Stitched:
         """The same models with one form throughout."""
+        for each in self._rivals:
+            if each.name == form:
+                return self.planned(each)
         return assemble(
             self.family, self.sharing, form=form, dynamic=self.dynamic, slabs=self.slabs_allowed, align=self.align
         )
@@ -214,9 +237,10 @@ def assemble(
     """The graph of a family whose sharing is known; see ``stitch``, and ``planner.plan`` for *weight_cap_bytes*."""
     settings: dict[str, Any] = {"slabs": slabs, "dynamic": dynamic, "align": align, "progress": progress}
     settings["weight_cap_bytes"] = weight_cap_bytes
-    chosen = None
+    chosen, found = None, None
     if form == PLANNED:
-        chosen = balanced(family, sharing, cost or Modelled(), slack=slack, **settings)
+        found = contest(family, sharing, cost or Modelled(), slack=slack, **settings)
+        chosen = found.chosen
     elif isinstance(form, str) and slabs and form in ANYWHERE:
         chosen = plan(family, sharing, cost or Modelled(), forms=(form,), **settings)
     if chosen:
@@ -224,7 +248,7 @@ def assemble(
     else:
         forms = uniform(family, form) if isinstance(form, str) else form
         graph = lower(family, sharing, forms, dynamic=dynamic, align=align)
-    return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs)
+    return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs, found)
 
 
 def uniform(family: Family, form: str) -> dict[str, str]:

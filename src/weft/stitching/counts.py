@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.stitching.graph import DYNAMIC, Graph, Step
+from weft.stitching.net import Array
+from weft.stitching.slabs import adds_up
 
 VIEWS = frozenset(("Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze", "Shape"))
 """Steps that move nothing."""
 PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "FusedConv"))
 """Steps that multiply by a kernel, their second input."""
+KERNELS = PRODUCTS | {"ConvTranspose"}
+"""Steps whose second input is stored as weights; the last comes in islands only, whose work is not counted."""
 ITEM_BYTES = 4
 
 
@@ -43,7 +47,7 @@ class Counts:
 
 def count(graph: Graph, *, rows: int = 1) -> Counts:
     """Count *graph*; a dimension known only at run time is taken as *rows*."""
-    kernels = {step.inputs[1] for step in graph.steps if step.op in PRODUCTS} & graph.constants.keys()
+    kernels = {step.inputs[1] for step in graph.steps if _has_kernel(graph, step)}
     total = sum(array.nbytes for array in graph.constants.values())
     weight_bytes = sum(graph.constants[name].nbytes for name in kernels)
     layers = _by_layer(graph, rows)
@@ -57,13 +61,23 @@ def count(graph: Graph, *, rows: int = 1) -> Counts:
     )
 
 
+def kernels_of(graph: Graph, layer: str) -> list[Array]:
+    """What the steps of one source layer multiply by."""
+    return [graph.constants[step.inputs[1]] for step in graph.steps if step.layer == layer and _has_kernel(graph, step)]
+
+
+def _has_kernel(graph: Graph, step: Step) -> bool:
+    """Whether it multiplies by weights; what adds up slabs is a table, which holds scales if anything."""
+    return step.op in KERNELS and step.inputs[1] in graph.constants and not adds_up(step)
+
+
 def _by_layer(graph: Graph, rows: int) -> dict[str, LayerCounts]:
     found: dict[str, LayerCounts] = {}
     counted: set[str] = set()
     for step in graph.steps:
         before = found.get(step.layer, LayerCounts())
         weight_bytes = 0
-        if step.op in PRODUCTS and step.inputs[1] in graph.constants and step.inputs[1] not in counted:
+        if _has_kernel(graph, step) and step.inputs[1] not in counted:
             counted.add(step.inputs[1])
             weight_bytes = graph.constants[step.inputs[1]].nbytes
         found[step.layer] = LayerCounts(
@@ -83,8 +97,12 @@ def _macs(graph: Graph, step: Step, rows: int) -> int:
     outputs = prod(_sizes(graph, step.outputs[0], rows))
     if step.op == "Conv":
         return outputs * prod(_shape(graph, step.inputs[1])[1:])
-    depth = _shape(graph, step.inputs[0])[0 if step.attributes.get("transA") else -1]
-    return outputs * depth
+    return outputs * depth(_sizes(graph, step.inputs[0], rows), step)
+
+
+def depth(first: tuple[int, ...], step: Step) -> int:
+    """Of a product of matrices whose first is of this shape; one where an island does not know it."""
+    return (first or (1,))[0 if step.attributes.get("transA") else -1]
 
 
 def _shape(graph: Graph, name: str) -> tuple[int, ...]:
@@ -92,7 +110,7 @@ def _shape(graph: Graph, name: str) -> tuple[int, ...]:
 
 
 def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
-    return tuple(rows if size == DYNAMIC else size for size in graph.shapes[tensor])
+    return tuple(rows if size == DYNAMIC else size for size in _shape(graph, tensor))
 
 
 def _peak_bytes(graph: Graph, rows: int) -> int:

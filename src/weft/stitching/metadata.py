@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from weft.stitching.family import Family
@@ -11,6 +12,12 @@ from weft.stitching.lowering import port_name
 METADATA_KEY = "weft.stitched"
 """Under this key of a file's metadata its models are named, as JSON."""
 VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def servable(name: str) -> bool:
+    """Whether a model of that name can be asked for at a server: it is part of an address."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:

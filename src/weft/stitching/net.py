@@ -102,6 +102,8 @@ class Net:
     values: Mapping[str, Value]
     batch: int = 1
     """Rows it is given at a time."""
+    stored: str = "float32"
+    """The type that most of its weights have in the source; here they are float32."""
 
     def __post_init__(self) -> None:
         known = {port.value for port in self.inputs}

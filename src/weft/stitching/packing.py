@@ -15,7 +15,7 @@ table that has the place of every column.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,6 +24,9 @@ import numpy as np
 
 from weft.stitching.net import Array, Window
 from weft.stitching.sharing import Block, Space
+
+LARGEST = 2**31
+"""Places are 32-bit numbers in the kernel."""
 
 
 def aligned(width: int, align: int) -> int:
@@ -43,6 +46,11 @@ class Run(NamedTuple):
     @property
     def begin(self) -> int:
         return self.start - self.skip
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The same in all tasks that have it; a value may carry a space, and so a block, more than once."""
+        return self.space, id(self.block)
 
     def span(self, align: int) -> int:
         """Columns from ``begin`` to the next multiple of the alignment."""
@@ -199,6 +207,12 @@ class Line(NamedTuple):
     length: int
 
 
+Key = tuple[int, int]
+"""``Run.key``."""
+Lines = dict[tuple[int, Key, Key], Line]
+"""By task, output block and input block."""
+
+
 class _Store:
     """Lays pieces out: a *sheet* [input channel][tap][line] holds one piece or several side by side."""
 
@@ -246,7 +260,7 @@ def pack(
     for task in tasks:
         row = []
         for out in outs[task]:
-            found = [lines[task, id(out.block), id(run.block)] for run in runs[task]]
+            found = [lines[task, out.key, run.key] for run in runs[task]]
             depth = row_width(inputs, task, before)
             row.append(_target(task, out, runs[task], found, depth, align, store.taps, len(tables) * width))
             if by_table:
@@ -267,21 +281,19 @@ def pack(
     )
 
 
-def _lay_out(
-    store: _Store, output: Space, runs: list[list[Run]], outs: list[list[Run]]
-) -> dict[tuple[int, int, int], Line]:
-    """Store every piece once; the line of each (task, output block, input block)."""
-    lines: dict[tuple[int, int, int], Line] = {}
-    pieces: dict[tuple[int, int], Line] = {}
-    sheets: dict[int, tuple[Array, int]] = {}
+def _lay_out(store: _Store, output: Space, runs: list[list[Run]], outs: list[list[Run]]) -> Lines:
+    """Store every piece once."""
+    lines: Lines = {}
+    pieces: dict[tuple[Key, Key], Line] = {}
+    sheets: dict[Key | None, tuple[Array, int]] = {}
     beside, wide = _side_by_side(output)
     alike = _alike(runs)
     for task, each in enumerate(runs):
         for run, out in itertools.product(each, outs[task]):
-            key = (id(out.block), id(run.block))
+            key = (out.key, run.key)
             common = len(run.block.tasks) == len(runs)
             if id(out.block) in beside and (common or (alike and len(run.block.tasks) == 1)):
-                group = id(run.block) if common else 0
+                group = run.key if common else None
                 if group not in sheets:
                     sheets[group] = store.sheet(run.block.width, wide)
                 sheet, begin = sheets[group]
@@ -297,13 +309,11 @@ def _lay_out(
     return lines
 
 
-def _simple(task: int, runs: list[Run], outs: list[Run], lines: Mapping[tuple[int, int, int], Line]) -> bool:
+def _simple(task: int, runs: list[Run], outs: list[Run], lines: Lines) -> bool:
     """Whether at most two runs, the first at the first column, have their weights in lines of one length."""
     if len(runs) == 1:
         return True
-    pairs = (
-        (lines[task, id(out.block), id(runs[0].block)], lines[task, id(out.block), id(runs[1].block)]) for out in outs
-    )
+    pairs = ((lines[task, out.key, runs[0].key], lines[task, out.key, runs[1].key]) for out in outs)
     return len(runs) == 2 and runs[0].start == 0 and all(a.length == b.length for a, b in pairs)
 
 

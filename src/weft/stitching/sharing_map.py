@@ -1,6 +1,6 @@
 """Files that say which channels models share, for users who know: ``read_sharing``, ``write_sharing``.
 
-    {"version": 1,
+    {"format": 1,
      "spaces": {"conv1": [{"cats": [0, 2, 5], "dogs": [1, 0, 7], "birds": [3, 4, 0]},
                           {"cats": [1, 3], "dogs": [2, 3]}]}}
 
@@ -11,26 +11,27 @@ not name nothing is shared, but for the models' inputs, which are the same chann
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weft.errors import StitchError, unknown_name
-from weft.jsonfile import read_json, write_json
+from weft.errors import InputError, StitchError, unknown_name
+from weft.jsonfile import read_json
 from weft.stitching.discovery.comparison import verify
 from weft.stitching.family import Family
 from weft.stitching.sharing import Block, Sharing, Space
 from weft.stitching.spaces import Wiring, wire
 
-VERSION = 1
+FORMAT = 1
 
 
 def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0, check: bool = True) -> Sharing:
     """The sharing that the file states; weights that it calls the same may differ by *tolerance* unless not checked."""
     raw = read_json(path, StitchError)
-    if not isinstance(raw, dict) or raw.get("version") != VERSION or not isinstance(raw.get("spaces"), dict):
-        raise StitchError(f'{path}: not a sharing map; it is an object with "version": {VERSION} and "spaces"')
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("spaces"), dict):
+        raise StitchError(f'{path}: not a sharing map; it is an object with "format": {FORMAT} and "spaces"')
     wiring = wire(family)
     given: dict[str, Space] = {}
     for name, blocks in raw["spaces"].items():
@@ -46,17 +47,21 @@ def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0, ch
 
 
 def write_sharing(path: str | Path, sharing: Sharing, family: Family) -> None:
-    """Write the blocks of several tasks; ``read_sharing`` reads them back."""
+    """Write the blocks of several tasks, each on a line; ``read_sharing`` reads them back."""
     names = _names(family)
-    spaces = {
-        name: [
-            {names[task]: np.asarray(channels).tolist() for task, channels in block.members.items()}
+    spaces = []
+    for name, space in sharing.spaces.items():
+        blocks = (
+            json.dumps({names[task]: np.asarray(channels).tolist() for task, channels in block.members.items()})
             for block in space.blocks
             if len(block.tasks) > 1
-        ]
-        for name, space in sharing.spaces.items()
-    }
-    write_json(path, {"version": VERSION, "spaces": spaces})
+        )
+        spaces.append(f"  {json.dumps(name)}: [{f',{chr(10)}   '.join(blocks)}]")
+    listed = ",\n".join(spaces)
+    try:
+        Path(path).write_text(f'{{"format": {FORMAT},\n "spaces": {{\n{listed}\n }}}}\n', encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error}") from error
 
 
 def _names(family: Family) -> list[str]:

@@ -20,6 +20,8 @@ from weft.stitching.graph import DYNAMIC, Graph, Step
 from weft.stitching.net import Array
 
 _UNARY = frozenset(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu", "Clip"))
+_TAPS = "slabs"
+"""What the kernels that add up slabs are called."""
 _WIDE_KERNEL = 5
 """From this many columns on it pays to sort columns by their remainder first."""
 
@@ -41,6 +43,11 @@ def slabs(graph: Graph, layers: Container[str] | None = None) -> Graph:
 def possible(graph: Graph) -> frozenset[str]:
     """The layers that have a convolution which can be computed in slabs."""
     return frozenset(step.layer for step in graph.steps if _geometry(step, graph) is not None)
+
+
+def adds_up(step: Step) -> bool:
+    """Whether it is a convolution over slabs, whose kernel is no weight of a model."""
+    return step.op == "Conv" and step.inputs[1].startswith(f"{_TAPS}.")
 
 
 class _Geometry(NamedTuple):
@@ -159,7 +166,7 @@ class _Rewriting:
         shape = (lead, channels, plan.slabs * plan.rows, width)
         under = self._add("Reshape", (cut, self._constant(target, "shape")), shape, {}, step.layer)
         factors = np.broadcast_to(scale, (copies, outs)).reshape(-1, 1, 1, 1)
-        taps = self._constant(np.repeat(factors, plan.slabs, axis=2), "slabs")
+        taps = self._constant(np.repeat(factors, plan.slabs, axis=2), _TAPS)
         bias: tuple[str, ...] = ()
         if shift.any():
             had_bias = len(step.inputs) > 2 and copies == 1

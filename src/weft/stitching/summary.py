@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from hashlib import blake2b
+from typing import NamedTuple
 
-from weft.stitching.counts import LayerCounts, count
-from weft.stitching.family import Family, Layer
+import numpy as np
+
+from weft.stitching.counts import LayerCounts, count, kernels_of
+from weft.stitching.emit import plain_graph
+from weft.stitching.family import Family
 from weft.stitching.graph import Graph
+from weft.stitching.net import Array
 from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.planner import Plan
 from weft.stitching.planning.segments import segments
 from weft.stitching.sharing import Sharing, Space
 from weft.stitching.spaces import Wiring, role, wire
-from weft.stitching.weights import channels, kernel
+from weft.stitching.weights import kernel, pieces
 
 SEQUENTIAL = "sequential"
 """The models one after another, each with its normalisations folded."""
@@ -43,6 +48,11 @@ class Way:
     measured_s: float | None = None
     slabs: bool = False
     """Whether some convolutions are in slabs."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All that it needs."""
+        return self.weight_bytes + self.table_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,33 +227,52 @@ def kernels(family: Family, sharing: Sharing) -> Kernels:
     wiring = wire(family)
     shares = [0, 0, 0]
     separate = 0
+    alone: list[_Owned] = []
     for layer in family.layers:
-        if layer.op.kind != "conv":
+        if layer.op.kind != "conv" or role(layer) == "separate":
             continue
-        whole = sum(kernel(layer, task).size for task in range(family.tasks))
-        separate += whole
-        if role(layer) == "separate":
-            shares[2] += whole
-            continue
-        for tasks, size in _sizes(layer, wiring, sharing):
+        separate += sum(kernel(layer, task).size for task in range(family.tasks))
+        found = pieces(layer, wiring, sharing)
+        for tasks, size in _different([_Owned(piece.tasks, piece.array) for piece in found]):
             shares[_degree(len(tasks), family.tasks)] += size
-    tails = sum(op.weight.size for tail in family.tails for op in tail if op.weight is not None)
-    return Kernels(separate + tails, shares[0], shares[1], shares[2] + tails)
+    for task in range(family.tasks):
+        alone += (_Owned(frozenset({task}), array) for array in _run_alone(family, task))
+    for tasks, size in _different(alone):
+        separate += len(tasks) * size
+        shares[_degree(len(tasks), family.tasks)] += size
+    return Kernels(separate, *shares)
+
+
+class _Owned(NamedTuple):
+    """Numbers, and the models that have them."""
+
+    tasks: frozenset[int]
+    array: Array
+
+
+def _different(found: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
+    """Equal arrays are one, which more models have: they are stored once, whether or not their channels are shared."""
+    having: dict[object, _Owned] = {}
+    for each in found:
+        key = (each.array.shape, blake2b(np.ascontiguousarray(each.array).tobytes()).digest())
+        before = having.get(key, each)
+        having[key] = _Owned(before.tasks | each.tasks, each.array)
+    return ((each.tasks, each.array.size) for each in having.values())
+
+
+def _run_alone(family: Family, task: int) -> list[Array]:
+    """Kernels of what runs model by model, islands included."""
+    mine = [layer.ops[task] for layer in family.layers if role(layer) == "separate"]
+    mine += family.tails[task] if family.tails else ()
+    found = [op.weight for op in mine if op.weight is not None]
+    islands = [op.name for op in mine if op.kind == "island"]
+    graph = plain_graph(family.nets[task]) if islands else None
+    return found + [array for name in islands if graph for array in kernels_of(graph, name)]
 
 
 def _degree(tasks: int, of: int) -> int:
     """All, some or one."""
     return 2 if tasks == 1 else int(tasks < of)
-
-
-def _sizes(layer: Layer, wiring: Wiring, sharing: Sharing) -> Iterable[tuple[frozenset[int], int]]:
-    """Every pair of blocks that some model has: which have it, and how many numbers it is."""
-    inputs, outputs = channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing)
-    taps = prod(kernel(layer, 0).shape[2:])
-    if layer.op.depthwise:
-        return ((out.tasks, out.width * taps) for out in outputs.parts)
-    pairs = ((out, inp, out.tasks & inp.tasks) for out in outputs.parts for inp in inputs.parts)
-    return ((tasks, out.width * inp.width * taps) for out, inp, tasks in pairs if tasks)
 
 
 def of_form(forms: Mapping[str, str]) -> str:

@@ -56,12 +56,19 @@ class View(NamedTuple):
 
 
 def merge_near(
-    evidence: Evidence, space: str, writers: Sequence[Writer], readers: Sequence[Layer], tolerance: float, *, ties: bool
+    evidence: Evidence,
+    space: str,
+    writers: Sequence[Writer],
+    readers: Sequence[Layer],
+    tolerance: float,
+    *,
+    ties: bool = False,
+    strangers: bool = False,
 ) -> None:
     """Join classes of which no two weights differ by more than *tolerance*.
 
     Only the two tasks at hand are compared, not the others of their classes. Without *ties*, channels of nothing but
-    zeros (within the tolerance) are left alone.
+    zeros (within the tolerance) are left alone. *strangers*: only tasks that share nothing yet, with ties.
     """
     partition = evidence.partitions[space]
     given = any(writer.role == "input" for writer in writers)
@@ -70,10 +77,12 @@ def merge_near(
         return
     for two in range(1, evidence.tasks):
         for one in range(two):
+            if strangers and len(partition.together(one, two)):
+                continue
             mine, others = partition.apart(one, two), partition.apart(two, one)
             views = [*_written(evidence, filtered, one, two), *_read(evidence, space, readers, one, two)]
             if len(mine) and len(others) and all(view.size for view in views[: len(filtered)]):
-                left, right = _nearest(views, mine, others, tolerance, ties=ties, in_place=given)
+                left, right = _nearest(views, mine, others, tolerance, ties=ties or strangers, in_place=given)
                 these, those = partition.labels[one][left], partition.labels[two][right]
                 good = partition.joinable(these, those)
                 partition.join(these[good], those[good])

@@ -142,6 +142,8 @@ class _Search:
         merge(partition, evidence)
         self._merge_near(space, writers)
         merge_strangers(partition, evidence)
+        if self.tolerance > 0:
+            merge_near(self.evidence, space, writers, (), self.tolerance, strangers=True)
 
     def _grow(self, space: str) -> None:
         partition, writers = self.partitions[space], self.wiring.writers[space]

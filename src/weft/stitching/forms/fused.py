@@ -2,7 +2,7 @@
 
 It has no extra multiplications, stores every weight once, and takes what follows along: scales and shifts per task and
 channel, a residual, an activation. ``packing`` lays its weights out, ``running.fused`` runs it. A depthwise layer has
-nothing to gain from it and is split.
+nothing to gain from it and is split, as is one whose output carries several spaces.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.split import Split
 from weft.stitching.layouts import FUSED, Channels, Layout
 from weft.stitching.net import Op
-from weft.stitching.packing import Activation, pack
+from weft.stitching.packing import LARGEST, Activation, aligned, pack
 from weft.stitching.weights import kernel
+
+WIDEST = 31
+"""Taps along one side: the kernel has a bit for each."""
 
 
 class Fused:
     name = "fused"
 
     def refusal(self, room: Room, layer: Layer) -> str:
-        return "its rows are only known at run time" if room.rows.dynamic else ""
+        if room.rows.dynamic:
+            return "its rows are only known at run time"
+        if max(layer.op.window.kernel) > WIDEST:
+            return f"its kernel is wider than {WIDEST}"
+        numbers = _stored(room, layer)
+        return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
 
     def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
-        if layer.op.depthwise:
-            return Split().lower(room, layer, chain)
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        if layer.op.depthwise or len(outputs.spaces) > 1:
+            return Split().lower(room, layer, chain)
         before, after = layout(room, inputs), layout(room, outputs)
         kernels = [kernel(layer, task) for task in range(outputs.tasks)]
         spaces = (inputs.spaces, outputs.spaces[0])
@@ -61,6 +69,13 @@ class Fused:
             macs=sum(each.size * rows for each, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
         )
         return Done(Placed(after, (tensor,)), used)
+
+
+def _stored(room: Room, layer: Layer) -> int:
+    """At most so many numbers ``pack`` stores."""
+    outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
+    pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
+    return sum(aligned(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
 
 
 def layout(room: Room, channels: Channels) -> Layout:

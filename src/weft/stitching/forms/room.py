@@ -196,7 +196,7 @@ class Room:
     def _joined(self, channels: Channels, tensors: Sequence[str], target: Layout) -> str:
         inside = COMPACT if target == STACKED else target
         width = channels.width(inside)
-        if channels.common and target.name == FUSED:
+        if channels.common and target.name == FUSED and len(channels.spaces) == 1:
             shape = (self.rows.total, width, *self.builder.shape(tensors[0])[2:])
             return self.builder.add("StackRows", *tensors, shape=shape, columns=width)
         if channels.common and target != STACKED:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Protocol
 
-from weft.errors import StitchError, unknown_name
+from weft.errors import StitchError
 from weft.stitching.making.sketch import CLASSES, Plan, Sketch
 
 
@@ -183,7 +184,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 def named(architecture: str) -> Architecture:
     if architecture not in ARCHITECTURES:
-        raise StitchError(unknown_name("architecture", architecture, ARCHITECTURES))
+        near = get_close_matches(architecture.lower(), ARCHITECTURES, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(ARCHITECTURES)}"
+        raise StitchError(f"unknown architecture {architecture!r}; {hint}")
     return ARCHITECTURES[architecture]
 
 

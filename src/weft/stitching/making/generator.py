@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,24 @@ class Recipe:
     """An operator in place of the architecture's activation."""
 
     def __post_init__(self) -> None:
-        if self.tasks < 1 or not 0 <= self.pruning < 1 or self.multiple < 1:
-            said = f"{self.tasks} tasks, pruning {self.pruning}, multiple {self.multiple}"
-            raise StitchError(f"{said}: there must be a task, a pruning from 0 to below 1, and a multiple from 1")
+        if self.tasks < 1:
+            raise StitchError(f"{self.tasks} tasks: give 1 or more")
+        if not 0 <= self.pruning < 1:
+            raise StitchError(f"pruning {self.pruning}: give a part from 0 to below 1")
+        if self.multiple < 1:
+            raise StitchError(f"multiple {self.multiple}: give 1 or more")
         if self.norm not in (PER_TASK, SHARED, FOLDED):
             raise StitchError(f"norm is {self.norm!r}; it may be {PER_TASK}, {SHARED} or {FOLDED}")
         if self.widths is not None and len(self.widths) != self.tasks:
             raise StitchError(f"{len(self.widths)} widths for {self.tasks} tasks; give one for each")
+        if strange := [factor for factor in self.widths or () if not 0 < factor < inf]:
+            raise StitchError(f"a width of {strange[0]}: give factors above 0, as 0.9")
         for tasks in self.clusters or ():
             if not tasks or not set(tasks) <= set(range(self.tasks)):
                 said = ", ".join(map(str, tasks))
                 raise StitchError(f"a cluster of tasks {said}, but tasks go from 0 to {self.tasks - 1}")
-        if isinstance(self.sharing, Mapping) and (strange := set(self.sharing) - set(self.plan.spaces)):
-            raise StitchError(f"{self.architecture} has no space {min(strange)}; it has {', '.join(self.plan.spaces)}")
+        if isinstance(self.sharing, Mapping) and (foreign := set(self.sharing) - set(self.plan.spaces)):
+            raise StitchError(f"{self.architecture} has no space {min(foreign)}; it has {', '.join(self.plan.spaces)}")
 
     @cached_property
     def plan(self) -> Plan:
@@ -157,7 +163,8 @@ class Recipe:
         if wire.role == IMAGE:
             return (wire.width,) * self.tasks
         if wire.role == CLASSES:
-            return _each("classes", self.classes or named(self.architecture).classes, self.tasks)
+            given = named(self.architecture).classes if self.classes is None else self.classes
+            return _each("classes", given, self.tasks)
         factors = self.widths or (1.0,) * self.tasks
         return tuple(max(1, round(factor * (1 - self.pruning) * wire.width)) for factor in factors)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.errors import InputError
 from weft.stitching.emit import convolve, emit, read_port, write_port
 from weft.stitching.graph import DYNAMIC, Builder, Graph
 from weft.stitching.net import Array, Net, Op
@@ -20,7 +21,10 @@ def save_nets(nets: Iterable[Net], folder: Path, *, dynamic: bool = False) -> tu
     """Write each net to a file of its name; *dynamic* leaves the number of rows open."""
     from weft.stitching.onnx_writer import write_onnx
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made a folder: {error.strerror or error}; name another") from error
     paths = []
     for net in nets:
         paths.append(folder / f"{net.name}.onnx")

@@ -1,7 +1,7 @@
-"""A plan that is fast and light: ``balanced``.
+"""A plan that is fast and light: ``contest`` finds what to choose from.
 
 The fastest plan often keeps copies of shared weights. One that is allowed fewer may be nearly as fast; the lightest
-within a stated slack is taken. What was costed once is remembered, so that further plans cost little.
+within a stated slack is taken. Whole graphs are compared, as what layers take alone does not add up on a real machine.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import StitchError
+from weft.stitching.counts import count
+from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
 from weft.stitching.graph import Graph
 from weft.stitching.planning.cost import Cost
-from weft.stitching.planning.planner import Plan, lower_plan, plan
+from weft.stitching.planning.planner import Plan, plans
 from weft.stitching.planning.signatures import signature
 from weft.stitching.sharing import Sharing
 from weft.stitching.summary import kernels
@@ -41,29 +43,43 @@ class Remembered:
         return [self.known[key] for key in keys]
 
 
-def balanced(family: Family, sharing: Sharing, cost: Cost, *, slack: float = SLACK, **settings: Any) -> Plan:
-    """The plan with the fewest weights that is slower than the fastest by no more than *slack* of its time.
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Plans of one family, and the rule by which one of them is chosen."""
 
-    *settings* are those of ``planner.plan``.
+    plans: tuple[Plan, ...]
+    slack: float = SLACK
+    most_bytes: int | None = None
+    """More weights than these are stored only by a plan that has no rival with fewer."""
+
+    def choose(self, seconds: Sequence[float] | None = None) -> int:
+        """Which has the fewest weights and is slower than the fastest by no more than the slack.
+
+        *seconds* are times taken later, instead of the plans' own.
+        """
+        times = [each.own_s for each in self.plans] if seconds is None else seconds
+        places = range(len(times))
+        most = self.most_bytes
+        allowed = [at for at in places if most is None or self.plans[at].weight_bytes <= most] or list(places)
+        limit_s = max(min(times) * (1 + self.slack), min(times[at] for at in allowed))
+        fitting = [at for at in allowed if times[at] <= limit_s]
+        return min(fitting, key=lambda at: (self.plans[at].weight_bytes, times[at], at))
+
+    @property
+    def chosen(self) -> Plan:
+        return self.plans[self.choose()]
+
+
+def contest(family: Family, sharing: Sharing, cost: Cost, *, slack: float = SLACK, **settings: Any) -> Contest:
+    """Plans costed as whole graphs. *settings* are those of ``planner.plans``.
+
+    Where there is slack, the one chosen stores no more weights than the models do; without, the fastest is chosen.
     """
     if not slack >= 0:
         raise StitchError(f"slack {slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
-    cost = Remembered(cost)
-    best = plan(family, sharing, cost, **settings)
-    if slack == 0:
-        return best
-    heavy = lower_plan(family, sharing, best).weight_bytes
     light = NUMBER_BYTES * kernels(family, sharing).unique
-    for step in STEPS if heavy > light else ():
-        leaner = _within(light + int(step * (heavy - light)), family, sharing, cost, settings)
-        if leaner is not None and leaner.seconds[leaner.name] <= best.seconds[best.name] * (1 + slack):
-            return leaner
-    return best
-
-
-def _within(cap: int, family: Family, sharing: Sharing, cost: Cost, settings: dict[str, Any]) -> Plan | None:
-    """The fastest plan whose weights take no more than *cap* bytes, if there is one."""
-    try:
-        return plan(family, sharing, cost, **{**settings, "weight_cap_bytes": cap})
-    except StitchError:
-        return None
+    alone = [plain_graph(net) for net in family.nets]
+    heavy = sum(graph.weight_bytes for graph in alone)
+    settings |= {"between": STEPS if slack else (), "lightest_bytes": light, "heaviest_bytes": heavy}
+    found = plans(family, sharing, Remembered(cost), **settings)
+    return Contest(tuple(found), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)

@@ -18,7 +18,7 @@ from weft.stitching.family import Family
 from weft.stitching.parts import kinds, part
 from weft.stitching.planning.cost import Cost, Modelled
 from weft.stitching.planning.grouping import Grouping, group
-from weft.stitching.planning.groups import GroupCost, Wish
+from weft.stitching.planning.groups import GroupCost, Unmet, Wish, size
 from weft.stitching.sharing import Sharing
 
 LIGHT = "split"
@@ -56,14 +56,20 @@ def stitch_groups(
     styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
     found: list[tuple[Grouping, _Maker]] = []
     refused: list[StitchError] = []
+    unmet: list[Unmet] = []
     for style, cut in dict.fromkeys(styles):
         maker = _Maker(family, sharing, style, limits, cost or Modelled(), dynamic, cut, progress)
         try:
             found.append((maker.grouping(), maker))
+        except Unmet as error:
+            unmet.append(error)
         except StitchError as error:
             refused.append(error)
+    if not found and unmet:
+        smallest = min((each.smallest for each in unmet), key=lambda each: each.bytes)
+        raise Unmet(wish, smallest, min((each.fastest for each in unmet), key=lambda each: each.seconds))
     if not found:
-        raise refused[0 if limits.memory_bytes is None else -1]
+        raise refused[0]
     best, maker = min(found, key=lambda each: wish.rank(each[0].cost))
     ordered = sorted(best.groups, key=lambda each: (-len(each), each))
     made = tuple(maker.stitched(models) for models in ordered)
@@ -76,7 +82,8 @@ def _keep(limits: Limits, made: Sequence[Stitched]) -> None:
     counts = [count(each.counted) for each in made]
     taken = sum(each.weight_bytes + each.table_bytes for each in counts) + max(each.activation_bytes for each in counts)
     if limits.memory_bytes is not None and taken > limits.memory_bytes:
-        raise StitchError(f"the groups found take {taken} bytes, and {limits.memory_bytes} are allowed; allow more")
+        allowed = size(limits.memory_bytes)
+        raise StitchError(f"the groups found take {size(taken)}, and {allowed} are allowed; raise the memory cap")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from weft.errors import StitchError, unknown_name
-from weft.stitching.counts import ITEM_BYTES, PRODUCTS, VIEWS
+from weft.stitching.counts import ITEM_BYTES, PRODUCTS, VIEWS, depth
 from weft.stitching.graph import DYNAMIC, Graph, Step
 
 
@@ -110,14 +110,13 @@ class Modelled:
         return max(waves * macs / machine.unit_macs_per_s + unfolded * each_s, moved_s)
 
     def _of_matrices(self, step: Step, graph: Graph) -> _Product:
-        output = self._shape(graph, step.outputs[0])
+        output = self._shape(graph, step.outputs[0]) or (1,)
         positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
         outs = output[1] if step.op == "FusedConv" else output[-1]
         if "macs" in step.attributes:
             pictures = output[0]
             return _Product(outs, int(step.attributes["macs"]) // max(1, prod(output)), positions, pictures)
-        depth = self._shape(graph, step.inputs[0])[0 if step.attributes.get("transA") else -1]
-        return _Product(outs, depth, positions)
+        return _Product(outs, depth(self._shape(graph, step.inputs[0]), step), positions)
 
     def _bytes(self, step: Step, graph: Graph) -> int:
         names = [name for name in (*step.inputs, *step.outputs) if name]

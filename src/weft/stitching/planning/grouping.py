@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.errors import StitchError
-from weft.stitching.planning.groups import NOTHING, Amounts, Cut, GroupCost, Wish
+from weft.stitching.planning.groups import NOTHING, Amounts, Cut, GroupCost, Unmet, Wish
 from weft.stitching.planning.lattice import Lattice
 
 FEW = 15
@@ -67,14 +67,8 @@ def _best(found: Sequence[Cut], wish: Wish) -> Cut:
     fitting = [each for each in found if wish.met(each.cost)]
     if fitting:
         return min(fitting, key=lambda each: (wish.rank(each.cost), len(each.groups), each.groups))
-    least_s = min(each.cost.seconds for each in found)
-    least_bytes = min(each.cost.bytes for each in found)
-    wanted = [] if wish.target_s is None else [f"{wish.target_s * 1e3:.6g} ms"]
-    wanted += [] if wish.cap_bytes is None else [f"{wish.cap_bytes:.0f} bytes"]
-    raise StitchError(
-        f"no grouping meets {' and '.join(wanted)}: the fastest takes {least_s * 1e3:.6g} ms, "
-        f"the smallest {least_bytes:.0f} bytes; ask for less"
-    )
+    costs = [each.cost for each in found]
+    raise Unmet(wish, min(costs, key=lambda each: each.bytes), min(costs, key=lambda each: each.seconds))
 
 
 class _Known:

@@ -1,9 +1,12 @@
-"""What is said of groups of models: ``GroupCost``, ``Cut``, and ``Wish``, by which groupings are judged."""
+"""What is said of groups of models: ``GroupCost``, ``Cut``, ``Wish``, by which groupings are judged, and ``Unmet``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
+
+from weft.errors import StitchError
 
 Amounts = tuple[int, ...]
 """How many models of each kind."""
@@ -62,3 +65,34 @@ class Wish:
     @property
     def latency_only(self) -> bool:
         return self.cap_bytes is None and self.target_s is None
+
+
+class Unmet(StitchError):
+    """No grouping does what was wished; what comes nearest is told."""
+
+    def __init__(self, wish: Wish, smallest: GroupCost, fastest: GroupCost) -> None:
+        self.wish, self.smallest, self.fastest = wish, smallest, fastest
+        least = f"the smallest takes {size(smallest.bytes)} ({_ms(smallest.seconds)})"
+        soonest = f"the fastest takes {_ms(fastest.seconds)} ({size(fastest.bytes)})"
+        if wish.cap_bytes is None or wish.target_s is None:
+            by_size = wish.cap_bytes is not None
+            limit = f"fits {size(wish.cap_bytes)}" if wish.cap_bytes is not None else f"takes {_ms(wish.target_s or 0)}"
+            way_out = f"{least}: raise the memory cap" if by_size else f"{soonest}: raise the latency target"
+            super().__init__(f"no grouping {limit}; {way_out}")
+            return
+        super().__init__(
+            f"no grouping fits {size(wish.cap_bytes)} in {_ms(wish.target_s)}; {least}, {soonest}: "
+            "raise the memory cap or the latency target"
+        )
+
+
+def size(count: float) -> str:
+    """Bytes in the units that sizes are given in, powers of 1024, rounded up so that what is named suffices."""
+    for unit, name in ((2**30, "g"), (2**20, "m"), (2**10, "k")):
+        if count >= unit:
+            return f"{ceil(count / unit * 100) / 100:g}{name}"
+    return f"{ceil(count)} bytes"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

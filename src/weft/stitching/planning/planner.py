@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.errors import StitchError, unknown_name
-from weft.stitching.counts import VIEWS
+from weft.stitching.counts import VIEWS, count
 from weft.stitching.family import Family
 from weft.stitching.forms import FORMS
 from weft.stitching.graph import Graph
@@ -76,6 +76,13 @@ class Plan:
     seconds: Mapping[str, float]
     """Of whole graphs: this plan's under ``name``, and every other that was compared."""
     table: tuple[Choice, ...]
+    weight_bytes: int = 0
+    """Of the whole graph's kernels."""
+
+    @property
+    def own_s(self) -> float:
+        """What it takes itself."""
+        return self.seconds[self.name]
 
 
 def plan(
@@ -97,13 +104,38 @@ def plan(
     *forms* are those to choose from; *slabs* allows convolutions in slabs, which pay under onnxruntime on a CPU; a
     graph whose weights take more than *weight_cap_bytes* is not considered. *align* is that of ``lowering.lower``.
     """
-    for form in forms or ():
-        if form not in FORMS:
-            raise StitchError(unknown_name("form", form, FORMS))
     rows = tuple(family.batches if batches is None else batches)
     search = _Search(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)
-    path = search.cheapest(weight_cap_bytes)
-    return search.fastest(path, weight_cap_bytes, whole or cost)
+    found = search.contenders([search.cheapest(weight_cap_bytes)], whole or cost, weight_cap_bytes)
+    return min(found, key=lambda each: (each.own_s, each.name))
+
+
+def plans(
+    family: Family,
+    sharing: Sharing,
+    cost: Cost,
+    *,
+    between: Sequence[float],
+    lightest_bytes: int,
+    heaviest_bytes: int,
+    weight_cap_bytes: int | None = None,
+    slabs: bool = False,
+    dynamic: bool = False,
+    align: int = 1,
+    progress: Progress = lambda what: None,
+) -> list[Plan]:
+    """The fastest mixture, lighter ones and every form throughout, all costed as whole graphs at one time.
+
+    *between* says where the caps of the lighter ones lie on the way from *lightest_bytes* to the first one's weights;
+    *heaviest_bytes* is a cap too.
+    """
+    search = _Search(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
+    best = search.cheapest(weight_cap_bytes)
+    best_bytes = sum(option.weight_bytes for option in best)
+    caps = [lightest_bytes + int(part * (best_bytes - lightest_bytes)) for part in between]
+    caps = [cap for cap in (*caps, heaviest_bytes) if lightest_bytes <= cap < best_bytes]
+    lighter = [found for cap in caps if (found := search.within(cap)) is not None]
+    return search.contenders([best, *lighter], cost, weight_cap_bytes)
 
 
 def lower_plan(
@@ -151,6 +183,9 @@ class _Search:
     moves: dict[tuple[str, Layout, Layout], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for form in self.forms:
+            if form not in FORMS:
+                raise StitchError(unknown_name("form", form, FORMS))
         self.cutter = Cutter(self.family, self.sharing, self.rows, dynamic=self.dynamic, align=self.align)
         self.segments = segments(self.family)
         self.options = [self._options(segment) for segment in self.segments]
@@ -175,42 +210,60 @@ class _Search:
             light = found if found.weight_bytes <= cap else light
         return light.options
 
-    def fastest(self, options: Sequence[Option], cap: int | None, cost: Cost) -> Plan:
-        """The mixture of *options* or a form throughout, whichever is fastest as a whole."""
-        named = {MIXED: options, **self._uniform()}
-        graphs = {name: self._graph(each) for name, each in named.items()}
-        if cap is not None:
-            graphs = {name: each for name, each in graphs.items() if name == MIXED or each.weight_bytes <= cap}
-        self.progress(f"comparing {len(graphs)} whole graphs")
-        times = dict(zip(graphs, cost.seconds(list(graphs.values())), strict=True))
-        name = min(times, key=lambda each: (times[each], each))
-        chosen = named[name]
-        if name == MIXED and len(same := set(self._forms(chosen).values())) == 1:
-            (name,) = same
-            times[name] = times.pop(MIXED)
-        return Plan(name, self._forms(chosen), self._slabbed(chosen), times, self._table(chosen))
+    def within(self, cap: int) -> tuple[Option, ...] | None:
+        """The fastest whose weights fit, if any do."""
+        try:
+            return self.cheapest(cap)
+        except StitchError:
+            return None
+
+    def contenders(self, mixtures: Sequence[Sequence[Option]], cost: Cost, cap: int | None) -> list[Plan]:
+        """The *mixtures* and every form throughout, costed as whole graphs; the first mixture is always one of them."""
+        different: dict[object, tuple[str, Sequence[Option]]] = {}
+        for each in (*mixtures, *self._uniform().values()):
+            forms = self._forms(each)
+            name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
+            different.setdefault((*forms.items(), self._slabbed(each)), (name, each))
+        named = list(different.values())
+        graphs = [self._graph(options) for _, options in named]
+        kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
+        self.progress(f"comparing {len(kept)} whole graphs")
+        times = dict(zip(kept, cost.seconds([graphs[at] for at in kept]), strict=True))
+        uniform = {named[at][0]: times[at] for at in kept if named[at][0] != MIXED}
+        return [self._plan(*named[at], times[at], uniform, count(graphs[at]).weight_bytes) for at in kept]
+
+    def _plan(
+        self, name: str, options: Sequence[Option], own_s: float, uniform: Mapping[str, float], weight_bytes: int
+    ) -> Plan:
+        seconds = {**uniform, name: own_s}
+        return Plan(name, self._forms(options), self._slabbed(options), seconds, self._table(options), weight_bytes)
 
     def _options(self, segment: Segment) -> list[Option]:
         if segment.formed is None:
-            return [self._option(segment, "separate")]
+            return self._both(segment, "separate")
         found = []
         for form in self.forms:
             if not self.cutter.refusal(segment.formed, form):
                 self.progress(f"{segment.name} in {form}")
-                found.append(self._option(segment, form))
+                found += self._both(segment, form)
         if not found:
             reason = self.cutter.refusal(segment.formed, self.forms[0])
-            raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}; allow more forms")
+            raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}")
         return found
 
-    def _option(self, segment: Segment, form: str) -> Option:
+    def _both(self, segment: Segment, form: str) -> list[Option]:
+        """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
         if self.slabs and possible(piece.graph):
             graphs.append(in_slabs(piece.graph))
         times = self._seconds(graphs)
-        best = times.index(min(times))
-        return Option(form, times[best], bool(best), graphs[best].weight_bytes, piece.reads, piece.writes)
+        order = sorted(range(len(times)), key=lambda each: times[each])
+        found = [
+            Option(form, times[each], bool(each), graphs[each].weight_bytes, piece.reads, piece.writes)
+            for each in order
+        ]
+        return [each for each in found if each is found[0] or each.weight_bytes < found[0].weight_bytes]
 
     def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
         """Costed once for all graphs that differ only in their numbers."""
@@ -291,7 +344,7 @@ class _Search:
     def _table(self, chosen: Sequence[Option]) -> tuple[Choice, ...]:
         rows = zip(self.segments, self.options, chosen, strict=True)
         return tuple(
-            Choice(segment.name, taken.form, taken.slabs, {option.form: option.seconds for option in options})
+            Choice(segment.name, taken.form, taken.slabs, {option.form: option.seconds for option in reversed(options)})
             for segment, options, taken in rows
             if segment.formed is not None
         )

@@ -16,12 +16,14 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference, version_converter
 
+from weft.errors import StitchError
 from weft.stitching.emit import reshape
-from weft.stitching.graph import Builder
+from weft.stitching.graph import DYNAMIC, Builder
 from weft.stitching.net import Array, Value
 from weft.stitching.onnx_writer import OPSET
 from weft.stitching.reading.draft import Foreign, Picture, Shape
 from weft.stitching.reading.onnx_folding import is_float
+from weft.stitching.reading.onnx_rows import follow
 from weft.stitching.reading.onnx_source import Node, Source
 
 _MOST_STORED = 4096
@@ -51,23 +53,37 @@ class OnnxIsland:
     """The shape of what it writes in the source, without rows."""
     value: Value
     signature: str
+    rows: int
+    """In the file."""
+    shapes: Mapping[str, Shape]
+    """Of what its nodes write, as far as they are known; the rows are ``DYNAMIC``."""
+    tied: str = ""
+    """The node that keeps it from running with other numbers of rows, if there is one."""
 
     def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
         """Add the nodes; *inputs* and the result are [rows, C, H, W]."""
         rows = builder.shape(inputs[0])[0]
+        if self.tied and rows != self.rows:
+            raise StitchError(
+                f"{self.tied} works only for the number of rows in the file ({self.rows}), which it moves; "
+                "leave out --dynamic"
+            )
         names = {"": ""}
         for (name, view), tensor in zip(self.inputs, inputs, strict=True):
             names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
         names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
         for node in self.nodes:
             attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-            shapes: list[Shape] = [(rows, *self.view) if each == self.output else () for each in node.output]
+            shapes = [(rows, *self.view) if each == self.output else self._shape(each, rows) for each in node.output]
             read = [names[each] for each in node.input]
             names.update(
                 zip(node.output, builder.add_many(node.op_type, *read, shapes=shapes, **attributes), strict=True)
             )
         inside = (self.value.channels, self.value.height, self.value.width)
         return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
+
+    def _shape(self, name: str, rows: int) -> Shape:
+        return tuple(rows if size == DYNAMIC else size for size in self.shapes.get(name, ()))
 
 
 class Surveyor:
@@ -122,26 +138,28 @@ class Surveyor:
             raise Foreign("it reads constants only")
         stored = {each: _in_float32(self._constants[each]) for each in read if each in self._constants}
         protos, stored = self._converted(nodes, inputs, output, stored)
-        protos = [self._for_any_rows(each, stored) for each in protos]
+        followed = follow(protos, stored, inputs, lambda name: self._known(name, stored), self._rows)
         shape = self.kind(output).shape
         if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
             raise Foreign(f"its output {output} is not known to be rows")
         kept = tuple((each, self._pictures[each].view) for each in inputs)
         view = shape[1:]
-        return OnnxIsland(tuple(protos), stored, kept, output, view, value_of(view), _signature(nodes)), inputs
+        island = OnnxIsland(
+            tuple(followed.nodes),
+            followed.constants,
+            kept,
+            output,
+            view,
+            value_of(view),
+            _signature(nodes),
+            self._rows,
+            followed.shapes,
+            followed.tied,
+        )
+        return island, inputs
 
-    def _for_any_rows(self, node: onnx.NodeProto, stored: dict[str, Array]) -> onnx.NodeProto:
-        """A reshape to a stored number of rows keeps instead those it is given."""
-        if node.op_type != "Reshape" or node.input[1] not in stored or node.attribute:
-            return node
-        target, before = stored[node.input[1]], self.kind(node.input[0]).shape
-        if before is None or before[:1] != (self._rows,) or target[:1].tolist() != [self._rows]:
-            return node
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.input[1] = f"{node.input[1]}.any"
-        stored[copy.input[1]] = np.concatenate([np.zeros_like(target[:1]), target[1:]])
-        return copy
+    def _known(self, name: str, stored: Mapping[str, Array]) -> Shape | None:
+        return stored[name].shape if name in stored else self.kind(name).shape
 
     def _converted(
         self, nodes: Sequence[Node], inputs: Sequence[str], output: str, stored: dict[str, Array]

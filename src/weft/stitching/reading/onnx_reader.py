@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +43,12 @@ def read_net(
         where = title
     else:
         path = Path(source)
-        folder, title, where = path.parent, name or path.stem, path.name
+        folder, title, where = path.parent, name or path.stem, path.name or str(path)
     try:
         model = source if isinstance(source, onnx.ModelProto) else load(Path(source))
         opened = open_source(model, folder)
-        return _Reading(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
+        net = _Reading(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
+        return replace(net, stored=opened.precision)
     except (ModelError, StitchError) as error:
         raise type(error)(" ".join(f"{where}: {error}".split())) from error
 

@@ -5,7 +5,10 @@ Everything a damaged file can get wrong before an operator is looked at is found
 
 from __future__ import annotations
 
+import json
+import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +20,16 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from weft.errors import ModelError
+from weft.stitching.metadata import METADATA_KEY
 from weft.stitching.net import Array
 
-FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
+FLOATS: Mapping[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.BFLOAT16: "bfloat16",
+}
+"""Types of numbers that can be read, and what they are called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +94,22 @@ class Source:
     def stored(self, name: str) -> Array:
         return to_array(self.tensors[name], self.folder)
 
+    @property
+    def precision(self) -> str:
+        """The type of most of its weights."""
+        sizes: Counter[int] = Counter()
+        for each in self.tensors.values():
+            if each.data_type in FLOATS:
+                sizes[each.data_type] += math.prod(each.dims)
+        most = sizes.most_common(1)
+        return FLOATS[most[0][0]] if most else "float32"
+
 
 def open_source(model: onnx.ModelProto, folder: Path | None) -> Source:
     """Check *model*; its external data lies in *folder*."""
     _require_text(model)
+    if tasks := next((each.value for each in model.metadata_props if each.key == METADATA_KEY), ""):
+        raise ModelError(f"is a stitched file{_made_of(tasks)}; give the models that it was made of")
     if model.functions:
         model = _inlined(model)
     graph = model.graph
@@ -103,8 +125,17 @@ def open_source(model: onnx.ModelProto, folder: Path | None) -> Source:
     return Source(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
+def _made_of(text: str) -> str:
+    try:
+        return f" of {', '.join(str(task['name']) for task in json.loads(text)['tasks'])}"
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+
+
 def load(path: Path) -> onnx.ModelProto:
     """The file's model, external data left where it is."""
+    if path.is_dir():
+        raise ModelError(f"is a folder; give its files, as in {path}/*.onnx")
     try:
         return onnx.load_model(os.fspath(path), load_external_data=False)
     except OSError as error:

@@ -11,11 +11,8 @@ from weft.errors import StitchError
 from weft.stitching.fused_plain import plain
 from weft.stitching.graph import Step
 from weft.stitching.net import Array
-from weft.stitching.packing import Activation, Packed
+from weft.stitching.packing import LARGEST, Activation, Packed
 from weft.stitching.running.operators import Tensor, torch
-
-LARGEST = 2**31
-"""Places are 32-bit numbers in the kernel."""
 
 
 class Shape(NamedTuple):

@@ -9,14 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.graph import Graph, Step
+from weft.stitching.graph import DYNAMIC, Graph, Step
 from weft.stitching.net import Array
 from weft.stitching.running.operators import OPERATORS, STATIC, Tensor, torch
 
 MODULES = {"FusedConv": "weft.stitching.running.fused"}
 """Steps that are modules of their own: ``operator(step, constants)`` of that file makes one; it gets the tensors."""
 FRESH = frozenset(("FusedConv", "MaxPool"))
-"""Steps whose result shares memory with nothing: a module that is its last reader may write over it."""
+"""Steps whose result shares memory with nothing: a module that is its last reader may write over it, if none of the
+readers before it is one of ``ALIASES``."""
+ALIASES = frozenset(
+    ("Expand", "Flatten", "Identity", "Island", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+)
+"""Steps whose result may share memory with what they read."""
 WARM_UPS = 3
 
 
@@ -45,7 +50,7 @@ class StitchedModule(torch.nn.Module):
         self.graph = graph
         self.channels_last = channels_last
         self._buffer_names: dict[str, str] = {}
-        self._makers = {name: step.op for step in graph.steps for name in step.outputs}
+        self._spare = _spare(graph)
         self._calls = [self._call(step, forget) for step, forget in zip(graph.steps, _forgotten(graph), strict=True)]
         self.to(device=device, dtype=dtype)
 
@@ -55,6 +60,7 @@ class StitchedModule(torch.nn.Module):
             raise StitchError(f"{self.graph.name} takes {len(self.graph.inputs)} tensors ({names}), not {len(inputs)}")
         tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_names.items()}
         for tensor, given in zip(self.graph.inputs, inputs, strict=True):
+            _require_shape(tensor.name, tensor.shape, tuple(given.shape))
             spatial = self.channels_last and given.dim() == 4
             tensors[tensor.name] = given.contiguous(memory_format=torch.channels_last) if spatial else given
         for call in self._calls:
@@ -80,7 +86,7 @@ class StitchedModule(torch.nn.Module):
             module = import_module(MODULES[step.op]).operator(step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
             tensors = tuple(Name(each) for each in step.inputs if each and each not in self.graph.constants)
-            module.reuses = len(tensors) > 1 and tensors[1] in forget and self._makers.get(tensors[1]) in FRESH
+            module.reuses = self._may_reuse(tensors, forget)
             return Call(module, tensors, step.outputs, forget)
         if step.op == "Island":
             return Call(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)
@@ -90,6 +96,11 @@ class StitchedModule(torch.nn.Module):
             )
         arguments = [self._argument(step, place, name) for place, name in enumerate(step.inputs)]
         return Call(_bound(OPERATORS[step.op], step.attributes), tuple(arguments), step.outputs, forget)
+
+    def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
+        """Whether the second of *tensors*, a residual, may be written over: not if it is the input as well."""
+        source, *more = tensors
+        return more != [] and more[0] != source and more[0] in forget and more[0] in self._spare
 
     def _argument(self, step: Step, place: int, name: str) -> Any:
         if not name:
@@ -140,9 +151,24 @@ class Captured:
         self.graph.replay()
 
 
+def _require_shape(name: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> None:
+    if len(given) == len(wanted) and all(size in (DYNAMIC, got) for size, got in zip(wanted, given, strict=True)):
+        return
+    way_out = ""
+    if len(given) == len(wanted) and given[1:] == wanted[1:]:
+        way_out = "; stitch with batches= for other numbers of rows, or dynamic=True for any"
+    raise StitchError(f"{name} was planned as {list(wanted)}, not {list(given)}{way_out}")
+
+
 def _bound(function: Callable[..., Any], attributes: Mapping[str, Any]) -> Callable[..., Any]:
     settings = {name: each.decode() if isinstance(each, bytes) else each for name, each in attributes.items()}
     return lambda *arguments: function(settings, *arguments)
+
+
+def _spare(graph: Graph) -> set[str]:
+    """The tensors whose memory is nobody else's."""
+    fresh = {name for step in graph.steps if step.op in FRESH for name in step.outputs}
+    return fresh.difference(*(step.inputs for step in graph.steps if step.op in ALIASES))
 
 
 def _forgotten(graph: Graph) -> list[tuple[str, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from weft.errors import StitchError
 from weft.stitching.running.fused import FusedConv, Shape
 from weft.stitching.running.module import StitchedModule
 from weft.stitching.running.operators import Tensor, torch
@@ -31,6 +32,8 @@ Progress = Callable[[int, int], None]
 
 def tune(module: StitchedModule, *example: Tensor, on_progress: Progress | None = None) -> None:
     """Give every fused layer of *module* its fastest shape for inputs like *example*; equal layers are timed once."""
+    if places := {str(each.device) for each in example if each.device.type != "cuda"}:
+        raise StitchError(f"tiles are timed on CUDA; the example is on {', '.join(sorted(places))}")
     trials = _trials(module, example)
     different = {_key(*trial): trial for trial in trials}
     _compile(list(different.values()))
@@ -110,6 +113,9 @@ def _fastest(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Shape:
             times[shape] = replay_seconds(lambda: layer.launch(x, residual))
         except OutOfResources:
             continue
+    if not times:
+        sizes = f"{layer.packed.inputs} to {layer.packed.outputs} columns"
+        raise StitchError(f"no shape of the fused kernel fits this GPU for a layer of {sizes}; use another form there")
     return min(times, key=lambda shape: times[shape])
 
 
