@@ -401,10 +401,8 @@ def test_more_weights_than_places_can_count_are_refused(monkeypatch):
 
 
 def test_a_kernel_with_too_many_taps_is_refused():
-    net = assemble(
-        "wide", (Port("x", "x", (2, 40, 40)),),
-        [Op("conv", "conv", ("x",), "y", np.ones((3, 2, 1, 33), np.float32), window=Window((1, 33)))], (Port("y", "y", (3, 40, 8)),),
-    )  # fmt: skip
+    wide = Op("conv", "conv", ("x",), "y", np.ones((3, 2, 1, 33), np.float32), window=Window((1, 33)))
+    net = assemble("wide", (Port("x", "x", (2, 40, 40)),), [wide], (Port("y", "y", (3, 40, 8)),))
     family = align([net])
     with pytest.raises(StitchError, match="conv: the form 'fused' cannot do it, its kernel is wider than 31"):
         lower(family, discover(family), "fused")
