@@ -6,7 +6,7 @@ graph. What is known of a configuration is written as soon as it is known, besid
 
     python benchmarks/stitch_gpu.py --set targets
     python benchmarks/stitch_gpu.py --set paper --resume
-    python benchmarks/stitch_gpu.py --set tiny --device cpu --out /tmp/tiny.json
+    python benchmarks/stitch_gpu.py --set tiny --device cpu --out tiny.json
 
 It needs torch and triton with CUDA, and of weft's own requirements only numpy.
 """
@@ -497,7 +497,14 @@ def write(settings: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> No
         "rows": [*kept, *rows],
     }
     settings.out.parent.mkdir(parents=True, exist_ok=True)
-    settings.out.write_text(json.dumps(result, indent=1) + "\n")
+    settings.out.write_text(_text(result))
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    """JSON with a line for each row."""
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in result["rows"])
+    rest = json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1)
+    return rest.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
