@@ -77,7 +77,7 @@ from weft.stitching.running.rivals import (
 )
 from weft.stitching.sharing import Block, Sharing, Space
 
-RESULTS = Path(__file__).parent / "results" / "stitch-gpu.json"
+RESULTS = Path(__file__).parent / "results" / "stitch_gpu.json"
 EXACT = 1e-5
 """The largest relative difference to the separate models in float32 without TF32."""
 ALL_WAYS = ("eager", "sequential", "streams", "grouped-eager", "grouped", "mts", "split", "fused", "batch")

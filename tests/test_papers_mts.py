@@ -207,7 +207,7 @@ def test_without_a_measured_single_model_it_is_its_share_of_all(record):
 
 def test_the_shipped_record_is_the_benchmarks():
     shipped = resources.files("weft.papers") / "data" / "mts" / SHIPPED
-    results = Path(__file__).parents[1] / "benchmarks" / "results" / "stitch-gpu.json"
+    results = Path(__file__).parents[1] / "benchmarks" / "results" / "stitch_gpu.json"
     assert json.loads(shipped.read_text("utf-8")) == json.loads(results.read_text("utf-8")), "copy the results anew"
 
 

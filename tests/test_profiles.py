@@ -256,7 +256,7 @@ def test_a_path_that_cannot_be_written_is_the_callers_mistake(tmp_path):
         (with_layer().replace("100", "9" * 5000), "not a JSON file: "),
         ("[" * 100_000, "not a JSON file: "),
         ('{"a":' * 100_000, "not a JSON file: "),
-        (b"\xff\xfe\x00", "cannot read the file: "),
+        (b"\xff\xfe\x00", "not a JSON file: it is not text"),
     ],
     ids=str,
 )
