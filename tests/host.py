@@ -544,3 +544,31 @@ class Machine:
             self.stage.gate(name).put(InterruptedError("stopped") if task.aborted else None)
             self.loop.await_wake()
         return len(over)
+
+
+class Staged:
+    """A prepared model whose segments compute real tensors and take the time they are told to."""
+
+    def __init__(
+        self, machine: Machine, model: Any, ms: float, each_ms: float, rows_of: Callable[[int, dict[str, Any]], int]
+    ) -> None:
+        self._stage, self._model, self._ms, self._each_ms = machine.stage, model, ms, each_ms
+        self._rows_of = rows_of
+        self.ran: list[tuple[int, int]] = []
+        """Segment and rows."""
+        self.fails: Callable[[int, dict[str, Any]], bool] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)
+
+    def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
+        made = self._model.run_segment(index, values, options)
+        rows = self._rows_of(index, values)
+        self.ran.append((index, rows))
+        self._stage.perform(round((self._ms + self._each_ms * rows) * MS))
+        if self.fails and self.fails(index, values):
+            raise ValueError("this batch cannot be computed")
+        return made

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
-from host import MS, Machine, Sent
+from host import MS, Machine, Sent, Staged
 from live import Live, running
 from weft.errors import Cancelled, InputError
 from weft.policies import POLICIES
@@ -83,31 +83,6 @@ def test_shares_are_learned_from_who_left():
 # --- batches from instant to instant ----------------------------------------------------------------------------------
 
 
-class Staged:
-    """A prepared model whose segments compute real tensors and take the time they are told to."""
-
-    def __init__(self, machine: Machine, model: Prepared, ms: float, each_ms: float) -> None:
-        self._stage, self._model, self._ms, self._each_ms = machine.stage, model, ms, each_ms
-        self.ran: list[tuple[int, int]] = []
-        """Segment and rows."""
-        self.fails: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def times_at(self, batch: int) -> tuple[float, ...]:
-        return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)
-
-    def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
-        made = self._model.run_segment(index, values, options)
-        rows = len(next(each for name, each in values.items() if name not in self._model.rowless))
-        self.ran.append((index, rows))
-        self._stage.perform(round((self._ms + self._each_ms * rows) * MS))
-        if self.fails and self.fails(index, values):
-            raise ValueError("this batch cannot be computed")
-        return made
-
-
 @pytest.fixture(scope="module")
 def nets(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nets")
@@ -150,7 +125,10 @@ def machine(monkeypatch):
 
 
 def served(machine: Machine, model: Prepared, *, ms: float = 1, each_ms: float = 1, **steering: Any) -> Served:
-    staged: Any = Staged(machine, model, ms, each_ms)
+    def rows_of(_: int, values: dict[str, Any]) -> int:
+        return len(next(each for name, each in values.items() if name not in model.rowless))
+
+    staged: Any = Staged(machine, model, ms, each_ms, rows_of)
     return Served("net", staged, leaving=Leaving(model, Steering(**steering)))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import live
-from host import MS, Machine, Sent
+from host import MS, Machine, Sent, Staged
 from stitch_nets import macs, run, tiny
 from test_serve_models import Refused, infer, model, packed, send, state
 from weft.cli.serve import _announce
@@ -237,35 +237,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         each.close()
 
 
-class Staged:
-    """A prepared body whose segments compute real tensors and take the time they are told to."""
-
-    def __init__(self, machine: Machine, body: Prepared, ms: float, each_ms: float) -> None:
-        self._stage, self._body, self._ms, self._each_ms = machine.stage, body, ms, each_ms
-        self._first = {name for task in body.tasks for name in task.inputs.values()}
-        self.ran: list[tuple[int, int]] = []
-        """Segment, and rows of all tasks together where it is the first one."""
-        self.fails: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._body, name)
-
-    def times_at(self, batch: int) -> tuple[float, ...]:
-        return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._body.segments)
-
-    def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
-        made = self._body.run_segment(index, values, options)
-        rows = sum(len(each) for name, each in values.items() if name in self._first) if index == 0 else 0
-        self.ran.append((index, rows))
-        self._stage.perform(round((self._ms + self._each_ms * rows) * MS))
-        if self.fails and self.fails(values):
-            raise ValueError("this batch cannot be computed")
-        return made
-
-
 def models(machine: Machine, body: Prepared, *, ms: float = 1, each_ms: float = 1, **terms: Any) -> list[Served]:
     """The models that have a body, on a machine."""
-    staged: Any = Staged(machine, body, ms, each_ms)
+    first = {name for task in body.tasks for name in task.inputs.values()}
+
+    def rows_of(index: int, values: dict[str, Any]) -> int:
+        """Of all tasks together, where it is the first segment."""
+        return sum(len(each) for name, each in values.items() if name in first) if index == 0 else 0
+
+    staged: Any = Staged(machine, body, ms, each_ms, rows_of)
     whole = Served("body", staged, **terms)
     return [whole.for_task(task, queue_size=4) for task in body.tasks]
 
@@ -402,7 +382,7 @@ def test_a_mixed_batch_that_fails_is_tried_one_by_one(machine, prepared):
     one = machine()
     served = models(one, prepared)
     poisoned = served[1].task.inputs["image"]
-    served[0].prepared.fails = lambda values: poisoned in values and len(values[poisoned]) > 0
+    served[0].prepared.fails = lambda _, values: poisoned in values and len(values[poisoned]) > 0
     sent = [ask(one, served[task], pictures(seed=task)) for task in range(3)]
     one.run()
     assert sent[1].fate == "internal" and [rows for _, rows in served[0].prepared.ran] == [3, 1, 1, 1]
@@ -464,7 +444,7 @@ def test_a_batch_that_was_stopped_at_its_beginning_takes_others_in(machine, prep
     served = models(one, prepared)
     given = [pictures(seed=at) for at in range(3)]
     tickets = [ask(one, served[task], each).ticket for task, each in zip((1, 2, 1), given, strict=True)]
-    served[0].body.prepared.fails = lambda values: True
+    served[0].body.prepared.fails = lambda _, values: True
     batch = MixedBatch(served[0].body, tickets[:1])
     with pytest.raises(ValueError, match="cannot be computed"):
         batch.compute(0, None)

@@ -240,7 +240,7 @@ def test_narrow_blocks_of_some_tasks_are_given_up():
 def test_coarser_sharing_keeps_every_channel():
     blocks = (Block({0: [0, 1], 1: [3, 2]}), Block({1: [0], 2: [0]}), Block({0: [2]}), Block({1: [1]}), Block({2: [1]}))
     space = Space((3, 4, 2), tuple(Block({t: np.array(c) for t, c in each.members.items()}) for each in blocks))
-    coarse = Sharing({"s": space}).coarsen(2)["s"]
+    coarse = space.coarsen(2)
     assert [(sorted(block.tasks), block.width) for block in coarse.blocks] == [
         ([0, 1], 2),
         ([0], 1),

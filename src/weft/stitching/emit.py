@@ -130,12 +130,27 @@ def write_port(builder: Builder, port: Port, tensor: str, name: str) -> None:
     builder.output(tensor, name)
 
 
-def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
-    """*net* alone; *dynamic* leaves the number of rows open."""
+def opened(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, str]]:
+    """A graph for *net* alone with its inputs, and the tensors of the values there are so far."""
     builder = Builder(net.name)
     builder.reserve(port.name for port in (*net.inputs, *net.outputs))
     rows = DYNAMIC if dynamic else net.batch
-    tensors = {port.value: read_port(builder, port, net.values[port.value], port.name, rows) for port in net.inputs}
+    return builder, {
+        port.value: read_port(builder, port, net.values[port.value], port.name, rows) for port in net.inputs
+    }
+
+
+def closed(net: Net, builder: Builder, tensors: Mapping[str, str]) -> Graph:
+    """The graph of ``opened`` with the outputs of *net*."""
+    builder.layer = ""
+    for port in net.outputs:
+        write_port(builder, port, tensors[port.value], port.name)
+    return builder.finish()
+
+
+def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
+    """*net* alone; *dynamic* leaves the number of rows open."""
+    builder, tensors = opened(net, dynamic=dynamic)
     folded = _foldable(net)
     for op in net.ops:
         builder.layer = op.name
@@ -155,10 +170,7 @@ def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
                 window=conv.window,
                 groups=conv.groups,
             )
-    builder.layer = ""
-    for port in net.outputs:
-        write_port(builder, port, tensors[port.value], port.name)
-    return builder.finish()
+    return closed(net, builder, tensors)
 
 
 def _foldable(net: Net) -> dict[str, Op]:

@@ -98,7 +98,3 @@ class Sharing:
 
     def __getitem__(self, space: str) -> Space:
         return self.spaces[space]
-
-    def coarsen(self, min_width: int) -> Sharing:
-        """Without narrow blocks of some but not all tasks, see ``Space.coarsen``."""
-        return Sharing({name: space.coarsen(min_width) for name, space in self.spaces.items()})

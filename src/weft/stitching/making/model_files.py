@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import InputError
-from weft.stitching.emit import convolve, emit, read_port, write_port
-from weft.stitching.graph import DYNAMIC, Builder, Graph
+from weft.stitching.emit import closed, convolve, emit, opened
+from weft.stitching.graph import Builder, Graph
 from weft.stitching.net import Array, Net, Op
 
 
@@ -34,10 +34,7 @@ def save_nets(nets: Iterable[Net], folder: Path, *, dynamic: bool = False) -> tu
 
 def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
     """The net alone, each of its weights as it is."""
-    builder = Builder(net.name)
-    builder.reserve(port.name for port in (*net.inputs, *net.outputs))
-    rows = DYNAMIC if dynamic else net.batch
-    tensors = {port.value: read_port(builder, port, net.values[port.value], port.name, rows) for port in net.inputs}
+    builder, tensors = opened(net, dynamic=dynamic)
     biases = _biases(net)
     for op in net.ops:
         builder.layer = op.name
@@ -52,10 +49,7 @@ def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
             tensors[op.output] = _normalise(builder, op, inputs[0])
         else:
             tensors[op.output] = emit(builder, op, inputs)
-    builder.layer = ""
-    for port in net.outputs:
-        write_port(builder, port, tensors[port.value], port.name)
-    return builder.finish()
+    return closed(net, builder, tensors)
 
 
 def _biases(net: Net) -> dict[str, Op]:

@@ -17,7 +17,7 @@ from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
 from weft.stitching.graph import Graph
-from weft.stitching.lowering import formed, lower
+from weft.stitching.lowering import lower
 from weft.stitching.parts import part
 from weft.stitching.running.module import StitchedModule
 from weft.stitching.running.operators import Tensor, torch
@@ -92,10 +92,7 @@ def draw(source: str, family: Family, sharing: Sharing, align: int = 1) -> tuple
         return (plain_graph(replace(family.nets[0], batch=sum(family.batches))),)
     if source == GROUPED:
         return tuple(_grouped(family, sharing, tasks) for tasks in by_batch(family.batches))
-    if source == "fused":
-        forms = {layer.name: "split" if layer.op.depthwise else "fused" for layer in formed(family)}
-        return (lower(family, sharing, forms, align=align),)
-    return (lower(family, sharing, source),)
+    return (lower(family, sharing, source, align=align),)
 
 
 def by_batch(batches: Sequence[int]) -> list[list[int]]:
