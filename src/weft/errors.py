@@ -3,9 +3,12 @@
 WeftError
 ├── InputError            what the caller gave us cannot be used   (exit code 2)
 │   ├── ModelError        a model file, its shapes, or a model's name
+│   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── ProfileError      a profile file or its values
 │   ├── StitchError       models that cannot be joined, and where they first differ
+│   ├── TuneError         what a search for number formats was given
+│   │   └── EvaluationError   a configuration could not be scored
 │   └── WorkloadError     streams, mixes and counts that make no sense
 ├── PolicyError           a policy broke the scheduling contract    (exit code 3)
 │   └── InvalidStart
@@ -54,6 +57,22 @@ class ProfileError(InputError):
 
 class StitchError(InputError):
     """Models cannot be stitched; the message names the first difference or the operator in the way."""
+
+
+class NumberError(InputError):
+    """A number format cannot exist, or cannot hold what it was given."""
+
+
+class TuneError(InputError):
+    """A search for number formats cannot be made of what it was given."""
+
+
+class EvaluationError(TuneError):
+    """A configuration could not be scored; ``output`` is what the evaluation said before it failed."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
 
 
 class WorkloadError(InputError):
