@@ -3,35 +3,98 @@
 Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
 them under a policy and returns what happened (``Trace``) and what it came to (``Report``). ``map_models`` places
 models on the units of a ``Soc``; what is behind it is ``weft.mapping``. The server is ``weft.serving``, its load
-generator ``weft.load``.
+generator ``weft.load``; ``weft.stitching`` joins models, ``weft.tuning`` finds number formats for one.
 """
 
-from weft.devices import Npu, Soc, TiledNpu, load_device, load_npu, load_soc
-from weft.errors import (
-    DeviceError,
-    InputError,
-    InvalidStart,
-    ModelError,
-    PolicyError,
-    ProfileError,
-    RequestError,
-    WeftError,
-    WorkloadError,
-)
-from weft.mapping import Solution, map_models
-from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
-from weft.models.sources import load_model
-from weft.policies import POLICIES, Policy, Setting, Start, View
-from weft.profiles import LayerCost, Profile, estimate, read_profile, write_profile
-from weft.reports.report import Report, StreamReport
-from weft.simulation import Run, simulate
-from weft.trace import Span, Trace, read_trace, write_trace
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from weft.version import __version__
-from weft.workloads import Saturated
+
+if TYPE_CHECKING:
+    from weft.devices import Npu, Soc, TiledNpu, load_device, load_npu, load_soc
+    from weft.errors import (
+        DeviceError,
+        EvaluationError,
+        InputError,
+        InvalidStart,
+        ModelError,
+        NumberError,
+        PolicyError,
+        ProfileError,
+        RequestError,
+        StitchError,
+        TuneError,
+        WeftError,
+        WorkloadError,
+    )
+    from weft.mapping import Solution, map_models
+    from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
+    from weft.models.sources import load_model
+    from weft.policies import POLICIES, Policy, Setting, Start, View
+    from weft.profiles import LayerCost, Profile, estimate, read_profile, write_profile
+    from weft.reports.report import Report, StreamReport
+    from weft.simulation import Run, simulate
+    from weft.trace import Span, Trace, read_trace, write_trace
+    from weft.workloads import Saturated
+
+_HOMES = {
+    "Npu": "devices",
+    "Soc": "devices",
+    "TiledNpu": "devices",
+    "load_device": "devices",
+    "load_npu": "devices",
+    "load_soc": "devices",
+    "DeviceError": "errors",
+    "EvaluationError": "errors",
+    "InputError": "errors",
+    "InvalidStart": "errors",
+    "ModelError": "errors",
+    "NumberError": "errors",
+    "PolicyError": "errors",
+    "ProfileError": "errors",
+    "RequestError": "errors",
+    "StitchError": "errors",
+    "TuneError": "errors",
+    "WeftError": "errors",
+    "WorkloadError": "errors",
+    "Solution": "mapping",
+    "map_models": "mapping",
+    "Exit": "models",
+    "Gemm": "models",
+    "Layer": "models",
+    "Model": "models",
+    "import_onnx": "models",
+    "with_exits": "models",
+    "load_model": "models.sources",
+    "POLICIES": "policies",
+    "Policy": "policies",
+    "Setting": "policies",
+    "Start": "policies",
+    "View": "policies",
+    "LayerCost": "profiles",
+    "Profile": "profiles",
+    "estimate": "profiles",
+    "read_profile": "profiles",
+    "write_profile": "profiles",
+    "Report": "reports.report",
+    "StreamReport": "reports.report",
+    "Run": "simulation",
+    "simulate": "simulation",
+    "Span": "trace",
+    "Trace": "trace",
+    "read_trace": "trace",
+    "write_trace": "trace",
+    "Saturated": "workloads",
+}
+"""Where a name is from; it is imported when it is asked for, so that a script that rounds numbers loads no solver."""
 
 __all__ = [
     "POLICIES",
     "DeviceError",
+    "EvaluationError",
     "Exit",
     "Gemm",
     "InputError",
@@ -41,6 +104,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Npu",
+    "NumberError",
     "Policy",
     "PolicyError",
     "Profile",
@@ -54,9 +118,11 @@ __all__ = [
     "Solution",
     "Span",
     "Start",
+    "StitchError",
     "StreamReport",
     "TiledNpu",
     "Trace",
+    "TuneError",
     "View",
     "WeftError",
     "WorkloadError",
@@ -75,3 +141,9 @@ __all__ = [
     "write_profile",
     "write_trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
