@@ -1,4 +1,4 @@
-"""The main job in some minutes: real models, simulated NPUs and SoCs, models stitched, pages to open, a real server.
+"""The main job in some minutes: real models, simulated NPUs and SoCs, models stitched and tuned, pages to open, a real server.
 
 Each step is a command anyone can type; it is printed before it runs.
 """
@@ -27,6 +27,7 @@ COMMANDS = [
     f"simulate --workload {EXITS} --policy fluid --late keep",
     f"simulate --workload {EXITS} --policy top-up",
     f"map --soc xavier --models vgg19,resnet152 --html {OUT}/xavier.html",
+    f"tune lenet --margin 0.01 --layers conv --device tpuv3-like --fresh -o {OUT}/lenet",
     f"models generate resnet18 --tasks 4 --pruning 0.9 -o {OUT}/nets",
     f"stitch {' '.join(f'{OUT}/nets/resnet18-{task}.onnx' for task in range(4))} -o {OUT}/one.onnx",
 ]

@@ -74,6 +74,7 @@ FORMATS = st.one_of(
     st.builds(BIN, st.integers(-99, 99)),
     st.builds(Format, st.just(1), st.integers(0, 8), st.integers(0, 30), st.integers(-9, 200)),
     st.builds(Format, st.just(0), st.integers(1, 8), st.integers(0, 30), st.integers(-9, 200)),
+    st.builds(Format, st.integers(0, 1), st.integers(2, 8), st.integers(1, 23), st.integers(-9, 200), st.just(True)),
     st.builds(TwosComplement, st.integers(1, 32), st.integers(-99, 99)),
 )
 
@@ -90,7 +91,21 @@ def test_labels():
     assert (label(FIXED(4, -3), bias=True), label(FLOAT16, bias=True)) == ("I4(-3)", "F16")
 
 
-@pytest.mark.parametrize("text", ["", "FIXED", "FIXED x", "FLOAT 8 1 2", "CUSTOM 1 2 3", "INT 8", "TWOS 8", "BIN 1 2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "FIXED",
+        "FIXED x",
+        "FLOAT 8 1 2",
+        "CUSTOM 1 2 3",
+        "CUSTOM IEEE",
+        "FLOAT 8 IEEE",
+        "INT 8",
+        "TWOS 8",
+        "BIN 1 2",
+    ],
+)
 def test_what_is_no_spelling_is_refused(text):
     with pytest.raises(NumberError, match=r"FLOAT bits \[bias\], FIXED bits"):
         parse_format(text)

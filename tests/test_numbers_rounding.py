@@ -71,6 +71,10 @@ def test_no_loop_goes_untested():
     assert BY_LOOP.keys() == LOOPS.keys()
 
 
+def test_each_compiled_loop_is_kept_in_a_file_of_its_own():
+    assert [loop.__qualname__ for loop in LOOPS.values()] == list(LOOPS)
+
+
 @pytest.mark.parametrize("form", NO_LOOP, ids=str)
 def test_what_float32_cannot_do_is_done_in_doubles(form):
     assert loop_for(form) is None
@@ -174,6 +178,9 @@ def test_twos_complement_is_clamped_then_rounded_half_away_from_zero():
 def test_results_are_values_of_both_the_format_and_float32():
     assert rounded([1e9], FIXED(32)).tolist() == [2 - 2.0**-23]  # the largest, 2 - 2^-30, is no float32
     assert decode(encode([1e9], FIXED(32)), FIXED(32)).tolist() == [2 - 2.0**-30]
+    assert rounded([-3e38, 3e38], TwosComplement(2, -127)).tolist() == [-(2.0**127), 2.0**127]
+    assert rounded([-3e38, 3e38], TwosComplement(8, -140)).tolist() == [0, 0]
+    assert rounded([-3e38], TwosComplement(24, -104)).tolist() == [-(2.0**127)]
 
 
 # Other roundings

@@ -22,6 +22,7 @@ from weft.cli import (
     stitch,
     sustain,
     timeline,
+    tune,
 )
 from weft.errors import WeftError
 from weft.version import __version__
@@ -60,6 +61,7 @@ app.command("simulate")(simulate.command)
 app.command("compare")(compare.command)
 app.add_typer(map.app, name="map")
 app.command("stitch")(stitch.command)
+app.command("tune")(tune.command)
 app.command("sustain")(sustain.command)
 app.command("timeline")(timeline.command)
 app.command("reproduce")(reproduce.command)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def command(
     paper: Annotated[
-        str, typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn or mts.")
+        str,
+        typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts or libnumber."),
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="Folder for the figures.")] = "out/reproduce",
     seq_len: SeqLen = 16,

@@ -117,10 +117,9 @@ def scaled(formula: Callable[..., Any]) -> Callable[..., Any]:
     return enlarged
 
 
-def _loop(formula: Callable[..., Any]) -> Callable[..., None]:
+def _loop(name: str, formula: Callable[..., Any]) -> Callable[..., None]:
     many, one = compiled(formula, WIDTH), compiled(formula, 1)
 
-    @numba.njit(cache=True)
     def loop(x, out, constants):
         whole = x.size // WIDTH * WIDTH
         for at in range(0, whole, WIDTH):
@@ -128,17 +127,21 @@ def _loop(formula: Callable[..., Any]) -> Callable[..., None]:
         for at in range(whole, x.size):
             one(x, out, at, constants)
 
-    return loop
+    # Of this numba makes the name of a file. Under a common one, two processes that compile at once may swap loops.
+    loop.__qualname__ = name
+    jitted: Callable[..., None] = numba.njit(cache=True)(loop)
+    return jitted
 
 
 _PLAIN = (fixed, fine_fixed, floating, floating_or_infinite, power_of_two, by_bits, twos, sign)
 _UNSIGNED = (fixed, fine_fixed, floating, power_of_two, by_bits)
 _SCALED = (floating, power_of_two)
-LOOPS: dict[str, Callable[..., None]] = {
-    **{formula.__name__: _loop(formula) for formula in _PLAIN},
-    **{f"unsigned_{formula.__name__}": _loop(unsigned(formula)) for formula in _UNSIGNED},
-    **{f"scaled_{formula.__name__}": _loop(scaled(formula)) for formula in _SCALED},
+_FORMULAS = {
+    **{formula.__name__: formula for formula in _PLAIN},
+    **{f"unsigned_{formula.__name__}": unsigned(formula) for formula in _UNSIGNED},
+    **{f"scaled_{formula.__name__}": scaled(formula) for formula in _SCALED},
 }
+LOOPS = {name: _loop(name, formula) for name, formula in _FORMULAS.items()}
 """Name -> loop over (x, out, constants): float32 arrays, and the constants of the formula as a tuple.
 
 Those of unsigned ones begin with a zero, those of scaled ones with the scale and its inverse.

@@ -16,7 +16,8 @@ import numpy as np
 
 from weft.errors import InputError, WorkloadError, unknown_name
 from weft.load.client import Target, request_bytes
-from weft.load.samples import Ints, Samples, read_samples, written
+from weft.load.samples import Ints, Samples, read_samples
+from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.workloads.online import Stream
 

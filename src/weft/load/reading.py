@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.load.answers import Answer
-from weft.load.samples import Ints, written
+from weft.load.samples import Ints
+from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array
 from weft.workloads.exits import MOST_EXITS
 

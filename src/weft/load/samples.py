@@ -5,7 +5,6 @@ Values are sent as they are. They are widened to the input's data type where tha
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import WorkloadError
+from weft.errors import InputError, WorkloadError
+from weft.runtime.archive import array_names, read_arrays, written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 
 Ints = npt.NDArray[np.int64]
@@ -40,30 +40,13 @@ class Samples:
 def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
     """The samples in an .npz file, checked against what the model takes."""
     try:
-        return _checked(_arrays(path, [spec.name for spec in inputs]), inputs)
-    except WorkloadError as error:
+        held, needed = array_names(path), [spec.name for spec in inputs]
+        if missing := [name for name in needed if name not in held]:
+            shown = ", ".join(held[:8]) or "nothing"
+            raise WorkloadError(f"has no array for the input {missing[0]!r} of the model; it holds {shown}")
+        return _checked(read_arrays(path, {*needed, *({LABEL} & {*held})}, MAX_ARRAY_BYTES), inputs)
+    except InputError as error:
         raise WorkloadError(f"{path}: {error}") from error
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot read the samples: {error.strerror or error}") from error
-    except Exception as error:  # zipfile, zlib and numpy's header parser each raise their own kinds
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise WorkloadError(f"{path}: not a file of samples ({reason}); write it with numpy.savez") from error
-
-
-def _arrays(path: str | Path, needed: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """The needed arrays, and the labels if there are any."""
-    with zipfile.ZipFile(path) as archive:
-        sizes = {each.filename.removesuffix(".npy"): each.file_size for each in archive.infolist()}
-        if missing := [name for name in needed if name not in sizes]:
-            held = ", ".join(list(sizes)[:8]) or "nothing"
-            raise WorkloadError(f"has no array for the input {missing[0]!r} of the model; it holds {held}")
-        found = {}
-        for name in {*needed, *({LABEL} & sizes.keys())}:
-            if sizes[name] > MAX_ARRAY_BYTES:
-                raise WorkloadError(f"{name} takes {sizes[name]} bytes, must be at most {MAX_ARRAY_BYTES}")
-            with archive.open(f"{name}.npy") as file:
-                found[name] = np.lib.format.read_array(file, allow_pickle=False)
-        return found
 
 
 def _checked(stored: Mapping[str, npt.NDArray[Any]], inputs: Sequence[TensorSpec]) -> Samples:
@@ -117,8 +100,3 @@ def _labels(array: npt.NDArray[Any], count: int) -> Ints:
     if array.shape != (count,):
         raise WorkloadError(f"{LABEL} has the shape {written(array.shape)}, must be one for each of {count} samples")
     return array.astype(np.int64)
-
-
-def written(shape: Sequence[int]) -> str:
-    """A shape as it is shown; free dimensions have a question mark."""
-    return "x".join("?" if size < 0 else str(size) for size in shape) or "()"

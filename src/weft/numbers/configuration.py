@@ -4,7 +4,8 @@
     conv1.input  FIXED 15 -3
 
 An object that is not named is FLOAT 32. The third field, the bias, may be left out; ``CUSTOM 1 4 3 7`` gives the
-four fields of a format that is none of the three types, ``TWOS 8 5`` two's complement with five fraction bits.
+four fields of a format that is none of the three types (with ``IEEE`` behind them if its top exponent stands for
+infinities and NaN), ``TWOS 8 5`` two's complement with five fraction bits.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def _by_bits(form: Format) -> Loop | None:
 
 
 def _twos(form: TwosComplement) -> Loop | None:
-    if form.bits > 24 or not LEAST_STEP * 2 <= form.step <= MOST_STEP:
+    magic = form.step * 2.0**23
+    if form.bits > 24 or form.step < 2 * LEAST_STEP or magic - form.lowest >= BEYOND:
         return None
-    constants = (form.lowest, form.largest, form.step * 2.0**23, form.step, form.step / 2, 0.0)
+    constants = (form.lowest, form.largest, magic, form.step, form.step / 2, 0.0)
     return Loop("twos", _floats(*constants))

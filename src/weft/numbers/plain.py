@@ -83,7 +83,9 @@ def rounded(
 def float32_range(form: AnyFormat) -> tuple[float, float]:
     """The lowest and the largest finite value that the format and float32 both hold."""
     ends = np.clip(np.array([form.lowest, form.largest]), -FLOAT32_MAX, FLOAT32_MAX)
-    if isinstance(form, Format) and form.kind != "BIN":
+    if isinstance(form, TwosComplement):
+        ends = np.trunc(ends / form.step) * form.step
+    elif form.kind != "BIN":
         ends = values(codes(ends, form, "toward-zero"), form)
     near = ends.astype(np.float32)
     beyond = np.abs(near.astype(np.float64)) > np.abs(ends)

@@ -7,18 +7,23 @@ from weft.numbers.format import BIN, EXP, FIXED, FLOAT, Format
 from weft.numbers.twos_complement import TwosComplement
 
 _SYNTAX = (
-    "FLOAT bits [bias], FIXED bits [bias], EXP bits [bias], BIN [bias], CUSTOM n_s n_e n_f bias or TWOS bits fraction"
+    "FLOAT bits [bias], FIXED bits [bias], EXP bits [bias], BIN [bias], "
+    "CUSTOM n_s n_e n_f bias [IEEE] or TWOS bits fraction"
 )
+
+_SPECIALS = "IEEE"
+"""Behind a custom format that has infinities and NaN."""
 
 
 def parse_format(text: str) -> Format | TwosComplement:
     """The format that a text means."""
-    kind, *rest = text.split() or [""]
+    kind, *rest = text.upper().split() or [""]
+    specials = kind == "CUSTOM" and rest[-1:] == [_SPECIALS]
     try:
-        numbers = [int(word) for word in rest]
+        numbers = [int(word) for word in (rest[:-1] if specials else rest)]
     except ValueError:
         raise NumberError(f"{text!r}: widths and biases are whole numbers; a format is {_SYNTAX}") from None
-    match (kind.upper(), numbers):
+    match (kind, numbers):
         case ("FLOAT", [bits]):
             return FLOAT(bits)
         case ("FLOAT", [bits, bias]):
@@ -30,7 +35,7 @@ def parse_format(text: str) -> Format | TwosComplement:
         case ("BIN", bias) if len(bias) <= 1:
             return BIN(*bias)
         case ("CUSTOM", [sign, exponent, fraction, bias]):
-            return Format(sign, exponent, fraction, bias)
+            return Format(sign, exponent, fraction, bias, specials)
         case ("TWOS", [bits, fraction]):
             return TwosComplement(bits, fraction)
     raise NumberError(f"{text!r} is no number format; it is {_SYNTAX}")
@@ -48,7 +53,8 @@ def spell(form: Format | TwosComplement) -> str:
         return f"BIN {form.bias}"
     if form.kind == "FLOAT" and 3 <= form.bits <= 32 and form in (FLOAT(form.bits), FLOAT(form.bits, form.bias)):
         return f"FLOAT {form.bits}" if form == FLOAT(form.bits) else f"FLOAT {form.bits} {form.bias}"
-    return f"CUSTOM {form.sign_bits} {form.exponent_bits} {form.fraction_bits} {form.bias}"
+    fields = f"CUSTOM {form.sign_bits} {form.exponent_bits} {form.fraction_bits} {form.bias}"
+    return f"{fields} {_SPECIALS}" if form.specials else fields
 
 
 def label(form: Format | TwosComplement, *, bias: bool = False) -> str:

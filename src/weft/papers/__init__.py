@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.papers import fluid_batching, haxconn, layerweaver, layerweaver_plus, mts
+from weft.papers import fluid_batching, haxconn, layerweaver, layerweaver_plus, libnumber, mts
 from weft.papers.base import Reproduction
 
 PAPERS: dict[str, Callable[..., Reproduction]] = {
@@ -13,5 +13,6 @@ PAPERS: dict[str, Callable[..., Reproduction]] = {
     "fluid-batching": fluid_batching.reproduce,
     "haxconn": haxconn.reproduce,
     "mts": mts.reproduce,
+    "libnumber": libnumber.reproduce,
 }
 """To add a paper, write its module and add one line here."""

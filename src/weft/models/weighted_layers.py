@@ -1,0 +1,185 @@
+"""The layers of an ONNX file that have weights: convolutions and matrix products by a constant.
+
+Their names are those of their weights without the ending: ``conv1.weight`` belongs to ``conv1``. Where weights are
+called nothing of the kind, the node's name is taken. Names are unique and hold no blank, so that a text file can say
+``conv1.weight`` and ``conv1.input``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, inliner, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from weft.errors import ModelError, TuneError
+
+Floats = npt.NDArray[np.float32]
+
+KINDS = {"Conv": "conv", "ConvTranspose": "conv", "Gemm": "fc", "MatMul": "fc"}
+"""Operator -> what such layers are called together."""
+
+CONSTANTS_ARE_NO_INPUTS = 4
+"""The first file version in which initialisers need not be inputs, too."""
+
+_OWN_NAME = re.compile(r"^(.+?)[._/](?:weights?|kernel|[wW])(?::\d+)?$")
+"""Names of weights that say what they are."""
+
+
+class WeightedLayer(NamedTuple):
+    """A node whose second operand is constant."""
+
+    name: str
+    op: str
+    position: int
+    """Of its node in the graph."""
+    weight: Floats
+    """As the node takes it."""
+    stored: str | None
+    """The initialiser that is the weight; None where the weight is computed, from a transposed one for example."""
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.op]
+
+
+def load_flat(path: str | Path) -> ModelProto:
+    """A file with its functions inlined, its Constant nodes turned into initialisers, and these no longer inputs."""
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(
+            f"{path}: {'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file"
+        )
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf and missing weight files each raise their own kinds
+        raise ModelError(f"{path}: is no ONNX file: {' '.join(str(error).split())[:200]}") from error
+    if not model.graph.node:
+        raise ModelError(f"{path}: is no ONNX file, or has no node")
+    return flat(model)
+
+
+def flat(model: ModelProto) -> ModelProto:
+    """The same for a model in memory, which is changed."""
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    _hoist_constants(model.graph)
+    constant = {each.name for each in model.graph.initializer}
+    _replace(model.graph.input, [each for each in model.graph.input if each.name not in constant])
+    model.ir_version = max(model.ir_version, CONSTANTS_ARE_NO_INPUTS)
+    return model
+
+
+def _hoist_constants(graph: GraphProto) -> None:
+    rest = []
+    for node in graph.node:
+        tensor = next((each.t for each in node.attribute if each.name == "value"), None)
+        if node.op_type == "Constant" and tensor is not None:
+            hoisted = graph.initializer.add()
+            hoisted.CopyFrom(tensor)
+            hoisted.name = node.output[0]
+        else:
+            rest.append(node)
+    _replace(graph.node, rest)
+
+
+def _replace(repeated: Any, wanted: list[Any]) -> None:
+    """The parts of a message are gone once they are taken out of it, so they are copied first."""
+    copies = [type(each).FromString(each.SerializeToString()) for each in wanted]
+    del repeated[:]
+    repeated.extend(copies)
+
+
+def find_layers(model: ModelProto) -> tuple[WeightedLayer, ...]:
+    """All of them, in the order of the graph."""
+    constants = _Constants(model)
+    taken: set[str] = set()
+    found = []
+    for position, node in enumerate(model.graph.node):
+        if node.op_type not in KINDS or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+            continue
+        roots = constants.roots(node.input[1])
+        if roots is None or constants.roots(node.input[0]) is not None:
+            continue
+        weight = constants.value(node.input[1])
+        if weight.dtype.kind in "iu":
+            continue
+        name = _unique(_name(node, roots), taken)
+        if weight.dtype != np.float32:
+            raise TuneError(f"layer {name!r} has weights of type {weight.dtype}; convert the model to float32")
+        stored = node.input[1] if node.input[1] in roots else None
+        found.append(WeightedLayer(name, node.op_type, position, np.ascontiguousarray(weight), stored))
+    if not found:
+        held = ", ".join(sorted({node.op_type for node in model.graph.node}))
+        raise TuneError(f"no layer to tune: no {', '.join(KINDS)} has constant weights; the operators are {held}")
+    return tuple(found)
+
+
+class _Constants:
+    """The tensors of a graph that depend on none of its inputs."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._stored = {each.name: each for each in model.graph.initializer}
+        self._makers = {output: node for node in model.graph.node for output in node.output}
+
+    def roots(self, name: str) -> list[str] | None:
+        """The initialisers that a tensor is computed from; None if it is no constant."""
+        roots, left = list[str](), [name]
+        while left:
+            each = left.pop()
+            if each in self._stored:
+                roots.append(each)
+            elif each in self._makers and all(self._makers[each].input):
+                left += self._makers[each].input
+            else:
+                return None
+        return roots or None
+
+    def value(self, name: str) -> npt.NDArray[Any]:
+        try:
+            return self._computed(name)
+        except Exception as error:  # numpy and the reference operators each raise their own kinds
+            raise TuneError(f"weight {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+    def _computed(self, name: str) -> npt.NDArray[Any]:
+        if name in self._stored:
+            return np.asarray(numpy_helper.to_array(self._stored[name]))
+        needed, kept = {name}, list[NodeProto]()
+        for node in reversed(self._model.graph.node):
+            if not needed.isdisjoint(node.output):
+                kept.insert(0, node)
+                needed.update(node.input)
+        part = ModelProto(ir_version=self._model.ir_version, opset_import=self._model.opset_import)
+        part.graph.CopyFrom(GraphProto(name="constant", node=kept, output=[ValueInfoProto(name=name)]))
+        part.graph.initializer.extend(each for each in self._model.graph.initializer if each.name in needed)
+        (found,) = ReferenceEvaluator(part).run(None, {})
+        return np.asarray(found)
+
+
+def _name(node: NodeProto, roots: list[str]) -> str:
+    """conv1.weight -> conv1; /fc1/MatMul -> fc1; otherwise what the operator is called."""
+    for root in roots:
+        if (match := _OWN_NAME.match(root)) is not None:
+            return match[1]
+    if node.name:
+        own: str = node.name
+        return own.strip("/").removesuffix(f"/{node.op_type}")
+    return f"{KINDS[node.op_type]}1"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    clean = re.sub(r"/{2,}", "/", re.sub(r"[^\w./:+-]", "_", name)).strip("/") or "layer1"
+    stem = clean.rstrip("0123456789")
+    counter, joint = (int(clean[len(stem) :]), "") if stem != clean else (1, "_")
+    chosen = clean
+    while chosen in taken:
+        counter += 1
+        chosen = f"{stem}{joint}{counter}"
+    taken.add(chosen)
+    return chosen

@@ -1,0 +1,96 @@
+"""A search for number formats as one page that opens from a file: what came out, the formats, and the way there.
+
+The page is ``tuning.html`` beside this module; here its data is made.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.numbers.spelling import spell
+from weft.reports.html import write_page
+from weft.reports.tuning import move_text
+from weft.reports.tuning_result import Result
+from weft.tuning.network import ROLES, Target
+from weft.tuning.trials import FLOAT32_BITS, Tuning
+
+PHASES = {1: "coarse", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
+
+
+def write_tuning_page(path: Path | str, result: Result, picture: Path | str, told: Sequence[str]) -> None:
+    """Write the page; *picture* is the search as SVG, *told* what came out in sentences."""
+    try:
+        drawn = Path(picture).read_bytes()
+    except OSError as problem:
+        raise InputError(f"{picture}: cannot read the picture: {problem}") from problem
+    write_page(path, "tuning.html", {**page_data(result, told), "picture": b64encode(drawn).decode("ascii")})
+
+
+def page_data(result: Result, told: Sequence[str]) -> dict[str, Any]:
+    """All but the picture."""
+    tuning = result.tuning
+    return {
+        "title": tuning.network.name,
+        "subtitle": f"formats that keep {1 - tuning.margin:.4g} of the score, on {tuning.platform}, {tuning.layerwise}",
+        "cards": _cards(result),
+        "told": list(told),
+        "layers": [_layer(target, tuning) for target in tuning.network.targets],
+        "methods": list(_methods(result)),
+        "path": list(_path(tuning)),
+    }
+
+
+def _cards(result: Result) -> list[tuple[str, str, str]]:
+    """What it is about, how much, and compared with what."""
+    tuning = result.tuning
+    before = [_kb(FLOAT32_BITS * count) for count in (tuning.network.weights, tuning.network.inputs)]
+    return [
+        ("weights", f"{tuning.weight_reduction:.1f} times smaller", f"{_kb(tuning.weight_bits)} from {before[0]}"),
+        ("one sample's activations", _kb(tuning.activation_bits), f"from {before[1]}"),
+        ("score", f"{tuning.score:.4f}", f"from {tuning.base['full']:.4f}, {tuning.thresholds['full']:.4f} asked"),
+        ("search", f"{tuning.iterations:,} configurations", f"{result.seconds:,.1f} s"),
+    ]
+
+
+def _layer(target: Target, tuning: Tuning) -> list[Any]:
+    """Name, then for weights and inputs: how many, format, bits, and kilobytes before and after."""
+    row: list[Any] = [target.name]
+    for role in ROLES:
+        forms = [tuning.configuration[name] for name in target.objects(role)]
+        bits, size = max(form.bits for form in forms), target.size(role)
+        spelled = ", ".join(dict.fromkeys(map(spell, forms)))
+        row += [f"{size:,}", spelled, bits, _kb(size * FLOAT32_BITS), _kb(size * bits)]
+    return row
+
+
+def _methods(result: Result) -> Iterator[list[str]]:
+    tuning = result.tuning
+    if not result.others:
+        return
+    plain = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
+    yield ["FLOAT 32", _kb(plain[0]), _kb(plain[1]), f"{tuning.base['full']:.4f}", "1"]
+    yield ["weft", _kb(tuning.weight_bits), _kb(tuning.activation_bits), f"{tuning.score:.4f}", str(tuning.iterations)]
+    for other in result.others:
+        score = f"{other.score:.4f}" + ("" if other.feasible else " too low")
+        yield [other.method, _kb(other.weight_bits), _kb(other.activation_bits), score, str(other.evaluations)]
+
+
+def _path(tuning: Tuning) -> Iterator[list[str]]:
+    """Every step that was kept: phase, step, what it changed, score, and the objective as a share of the base's."""
+    ways = [tuning.base_configuration, *(kept.configuration for kept in tuning.path)]
+    for (before, after), kept in zip(pairwise(ways), tuning.path, strict=True):
+        if tuning.base_objective > 0:
+            objective = f"{kept.objective / tuning.base_objective:.2%}"
+        else:
+            objective = f"{kept.objective:.6g}"
+        what = move_text(before, after) or "as it was"
+        yield [f"{kept.phase} {PHASES[kept.phase]}", kept.step, what, f"{kept.score:.4f}", objective]
+
+
+def _kb(bits: int) -> str:
+    return f"{bits / 8e3:,.2f} kB"

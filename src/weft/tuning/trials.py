@@ -1,0 +1,120 @@
+"""What a search tells while it runs and when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from weft.numbers.configuration import Configuration
+from weft.tuning.evaluation import Score, Subset
+from weft.tuning.network import Network
+from weft.tuning.objective import total_bits
+from weft.tuning.settings import Layerwise
+
+Phase = Literal[1, 2, 3, 4]
+Step = Literal["base", "coarse", "bias", "width", "type", "recovery"]
+FLOAT32_BITS = 32
+
+
+class Trial(NamedTuple):
+    """One scored configuration."""
+
+    iteration: int
+    """Counts new configurations; 0 for the base."""
+    phase: Phase
+    step: Step
+    subset: Subset
+    configuration: Configuration
+    score: float
+    """Or a bound that it does not reach, where it is not exact; -inf where it failed."""
+    exact: bool
+    feasible: bool
+    objective: float
+    samples: int = 0
+    chosen: bool = False
+    """Whether the search went on from here."""
+    failure: str = ""
+
+
+class Kept(NamedTuple):
+    """One point of the way from the base to the result."""
+
+    phase: Phase
+    step: Step
+    configuration: Configuration
+    score: float
+    objective: float
+
+
+class Progress(NamedTuple):
+    """Where a search is."""
+
+    phase: Phase
+    step: Step
+    iteration: int
+    score: float
+    """Of the last configuration, or a bound."""
+    threshold: float
+    objective: float
+    """The best so far."""
+
+
+Told = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result of a search. A search that was interrupted and resumed gives an equal one."""
+
+    network: Network
+    platform: str
+    margin: float
+    layerwise: Layerwise
+    configuration: Configuration
+    score: float
+    """On all samples."""
+    objective: float
+    base_configuration: Configuration
+    base_objective: float
+    base: dict[Subset, float]
+    """Scores of the base by subset."""
+    thresholds: dict[Subset, float]
+    trials: tuple[Trial, ...]
+    path: tuple[Kept, ...]
+    """What was kept on the way, each at most as large as the one before within a phase that shrinks."""
+    samples: dict[Subset, int]
+    """Evaluated, by subset."""
+    reused: int = field(default=0, compare=False)
+    """Scores that came from the database."""
+
+    @property
+    def iterations(self) -> int:
+        """New configurations scored."""
+        return max((trial.iteration for trial in self.trials), default=0)
+
+    @property
+    def weight_bits(self) -> int:
+        return total_bits(self.network, self.configuration)[0]
+
+    @property
+    def activation_bits(self) -> int:
+        return total_bits(self.network, self.configuration)[1]
+
+    @property
+    def weight_reduction(self) -> float:
+        """How many times smaller the weights are than in FLOAT 32."""
+        return FLOAT32_BITS * self.network.weights / max(1, self.weight_bits)
+
+    @property
+    def reduction(self) -> float:
+        """The same of weights and activations together."""
+        whole = FLOAT32_BITS * (self.network.weights + self.network.inputs)
+        return whole / max(1, self.weight_bits + self.activation_bits)
+
+
+class Outcome(NamedTuple):
+    """What an evaluation gave, a failure included."""
+
+    score: Score
+    failure: str = ""

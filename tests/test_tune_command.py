@@ -1,0 +1,264 @@
+"""Scores from commands: what is read, what is refused, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from weft.errors import EvaluationError, TuneError
+from weft.numbers.configuration import Configuration
+from weft.numbers.format import EXP, FIXED
+from weft.tuning.command import KEPT_BYTES, TOLD_CHARACTERS, CommandEvaluator
+from weft.tuning.evaluation import Score
+
+COARSE = Configuration({"conv1.weight": FIXED(4, -1), "conv1.input": EXP(3)})
+FINE = Configuration({"conv1.weight": FIXED(8, -1)})
+SCORE = "Accuracy: (.*)"
+PATIENCE_S = 60
+"""After that something that should have ended has not; nothing here is meant to come near it."""
+
+
+def score(command: str, configuration: Configuration = COARSE, **options: object) -> float:
+    return CommandEvaluator(command, SCORE, **options).evaluate(configuration, "full").value  # type: ignore[arg-type]
+
+
+def failure(command: str, **options: object) -> EvaluationError:
+    with pytest.raises(EvaluationError) as caught:
+        score(command, **options)
+    return caught.value
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends; one that waits to be reaped has ended."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def written(path: Path) -> str:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text()
+        time.sleep(0.01)
+    raise AssertionError(f"nothing wrote {path}")
+
+
+def test_the_command_finds_the_configuration_in_the_file_it_is_given(tmp_path: Path) -> None:
+    assert score("cp {config} seen.txt; echo Accuracy: 0.5", cwd=tmp_path) == 0.5
+    assert (tmp_path / "seen.txt").read_text() == "conv1.input EXP 3 1\nconv1.weight FIXED 4 -1\n"
+
+
+def test_a_folder_with_a_blank_and_a_quote_in_its_name_is_no_obstacle(tmp_path: Path) -> None:
+    odd = tmp_path / "a b's"
+    odd.mkdir()
+    code = f"import tempfile; tempfile.tempdir = {str(odd)!r}\n" + textwrap.dedent(
+        f"""
+        from weft.numbers.configuration import Configuration
+        from weft.tuning.command import CommandEvaluator
+        command = 'test -f {{config}} && echo Accuracy: 1'
+        print(CommandEvaluator(command, {SCORE!r}).evaluate(Configuration({{}}), 'full').value)
+        """
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "1.0\n"
+    assert list(odd.iterdir()) == []
+
+
+def test_the_last_match_on_either_stream_counts() -> None:
+    assert score("echo Accuracy: 0.1; echo Accuracy: 0.7 >&2; echo done; true {config}") == 0.7
+
+
+def test_pipes_and_braces_of_the_shell_work() -> None:
+    assert score("wc -l < {config} | awk '{print \"Accuracy: \" $1}'") == 2.0
+
+
+def test_the_small_set_has_its_own_command_or_its_word() -> None:
+    two = CommandEvaluator("echo Accuracy: 2 {config}", "Accuracy: (.) ", small_command="echo Accuracy: 1 {config}")
+    assert [two.evaluate(COARSE, each).value for each in ("small", "full")] == [1.0, 2.0]
+    words = CommandEvaluator("test {subset} = small && echo Accuracy: 3 || echo Accuracy: 4; true {config}", SCORE)
+    assert [words.evaluate(COARSE, each).value for each in ("small", "full")] == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("full", "small", "known"),
+    [("a {config}", None, False), ("a {config} {subset}", None, True), ("a {config}", "b {config}", True)],
+)
+def test_whether_a_command_knows_a_small_set_shows_in_it(full: str, small: str | None, known: bool) -> None:
+    assert CommandEvaluator(full, SCORE, small_command=small).knows_small is known
+
+
+def test_a_failing_command_is_named_with_its_status_and_its_last_words() -> None:
+    error = failure("echo one; echo out of memory >&2; exit 3; true {config}")
+    assert "ended with status 3; it last said: out of memory" in str(error)
+    assert "exit 3" in str(error) and "\n" not in str(error)
+    assert error.output == "one\nout of memory\n"
+
+
+def test_a_command_that_was_killed_says_so() -> None:
+    assert "was ended by signal 9; it said nothing" in str(failure("kill -9 $$; true {config}"))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("nothing", "printed nothing that matches 'Accuracy: (.*)'; it last said: nothing"),
+        ("Accuracy: 97.1%", "printed the score '97.1%', which is no number; narrow the group"),
+        ("Accuracy: nan", "printed the score 'nan'; a score is finite"),
+        ("Accuracy: -inf", "printed the score '-inf'; a score is finite"),
+    ],
+)
+def test_what_is_no_score_is_refused(said: str, why: str) -> None:
+    assert why in str(failure(f"echo '{said}'; true {{config}}"))
+
+
+@pytest.mark.parametrize(
+    ("command", "pattern", "why"),
+    [
+        ("python eval.py", SCORE, r"does not say \{config\}"),
+        ("eval {config}", "Accuracy: .*", "has no group; put what is the number in parentheses"),
+        ("eval {config}", "Accuracy: (", "is no regular expression"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(command: str, pattern: str, why: str) -> None:
+    with pytest.raises(TuneError, match=why):
+        CommandEvaluator(command, pattern)
+
+
+def test_a_small_command_without_the_file_is_refused_too() -> None:
+    with pytest.raises(TuneError, match=r"'small\.sh' does not say"):
+        CommandEvaluator("full.sh {config}", SCORE, small_command="small.sh")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"workers": 0}, "workers = 0"), ({"timeout_s": 0.0}, "timeout_s = 0"), ({"cwd": "no/such"}, "no such folder")],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], why: str) -> None:
+    with pytest.raises(TuneError, match=why):
+        score("echo {config}", **options)
+
+
+def test_after_its_time_a_command_is_stopped_with_all_it_started(tmp_path: Path) -> None:
+    command = "echo loading; sleep 1000 & echo $! > child; echo $$ > self; wait; true {config}"
+    error = failure(command, timeout_s=0.5, cwd=tmp_path)
+    assert "was stopped after 0.5 s; it last said: loading" in str(error)
+    assert error.output == "loading\n"
+    assert all(gone(int((tmp_path / name).read_text())) for name in ("child", "self"))
+
+
+def test_a_command_that_closed_its_output_is_stopped_after_its_time() -> None:
+    assert "was stopped after 0.2 s" in str(failure("exec >&- 2>&-; sleep 1000; true {config}", timeout_s=0.2))
+
+
+def test_what_a_command_leaves_running_is_stopped_and_not_waited_for(tmp_path: Path) -> None:
+    command = "sleep 1000 & echo $! > child; echo Accuracy: 0.25; true {config}"
+    assert score(command, cwd=tmp_path) == 0.25
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_endless_talk_fills_neither_the_pipe_nor_the_memory() -> None:
+    assert score(f"head -c {8 * KEPT_BYTES} /dev/zero | tr '\\0' x; echo; echo Accuracy: 0.75; true {{config}}") == 0.75
+    error = failure(f"head -c {8 * KEPT_BYTES} /dev/zero | tr '\\0' y; exit 1; true {{config}}")
+    assert error.output == "y" * TOLD_CHARACTERS
+
+
+def test_bytes_that_are_no_text_do_not_hide_the_score() -> None:
+    assert score("printf '\\377\\376\\nAccuracy: 0.5\\n'; true {config}") == 0.5
+
+
+def test_many_run_side_by_side_and_failures_keep_their_place(tmp_path: Path) -> None:
+    """Each waits until the other has begun, so one after another they would never end."""
+    command = (
+        "n=$(wc -c < {config}); touch began$n; while [ $(ls | grep -c began) -lt 2 ]; do sleep 0.01; done; "
+        "[ $n -gt 30 ] && echo Accuracy: $n"
+    )
+    evaluator = CommandEvaluator(command, SCORE, workers=2, timeout_s=PATIENCE_S, cwd=tmp_path)
+    told: list[tuple[int, Score]] = []
+    bad, good = evaluator.evaluate_many([FINE, COARSE], "full", lambda place, each: told.append((place, each)))
+    assert isinstance(bad, EvaluationError) and "status 1" in str(bad)
+    assert good == Score(float(len(COARSE.text)))
+    assert told == [(1, good)]
+
+
+def test_no_configuration_takes_no_command() -> None:
+    assert CommandEvaluator("exit 1; {config}", SCORE).evaluate_many([], "full") == []
+
+
+def test_closing_stops_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
+    evaluator = CommandEvaluator("echo $$ > pid; exec sleep 1000; true {config}", SCORE, cwd=tmp_path)
+    failed: list[EvaluationError] = []
+
+    def run() -> None:
+        with pytest.raises(EvaluationError) as caught:
+            evaluator.evaluate(COARSE, "full")
+        failed.append(caught.value)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    pid = int(written(tmp_path / "pid"))
+    evaluator.close()
+    thread.join(PATIENCE_S)
+    assert "was ended by signal 9" in str(failed[0])
+    assert gone(pid)
+    with pytest.raises(EvaluationError, match="closed"):
+        evaluator.evaluate(COARSE, "full")
+
+
+@pytest.mark.parametrize("how", ["evaluate(COARSE, 'full')", "evaluate_many([COARSE] * 4, 'full')"])
+def test_control_c_stops_the_commands_and_leaves_no_file(tmp_path: Path, how: str) -> None:
+    (tmp_path / "temporary").mkdir()
+    code = f"""
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
+        from weft.numbers.configuration import Configuration
+        from weft.tuning.command import CommandEvaluator
+        COARSE = Configuration({{}})
+        evaluator = CommandEvaluator("echo $$ > pid; exec sleep 1000; true {{config}}", {SCORE!r}, workers=1)
+        try:
+            evaluator.{how}
+        except KeyboardInterrupt:
+            print("stopped")
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
+    )
+    try:
+        pid = int(written(tmp_path / "pid"))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
+    finally:
+        process.kill()
+    assert gone(pid)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_fingerprint_tells_commands_expressions_and_folders_apart(tmp_path: Path) -> None:
+    made = [
+        CommandEvaluator("a {config}", SCORE),
+        CommandEvaluator("b {config}", SCORE),
+        CommandEvaluator("a {config}", SCORE, small_command="b {config}"),
+        CommandEvaluator("a {config}", "(.*)"),
+        CommandEvaluator("a {config}", SCORE, cwd=tmp_path),
+    ]
+    assert len({each.fingerprint for each in made}) == len(made)
+    assert CommandEvaluator("a {config}", SCORE, workers=2, timeout_s=9).fingerprint == made[0].fingerprint

@@ -1,0 +1,133 @@
+"""The steps of the search one by one, on scores that are plain functions of widths and biases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from weft.numbers.configuration import Configuration
+from weft.numbers.format import FIXED
+from weft.tuning.callables import CallableEvaluator
+from weft.tuning.database import Database
+from weft.tuning.judge import Judge, Point
+from weft.tuning.network import Network, Target
+from weft.tuning.objective import parse_objective
+from weft.tuning.platform import Platform, Unbiased, parse_platform
+from weft.tuning.search.bias import BiasRule, raised
+from weft.tuning.search.coarse import coarse, rungs
+from weft.tuning.search.exchange import exchanged
+from weft.tuning.search.fine import fine
+from weft.tuning.search.recovery import climbed, recovered
+from weft.tuning.search.repair import repaired
+from weft.tuning.settings import space_of
+
+NET = Network("net", (Target("small", 10, 10, 1.0, 1.0), Target("large", 1000, 10, 1.0, 1.0)))
+FIXED_ONLY = parse_platform({"name": "fixed", "formats": ["FIXED 2..8"]}, "test")
+
+
+def judge_of(
+    score: Callable[[Configuration], float], threshold: float, platform: Platform = FIXED_ONLY, layerwise="BOTH"
+) -> Judge:
+    measure = parse_objective("weights + activations")
+    judge = Judge(
+        space_of(NET, platform, layerwise),
+        CallableEvaluator(lambda configuration, subset: score(configuration)),
+        lambda configuration: measure(NET, configuration),
+        Database(),
+    )
+    judge.threshold = threshold
+    return judge
+
+
+def uniform(judge: Judge, bits: int) -> Point:
+    found = judge.scored(judge.space.uniform(lambda group: Unbiased("FIXED", bits)), "coarse")
+    assert found is not None
+    return found
+
+
+def weight_bits(point: Point | None) -> tuple[int, int]:
+    assert point is not None
+    return point.configuration["small.weight"].bits, point.configuration["large.weight"].bits
+
+
+def test_coarse_bisects_between_the_last_pass_and_the_first_failure():
+    platform = parse_platform({"name": "any", "formats": ["FLOAT 32", "FIXED 2..32"]}, "test")
+    judge = judge_of(lambda c: float(c["small.weight"].bits >= 11), 1.0, platform)
+    assert weight_bits(coarse(judge)) == (11, 11)
+    tried = [trial.configuration["small.weight"].bits for trial in judge.trials]
+    assert tried == [32, 16, 8, 12, 10, 11]
+    assert [kept.configuration["small.weight"].bits for kept in judge.path] == [32, 16, 16, 12, 11]
+
+
+def test_coarse_goes_on_in_powers_of_two():
+    platform = parse_platform({"name": "any", "formats": ["FLOAT 32", "FIXED 2..32", "EXP 2..9"]}, "test")
+    judge = judge_of(lambda c: float(c["small.weight"].kind == "EXP" or c["small.weight"].bits >= 12), 1.0, platform)
+    found = coarse(judge)
+    assert found is not None and found.configuration["large.input"].kind == "EXP" and weight_bits(found) == (2, 2)
+
+
+def test_coarse_without_a_passing_format():
+    judge = judge_of(lambda c: 0.0, 1.0)
+    assert coarse(judge) is None
+    assert [setting.types[0].bits for setting in rungs(judge)] == [2, 4, 8]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("chapter", 5), ("keep", 2)])
+def test_how_far_biases_are_raised(rule: BiasRule, expected: int):
+    """Best at 2, feasible up to 5."""
+    judge = judge_of(lambda c: 1.0 - 0.1 * abs(c["large.weight"].bias - 2) - 10 * (c["large.input"].bias > 0), 0.65)
+    point = raised(judge, uniform(judge, 4), rule)
+    assert point.configuration["large.weight"] == FIXED(4, expected)
+
+
+def test_repair_gives_a_narrower_width_the_bias_it_needs():
+    """Below four bits the range must be a quarter."""
+
+    def score(configuration: Configuration) -> float:
+        form = configuration["large.weight"]
+        return 1.0 - 0.06 * form.bias if form.bits >= 4 else 0.5 + 0.2 * min(2, form.bias)
+
+    judge = judge_of(score, 0.9)
+    start = uniform(judge, 4)
+    assert weight_bits(fine(judge, start, "keep")) == (2, 4)
+    found = repaired(judge, start)
+    assert found is not None and found.configuration["large.weight"] == FIXED(3, 2)
+    assert weight_bits(fine(judge, start, "repair")) == (2, 2)
+
+
+def test_exchange_takes_bits_from_what_is_large():
+    def score(configuration: Configuration) -> float:
+        return 1.0 - 0.01 * sum(4.0 ** (4 - configuration[f"{name}.weight"].bits) for name in ("small", "large"))
+
+    judge = judge_of(score, 0.83)
+    assert weight_bits(exchanged(judge, uniform(judge, 3))) == (4, 2)
+    judge.threshold = 0.9
+    assert exchanged(judge, uniform(judge, 3)) is None
+
+
+def test_recovery_takes_the_most_accurate_step_up():
+    judge = judge_of(lambda c: (c["small.weight"].bits + 2 * c["large.weight"].bits) / 24, 14 / 24)
+    found = recovered(judge, uniform(judge, 3).setting)
+    assert weight_bits(found) == (3, 6)
+    assert recovered(judge, uniform(judge, 6).setting) == uniform(judge, 6)
+
+
+def test_recovery_can_lower_a_bias():
+    judge = judge_of(lambda c: -float(c["small.weight"].bias + 1), 0.0)
+    found = recovered(judge, uniform(judge, 3).setting)
+    assert found is not None and found.configuration["small.weight"] == FIXED(3, -1)
+
+
+def test_recovery_gives_up():
+    judge = judge_of(lambda c: 0.0, math.inf)
+    assert recovered(judge, uniform(judge, 2).setting) is None
+
+
+def test_biases_alone_can_make_the_widest_setting_pass():
+    judge = judge_of(lambda c: -abs(c["large.weight"].bias - 3.0) - abs(c["small.input"].bias + 1.0), 0.0)
+    found = climbed(judge, uniform(judge, 8).setting)
+    assert found is not None
+    assert (found.configuration["large.weight"], found.configuration["small.input"]) == (FIXED(8, 3), FIXED(8, -1))
+    assert climbed(judge_of(lambda c: -abs(c["large.weight"].bias - 99.0), 0.0), uniform(judge, 8).setting) is None
