@@ -1,4 +1,4 @@
-"""The main job in some minutes: real models, simulated NPUs and SoCs, models stitched and tuned, pages to open, a real server.
+"""The main job in some minutes: real models on simulated NPUs and SoCs, stitched, tuned, and served for real.
 
 Each step is a command anyone can type; it is printed before it runs.
 """

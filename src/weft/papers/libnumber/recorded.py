@@ -96,10 +96,14 @@ class NetRecord:
     def find(self, method: str, margin: float, option: Option = None) -> Run | None:
         return next((run for run in self.runs if run.key == (method, margin, option)), None)
 
-    def passing(self, method: str, margin: float) -> Run | None:
-        """The smallest configuration that a method found within the margin, in any of its ways, repaired or not."""
+    def passing(self, method: str, margin: float, *, plain: bool = False) -> Run | None:
+        """The smallest configuration that a method found within the margin, in any of its ways, repaired or not.
+
+        *plain*: as it was published, repaired only where it fails.
+        """
         runs = [run for run in self.runs if run.margin == margin and run.method in (method, method + REPAIRED)]
-        return min((run for run in runs if run.feasible), key=self.bits, default=None)
+        ways = [run for run in runs if run.feasible and not (plain and run.option)]
+        return min(ways, key=self.bits, default=None)
 
     def bits(self, run: Run) -> int:
         """Of all weights and of the activations of one sample."""
