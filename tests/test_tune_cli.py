@@ -31,6 +31,7 @@ from weft.numbers.configuration import read_configuration
 from weft.reports.tuning_result import Result
 from weft.tuning import Network, Target, tune
 from weft.tuning.callables import CallableEvaluator
+from weft.tuning.descriptor import load_descriptor
 from weft.tuning.packed import read_packed
 from weft.tuning.trials import Progress
 
@@ -191,8 +192,12 @@ def test_every_file_is_named_and_there(tuned: Tuned) -> None:
     assert sorted(told) == sorted(path.name for path in tuned.folder.iterdir())
     assert set(told) == {
         *("formats.txt", "model.onnx", "weights.bin", "profile.json", "int8.onnx", "search.png", "search.svg"),
-        *("report.html", "tuning.json", "scores.db"),
+        *("report.html", "tuning.json", "scores.db", "network.toml"),
     }
+    described = load_descriptor(tuned.folder / "network.toml")
+    assert [layer.name for layer in described.layer] == ["fc1", "fc2"] and all(
+        layer.weights for layer in described.layer
+    )
     assert json.loads((tuned.folder.parent / "again.json").read_text()) == tuned.result
 
 
@@ -270,7 +275,12 @@ def test_a_command_scores_a_described_network(weft: Run, tmp_path: Path) -> None
     assert re.search(r"search: \d+ configurations, [\d.]+ s$", answer.out, re.M)
     result = json.loads((tmp_path / "tiny-tuned/tuning.json").read_text())
     assert result["score"]["tuned"] == 1000 - len((tmp_path / "tiny-tuned/formats.txt").read_text()) >= 950
-    assert {path.name for path in (tmp_path / "tiny-tuned").iterdir()} == {"formats.txt", "tuning.json", "scores.db"}
+    assert {path.name for path in (tmp_path / "tiny-tuned").iterdir()} == {
+        "formats.txt",
+        "network.toml",
+        "tuning.json",
+        "scores.db",
+    }
 
 
 def test_the_network_file_may_hold_the_command_and_options_win(weft: Run, tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def test_a_model_gives_what_the_file_leaves_out():
     assert network_of(parse_descriptor({"name": "all"}, "x"), FOUND) == Network("all", FOUND.targets)
 
 
+def test_branches_may_be_groups_of_the_model():
+    found = Network("net", (Target("ab", 2, 2, 1.0, 1.0, branches=("a", "b")), Target("c", 1, 1, 2.0, 1.0)))
+    described = parse_descriptor({"name": "net", "layer": [{"name": "all", "branches": ["ab", "c"]}]}, "test")
+    (target,) = network_of(described, found).targets
+    assert (target.layers, target.weights, target.weight_max) == (("a", "b", "c"), 3, 2.0)
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

@@ -56,3 +56,11 @@ def test_what_cannot_win_is_not_asked_for():
     assert rule.needed(80, rule.key(90, 0.97), True) < 0.96 < rule.needed(80, rule.key(90, 0.97), True) + 1e-8
     assert rule.needed(80, None, False) == 0.9
     assert HighestScore(0.9).needed(0, (0.95,), True) > 0.95 == HighestScore(0.9).needed(0, (0.95,), False)
+
+
+def test_rounding_does_not_stop_an_equal_of_large_scores():
+    """The same ratio but for the last digit; what is needed must not lie above it."""
+    rule = MostGainPerLoss(floor=0.0, objective=100.0, score=3768151652445.156)
+    best, score = rule.key(59.0, 2632230834873.6665), 2078123118985.135
+    assert rule.key(39.0, score) >= best
+    assert rule.needed(39.0, best, False) <= score

@@ -58,6 +58,8 @@ def test_a_file_of_the_users(tmp_path: Path):
         ({"name": "x", "formats": ["EXP 2..10"]}, "EXP 10: must have 2 to 9 bits"),
         ({"name": "x", "formats": ["FIXED 8..4"]}, "write FIXED 4..8"),
         ({"name": "x", "formats": ["FIXED 2..99999999"]}, "so many widths"),
+        ({"name": "x", "formats": [f"FIXED 2..{10**20}"]}, "no type is so wide"),
+        ({"name": "x", "formats": ["FIXED " + "9" * 5000]}, "no type is so wide"),
         ({"name": "x", "formats": ["INT 8"]}, "'INT 8': must be FLOAT, FIXED or EXP"),
         ({"name": "x", "formats": ["FIXED 8 3"]}, "'FIXED 8 3': must be"),
         ({"name": "x", "formats": [""]}, "must be FLOAT"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from weft.errors import EvaluationError
 from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED
+from weft.numbers.format import FIXED, Format
 from weft.tuning.callables import CallableEvaluator
 from weft.tuning.database import Database
+from weft.tuning.evaluation import Evaluator, Score, Scored, Subset
 from weft.tuning.judge import Judge, Point
 from weft.tuning.network import Network, Target
 from weft.tuning.objective import parse_objective
@@ -22,6 +24,7 @@ from weft.tuning.search.fine import fine
 from weft.tuning.search.recovery import climbed, recovered
 from weft.tuning.search.repair import repaired
 from weft.tuning.settings import space_of
+from weft.tuning.trials import Phase
 
 NET = Network("net", (Target("small", 10, 10, 1.0, 1.0), Target("large", 1000, 10, 1.0, 1.0)))
 FIXED_ONLY = parse_platform({"name": "fixed", "formats": ["FIXED 2..8"]}, "test")
@@ -30,12 +33,15 @@ FIXED_ONLY = parse_platform({"name": "fixed", "formats": ["FIXED 2..8"]}, "test"
 def judge_of(
     score: Callable[[Configuration], float], threshold: float, platform: Platform = FIXED_ONLY, layerwise="BOTH"
 ) -> Judge:
+    return judging(
+        CallableEvaluator(lambda configuration, subset: score(configuration)), threshold, platform, layerwise
+    )
+
+
+def judging(evaluator: Evaluator, threshold: float, platform: Platform = FIXED_ONLY, layerwise="BOTH") -> Judge:
     measure = parse_objective("weights + activations")
     judge = Judge(
-        space_of(NET, platform, layerwise),
-        CallableEvaluator(lambda configuration, subset: score(configuration)),
-        lambda configuration: measure(NET, configuration),
-        Database(),
+        space_of(NET, platform, layerwise), evaluator, lambda configuration: measure(NET, configuration), Database()
     )
     judge.threshold = threshold
     return judge
@@ -95,6 +101,53 @@ def test_repair_gives_a_narrower_width_the_bias_it_needs():
     found = repaired(judge, start)
     assert found is not None and found.configuration["large.weight"] == FIXED(3, 2)
     assert weight_bits(fine(judge, start, "repair")) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("raises", "expected", "tried"), [(0, FIXED(3, 0), {0}), (1, FIXED(3, 1), {0, 1}), (2, FIXED(4, 0), {-1, 0, 1})]
+)
+def test_repair_of_the_second_pass_moves_one_bias_once(raises: int, expected: Format, tried: set[int]):
+    """With three bits so many raises are needed; two are one too many, and the next best group is narrowed."""
+
+    def score(configuration: Configuration) -> float:
+        form = configuration["large.weight"]
+        return 1.0 if form.bits >= 4 else 0.2 * (form.bias - raises)
+
+    judge = judge_of(score, 0.0)
+    judge.phase = 4
+    found = repaired(judge, uniform(judge, 4))
+    assert found is not None and found.configuration["large.weight"] == expected
+    assert {trial.configuration["large.weight"].bias for trial in judge.trials} == tried
+
+
+class Stopping:
+    """Scores nothing above a half, and notes what it was asked to reach."""
+
+    fingerprint, stops_early = "stopping", True
+
+    def __init__(self) -> None:
+        self.needed: set[float] = set()
+
+    def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
+        self.needed.add(needed)
+        return Score(0.5, exact=needed <= 0.5)
+
+    def evaluate_many(
+        self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
+    ) -> list[Score | EvaluationError]:
+        return [self.evaluate(each, subset) for each in configurations]
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+@pytest.mark.parametrize(("phase", "asked"), [(2, {-math.inf, math.nextafter(0.5, 1)}), (4, {0.9})])
+def test_repair_of_the_second_pass_asks_only_whether_a_score_passes(phase: Phase, asked: set[float]):
+    evaluator = Stopping()
+    judge = judging(evaluator, 0.9)
+    judge.phase = phase
+    assert repaired(judge, judge.point(judge.space.uniform(lambda group: Unbiased("FIXED", 3)))) is None
+    assert evaluator.needed == asked
 
 
 def test_exchange_takes_bits_from_what_is_large():

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from weft.runtime.quantised.opened import Opened
     from weft.runtime.tensors import Array
 
-BATCH = 64
 CALIBRATION = 512
 """Samples that int8 gets its ranges from, at most."""
 
@@ -19,12 +18,12 @@ def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, 
     """The score of a written model on samples; *opened* is the model that it was made of."""
     from weft.runtime.quantised.feeding import batches
     from weft.runtime.quantised.metrics import make_metric
-    from weft.runtime.quantised.stages import run_on
+    from weft.runtime.quantised.stages import choose_batch, run_on
     from weft.runtime.sessions import open_session
 
     measure = make_metric(metric, gives_probability=opened.gives_probability)
     session = open_session(path, 1, optimise=optimise)
-    size = opened.fixed_batch or BATCH
+    size = choose_batch(opened, data.inputs)
     total, done = 0.0, 0
     for given in batches(data.inputs, size, opened.fixed_batch):
         labels = data.labels[done : done + size]

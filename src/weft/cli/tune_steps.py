@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 BASELINES = ("ristretto", "relaxed-ristretto", "stripes", "int8")
 EXPORTS = ("qdq", "packed", "simulated", "qonnx", "none")
-FORMATS, PICTURE, PAGE, RESULT, MODEL, WEIGHTS, PROFILE, INT8 = (
-    "formats.txt", "search", "report.html", "tuning.json", "model.onnx", "weights.bin", "profile.json", "int8.onnx",
+FORMATS, NETWORK, PICTURE, PAGE, RESULT, MODEL, WEIGHTS, PROFILE, INT8 = (
+    "formats.txt", "network.toml", "search", "report.html", "tuning.json", "model.onnx", "weights.bin", "profile.json",
+    "int8.onnx",
 )  # fmt: skip
 """Files in the folder of the results."""
 
@@ -54,6 +55,7 @@ class Steps:
     def search(self) -> None:
         """Tune, and measure what was found."""
         from weft.reports.tuning_result import Result
+        from weft.tuning.command import CommandEvaluator
         from weft.tuning.objective import DEFAULT
         from weft.tuning.tuner import tune
 
@@ -76,7 +78,7 @@ class Steps:
                 layerwise=setting(asked, described, "layerwise") or "WGT-ONLY",
                 bias=asked.bias_rule,  # type: ignore[arg-type]  # checked by tune, as the next one
                 faithful=asked.faithful,
-                two_passes=getattr(self._evaluator, "knows_small", True),
+                two_passes=not isinstance(self._evaluator, CommandEvaluator) or self._evaluator.knows_small,
                 database=asked.scores,
                 on_failure=asked.on_failure,  # type: ignore[arg-type]
                 progress=partial(self._told, line),
@@ -99,10 +101,13 @@ class Steps:
         """Everything into the folder, the result also where --json says."""
         from weft.jsonfile import write_json
         from weft.numbers.configuration import write_configuration
+        from weft.tuning.descriptor import as_toml, descriptor_of
 
         assert self._result is not None
         folder = self._asked.folder
         write_configuration(self._named("formats", folder / FORMATS), self._result.tuning.configuration)
+        described = as_toml(descriptor_of(self._subject.network, margin=self._margin))
+        self._named("network", folder / NETWORK).write_text(described, "utf-8")
         self._export()
         self._write_profile()
         if self._asked.pictures:
@@ -209,18 +214,19 @@ class Steps:
         return Other.of(self._subject.network, found)
 
     def _int8(self) -> Other:
-        from weft.cli.tune_check import BATCH, calibration, exported_score
+        from weft.cli.tune_check import calibration, exported_score
         from weft.reports.tuning_result import Other
         from weft.runtime.quantised.int8 import quantise_int8
+        from weft.runtime.quantised.stages import choose_batch
 
         asked, subject, network = self._asked, self._subject, self._subject.network
         assert subject.path is not None and subject.opened is not None and self._result is not None
         assert subject.data is not None
-        fixed = subject.opened.fixed_batch
+        batch = choose_batch(subject.opened, subject.data.inputs)
         wanted = [subject.nodes[layer] for target in network.targets for layer in target.layers]
         path = self._named("int8 model", asked.folder / INT8)
-        seen = calibration(subject.data, fixed)
-        quantise_int8(subject.path, seen, path, nodes=wanted, batch=fixed or BATCH)
+        seen = calibration(subject.data, subject.opened.fixed_batch)
+        quantise_int8(subject.path, seen, path, nodes=wanted, batch=batch)
         # Optimised, some processors' fused kernels saturate on the way.
         score = exported_score(path, subject.opened, subject.data, asked.measure, optimise=False)
         feasible = score >= self._result.tuning.thresholds["full"]

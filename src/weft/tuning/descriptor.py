@@ -148,5 +148,12 @@ def _target(layer: Layer, known: dict[str, Target]) -> Target:
 
     return Target(
         layer.name, value("weights", sum), value("inputs", sum), value("weight_max", max), value("input_max", max),
-        value("macs", sum), layer.branches or (parts[0].branches if parts else ()),
+        value("macs", sum), _branches(layer, parts),
     )  # fmt: skip
+
+
+def _branches(layer: Layer, parts: list[Target]) -> tuple[str, ...]:
+    """Layers of the model, also where it names groups of them."""
+    if not parts:
+        return layer.branches
+    return tuple(each for part in parts for each in part.layers) if layer.branches else parts[0].branches

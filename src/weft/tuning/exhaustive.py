@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -33,7 +34,7 @@ class Optimum(NamedTuple):
     base: float
     threshold: float
     scored: int
-    """How many configurations were tried before the first that passes."""
+    """How many configurations were tried, the first that passes among them."""
     size: int
     """How many there are."""
 
@@ -58,7 +59,7 @@ def exhaustive(
     """
     machine = load_platform(platform) if isinstance(platform, str) else platform
     space = space_of(network, machine, layerwise)
-    size = math.prod(len(group.choices) for group in space.groups) * max(1, len(biases)) ** len(space.items)
+    size = _size(space, len(biases))
     if size > MOST:
         raise TuneError(
             f"{size:.3g} configurations are too many to try; allow fewer formats or biases ({MOST} at most)"
@@ -76,6 +77,15 @@ def exhaustive(
                 if score.exact and score.value >= threshold:
                     return Optimum(configuration, score.value, value, base, threshold, scored, size)
     return Optimum(None, math.nan, math.nan, base, threshold, scored, size)
+
+
+def _size(space: Space, biases: int) -> int:
+    """Of the space; a type without a bias counts once."""
+    objects = Counter(item.group for item in space.items)
+    return math.prod(
+        sum(biases ** objects[position] if choice.biased else 1 for choice in group.choices)
+        for position, group in enumerate(space.groups)
+    )
 
 
 def _by_objective(space: Space, measure: partial[float]) -> list[tuple[float, tuple[Unbiased, ...]]]:

@@ -88,7 +88,7 @@ class Expression:
         known |= {name: self.extras[name](configuration) for name in self.names & self.extras.keys()}
         try:
             value = eval(self.code, known)
-        except (ArithmeticError, TypeError, ValueError, IndexError) as error:
+        except (ArithmeticError, AttributeError, IndexError, NameError, TypeError, ValueError) as error:
             raise TuneError(f"objective {self.text!r}: {error}") from error
         return _finite(value, self.text)
 
@@ -146,8 +146,11 @@ def _check_node(node: ast.AST, names: set[str], compared: bool) -> None:
         value = node.value if isinstance(node, ast.Constant) else None
         if not isinstance(value, int | float):
             raise TuneError(f"{ast.unparse(node)} is no number; texts and lists can only be compared")
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _small(node.right):
-        raise TuneError(f"{ast.unparse(node)}: a power must be a constant of at most {LARGEST_POWER}")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        if not _small(node.right):
+            raise TuneError(f"{ast.unparse(node)}: a power must be a constant of at most {LARGEST_POWER}")
+        if any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
+            raise TuneError(f"{ast.unparse(node)}: a power of a power may not be used; multiply")
 
 
 def _small(node: ast.expr) -> bool:

@@ -22,6 +22,8 @@ from weft.numbers.format import BIN, EXP, FIXED, FLOAT, Format, Kind
 from weft.tuning.network import Role
 
 KINDS: tuple[Kind, ...] = ("FLOAT", "FIXED", "EXP", "BIN")
+MOST_WIDTHS, MOST_DIGITS = 64, 9
+"""Of a range of widths that is looked at; larger numbers are mistakes."""
 IEEE_BITS = 16
 """Floats from here on keep their usual bias: their range is wide enough. Narrower ones have it tuned."""
 
@@ -149,12 +151,14 @@ def _expanded(text: str) -> list[Unbiased]:
     ends = rest[0].split("..") if len(rest) == 1 else []
     if kind not in makers or len(ends) not in (1, 2) or not all(end.isdecimal() for end in ends):
         raise NumberError("must be FLOAT, FIXED or EXP with a width or a range of widths (FIXED 2..32), or BIN")
-    widths = range(int(ends[0]), int(ends[-1]) + 1)
-    if not widths:
-        raise NumberError(f"the range ends before it begins; write {kind} {ends[1]}..{ends[0]}")
-    if len(widths) > 64:
-        raise NumberError("no type has so many widths")
-    made = [makers[kind](bits) for bits in widths]
+    if any(len(end) > MOST_DIGITS for end in ends):
+        raise NumberError("no type is so wide; 32 bits are the most")
+    first, last = int(ends[0]), int(ends[-1])
+    if last < first:
+        raise NumberError(f"the range ends before it begins; write {kind} {last}..{first}")
+    if last - first >= MOST_WIDTHS:
+        raise NumberError("no type has so many widths; 32 bits are the most")
+    made = [makers[kind](bits) for bits in range(first, last + 1)]
     return [Unbiased(each.kind, each.bits) for each in made]
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 Key = tuple[float, ...]
 SLACK = 1e-9
-"""Taken off what is needed, so that rounding in a division never stops a winner."""
+"""Taken off what is needed, so that rounding in a division never stops a winner; relative to scores above one."""
 
 
 class Rule(Protocol):
@@ -71,7 +71,7 @@ class MostGainPerLoss:
             return self._beside(gain, best, later, self.score) if rank else math.inf
         if rank == 0:
             return math.inf if best[0] == 1 else self._beside(gain, best, later, self.floor)
-        return max(self.floor, self.score - gain / best[1] - SLACK)
+        return max(self.floor, self.score - gain / best[1] - SLACK * max(1.0, abs(self.score)))
 
     def _beside(self, gain: float, best: Key, later: bool, enough: float) -> float:
         """Among equals but for gain and score."""

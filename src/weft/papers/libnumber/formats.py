@@ -47,12 +47,13 @@ def _rows(net: NetRecord) -> list[Row]:
         if ours is None or run is None:
             continue
         text = printed_configurations()[TITLES[net.name]][framework]
+        best = ", the best of its ways," if method == RISTRETTO else ""
         rows.append(
             Row(
                 FIGURE, f"bits of a weight, {TITLES[net.name]}, {LABELS[method]}, {percent(margin)}",
                 printed_bits(net, framework), ours, " bits",
-                f"ours {shown(net.network, run.configuration)}, the chapter {text}; other weights, trained here, and a "
-                "threshold on images that are not reported on",
+                f"ours{best} {shown(net.network, run.configuration)}, the chapter {text}; other weights, trained here, "
+                "and a threshold on images that are not reported on",
             )
         )  # fmt: skip
     return rows

@@ -214,7 +214,7 @@ class OnnxEvaluator:
         if whole.ndim == 0 or len(whole) != count_rows(given):
             raise TuneError(
                 f"{opened.path}: output {opened.output!r} is {written(whole.shape)}, must have a row for each of "
-                f"{len(rows)} samples; name another output, or export the model with a free batch dimension"
+                f"{len(rows)} samples; name another output (--scored-output), or export with a free batch dimension"
             )
         self._metric.check_classes(whole, self._labels)
         runner = Runner(self._plan, 0)

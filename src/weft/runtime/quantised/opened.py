@@ -89,7 +89,9 @@ def _layers_for(model: ModelProto, output: str) -> tuple[WeightedLayer, ...]:
     positions = {node.output[0]: position for position, node in enumerate(model.graph.node)}
     kept = [layer._replace(position=positions[made[layer.name]]) for layer in layers if made[layer.name] in positions]
     if not kept:
-        raise TuneError(f"no layer to tune: output {output!r} needs none that has weights; name another output")
+        raise TuneError(
+            f"no layer to tune: output {output!r} needs none that has weights; name another output (--scored-output)"
+        )
     return tuple(kept)
 
 
