@@ -90,11 +90,25 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
+def _median(values: list[float | None]) -> float | None:
+    """None where nothing was answered: a busy machine, and too few --seconds."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
 def show(rows: list[dict[str, Any]], policies: list[str]) -> dict[str, Any]:
     """Medians over the repeats, beside the first policy's."""
     keys = ("urgent_p50_ms", "urgent_p99_ms", "urgent_met", "heavy_per_s", "heavy_mean_ms")
     medians = {
-        policy: {key: statistics.median(row[key] for row in rows if row["policy"] == policy) for key in keys}
+        policy: {key: _median([row[key] for row in rows if row["policy"] == policy]) for key in keys}
         for policy in policies
     }
     table = Table(
@@ -105,23 +119,24 @@ def show(rows: list[dict[str, Any]], policies: list[str]) -> dict[str, Any]:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for policy, m in medians.items():
         table.add_row(
-            policy, f"{m['urgent_p50_ms']:.1f}", f"{m['urgent_p99_ms']:.1f}", f"{m['urgent_met']:.1%}",
-            f"{m['heavy_per_s']:.2f}", f"{m['heavy_mean_ms']:.0f}",
+            policy, _text(m["urgent_p50_ms"], ".1f"), _text(m["urgent_p99_ms"], ".1f"), _text(m["urgent_met"], ".1%"),
+            _text(m["heavy_per_s"], ".2f"), _text(m["heavy_mean_ms"], ".0f"),
         )  # fmt: skip
     console = Console(width=110)
     console.print(table)
     first = medians[policies[0]]
     ratios = {
         policy: {
-            "p99_times_lower": first["urgent_p99_ms"] / m["urgent_p99_ms"],
-            "heavy_throughput": m["heavy_per_s"] / first["heavy_per_s"],
+            "p99_times_lower": _ratio(first["urgent_p99_ms"], m["urgent_p99_ms"]),
+            "heavy_throughput": _ratio(m["heavy_per_s"], first["heavy_per_s"]),
         }
         for policy, m in medians.items()
     }
     for policy in policies[1:]:
+        lower, kept = _text(ratios[policy]["p99_times_lower"], ".1f"), _text(ratios[policy]["heavy_throughput"], ".1%")
         console.print(
-            f"{policy}: p99 of the urgent model {ratios[policy]['p99_times_lower']:.1f} times lower than under "
-            f"{policies[0]}, throughput of the heavy one {ratios[policy]['heavy_throughput']:.1%} of it",
+            f"{policy}: p99 of the urgent model {lower} times lower than under {policies[0]}, "
+            f"throughput of the heavy one {kept} of it",
             highlight=False,
         )
     return {"medians": medians, "ratios": ratios}
