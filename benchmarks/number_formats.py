@@ -145,7 +145,7 @@ def search(bench: Bench, entry: dict[str, Any], args: argparse.Namespace) -> Ite
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     args = arguments()
-    scratch = args.scratch or args.data / "number-formats"
+    scratch = (args.scratch or args.data / "number-formats") / ("cuda" if args.cuda else "cpu")
     scratch.mkdir(parents=True, exist_ok=True)
     results = opened(args.out, args.again)
     here = machine("onnx", "onnxruntime", "numba", *(["torch"] if args.cuda else [])) | {"cuda": args.cuda}

@@ -125,11 +125,6 @@ def test_inputs_may_be_covered_instead_of_saturated():
     assert found.configuration["conv.weight"] == TwosComplement(4, 3)
 
 
-def test_who_is_fully_connected_can_be_said():
-    found = ristretto(NET, scorer(lambda configuration: 1.0), margin=0.0, fully_connected=())
-    assert {trial.step for trial in found.trials} == {"base", "conv weights", "inputs", "combined"}
-
-
 def test_branches_share_a_width():
     split = Network("split", (Target("block", 10, 10, 1.0, 1.0, 100, ("a", "b")),))
     found = ristretto(split, scorer(lambda configuration: 1.0), margin=0.0)

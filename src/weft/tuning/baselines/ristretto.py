@@ -14,7 +14,7 @@ are quantised, as with every other method here.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +63,6 @@ def ristretto(
     *,
     margin: float,
     widths: Sequence[int] = WIDTHS,
-    fully_connected: Collection[str] | None = None,
     covering: bool = False,
     repair: bool = False,
     subset: Subset = "full",
@@ -73,12 +72,11 @@ def ristretto(
 ) -> Baseline:
     """Its three sweeps and their combination.
 
-    widths: from wide to narrow. fully_connected: the targets whose weights are a group of their own; without it those
-    that use each weight once for a sample. covering: one integer bit more for inputs than its code gives them, so that
+    widths: from wide to narrow. covering: one integer bit more for inputs than its code gives them, so that
     none saturates; at few bits one rule or the other is better. repair: widen the group that gains most by it until the
     combination passes.
     """
-    groups = _groups(network, fully_connected, covering)
+    groups = _groups(network, covering)
     ladder: tuple[int | None, ...] = (None, *widths)
     with Referee(evaluator, margin, subset, database=database, progress=progress) as referee:
         referee.measure_base(Configuration({}))
@@ -94,7 +92,6 @@ def relaxed_ristretto(
     evaluator: Evaluator,
     *,
     margin: float,
-    fully_connected: Collection[str] | None = None,
     covering: bool = False,
     repair: bool = False,
     subset: Subset = "full",
@@ -103,17 +100,15 @@ def relaxed_ristretto(
 ) -> Baseline:
     """The same with all widths from 32 to 2 bits."""
     return ristretto(
-        network, evaluator, margin=margin, widths=RELAXED_WIDTHS, fully_connected=fully_connected, covering=covering,
+        network, evaluator, margin=margin, widths=RELAXED_WIDTHS, covering=covering,
         repair=repair, subset=subset, database=database, progress=progress, method="relaxed Ristretto",
     )  # fmt: skip
 
 
-def _groups(network: Network, fully_connected: Collection[str] | None, covering: bool) -> list[Group]:
-    def is_dense(target: Target) -> bool:
-        return target.name in fully_connected if fully_connected is not None else target.macs == target.weights
-
-    dense = tuple(target for target in network.targets if is_dense(target))
-    convolutions = tuple(target for target in network.targets if not is_dense(target))
+def _groups(network: Network, covering: bool) -> list[Group]:
+    """Fully connected layers are those that use each weight once for a sample."""
+    dense = tuple(target for target in network.targets if target.macs == target.weights)
+    convolutions = tuple(target for target in network.targets if target.macs != target.weights)
     groups = (
         Group("conv weights", "weight", convolutions),
         Group("fc weights", "weight", dense),

@@ -65,7 +65,7 @@ def simulated(emitter: Emitter, source: str, form: AnyFormat) -> str:
         below = emitter.node("Less", [source, emitter.number(0)], source)
         return emitter.node("Where", [below, *(emitter.number(end) for end in float32_range(form))], source)
     held = _clipped(emitter, source, form)
-    narrow = _fits_float32(form)
+    narrow = _stays_in_float32(form)
     sums = _Arithmetic(emitter, source, np.float32 if narrow else np.float64)
     if not narrow:
         held = emitter.node("Cast", [held], source, to=TensorProto.DOUBLE)
@@ -160,7 +160,7 @@ def _bounded(emitter: Emitter, source: str, form: AnyFormat) -> str:
     return emitter.node("Min", [raised, emitter.number(highest)], source)
 
 
-def _fits_float32(form: AnyFormat) -> bool:
+def _stays_in_float32(form: AnyFormat) -> bool:
     """Whether no step of the arithmetic leaves float32; otherwise it is done in doubles."""
     if not 2.0**-900 <= form.step <= max(form.largest, -form.lowest) <= 2.0**900:
         raise TuneError(f"{spell(form)} reaches too far to be simulated; choose a bias nearer to the values")
