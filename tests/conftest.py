@@ -1,7 +1,19 @@
-"""Settings of all tests."""
+"""Settings of all tests, and strain: options that make this machine look like another, which no test may notice.
+
+``pytest --clock 10`` serves models whose segments are measured to take ten times as long, ``--clock 0.1`` a tenth;
+``--disk 0.05`` makes the disk take 50 ms to confirm a write. ``make strain`` runs the suite under all of them, on one
+core, and beside busy loops.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 # The same examples in every run, so that a commit passes or fails once and for all.
@@ -9,3 +21,47 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("strain", "this machine looks like another one")
+    group.addoption("--clock", type=float, default=1.0, help="segments are measured to take this many times as long")
+    group.addoption("--disk", type=float, default=0.0, help="seconds the disk takes to confirm a write")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def strain(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Put on what the options say; nothing without them."""
+    factor, delay_s = request.config.getoption("--clock"), request.config.getoption("--disk")
+    with pytest.MonkeyPatch.context() as patch:
+        if factor != 1.0:
+            _other_speed(patch, factor)
+        if delay_s > 0:
+            patch.setattr(os, "fsync", _slow(os.fsync, delay_s))
+        yield
+
+
+def _other_speed(patch: pytest.MonkeyPatch, factor: float) -> None:
+    """Models are cut, measured and expected to run as on a machine of that speed."""
+    from weft.runtime import preparing
+
+    clock, profile = preparing.clock, preparing.profile
+
+    def scaled_clock(threads: int) -> Callable[[], float]:
+        inner = clock(threads)
+        return lambda: inner() * factor
+
+    def scaled_profile(*args: Any) -> Any:
+        found = profile(*args)
+        return replace(found, times_s=tuple(each * factor for each in found.times_s))
+
+    patch.setattr(preparing, "clock", scaled_clock)
+    patch.setattr(preparing, "profile", scaled_profile)
+
+
+def _slow(fsync: Callable[[int], None], delay_s: float) -> Callable[[int], None]:
+    def slow(file: int) -> None:
+        time.sleep(delay_s)
+        fsync(file)
+
+    return slow

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,7 @@ from weft.tuning.evaluation import Score
 COARSE = Configuration({"conv1.weight": FIXED(4, -1), "conv1.input": EXP(3)})
 FINE = Configuration({"conv1.weight": FIXED(8, -1)})
 SCORE = "Accuracy: (.*)"
-PATIENCE_S = 60
+PATIENCE_S = 600
 """After that something that should have ended has not; nothing here is meant to come near it."""
 
 
@@ -154,8 +155,14 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, object], why:
         score("echo {config}", **options)
 
 
-def test_after_its_time_a_command_is_stopped_with_all_it_started(tmp_path: Path) -> None:
-    command = "echo loading; sleep 1000 & echo $! > child; echo $$ > self; wait; true {config}"
+def test_after_its_time_a_command_is_stopped_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a second is over as soon as the command has begun what must be stopped, however long that took."""
+    monkeypatch.setattr(
+        "weft.tuning.command.time", SimpleNamespace(monotonic=lambda: float((tmp_path / "go").exists()))
+    )
+    command = "echo loading; sleep 1000 & echo $! > child; echo $$ > self; touch go; wait; true {config}"
     error = failure(command, timeout_s=0.5, cwd=tmp_path)
     assert "was stopped after 0.5 s; it last said: loading" in str(error)
     assert error.output == "loading\n"
@@ -250,6 +257,35 @@ def test_control_c_stops_the_commands_and_leaves_no_file(tmp_path: Path, how: st
         process.kill()
     assert gone(pid)
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_control_c_while_a_command_is_being_started_leaves_none(tmp_path: Path) -> None:
+    """The signal comes when the command exists and nobody has been told of it: nothing of it may stay behind."""
+    code = f"""
+        import os, signal, subprocess, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from weft.numbers.configuration import Configuration
+        from weft.tuning.command import CommandEvaluator
+
+        class Popen(subprocess.Popen):
+            def __init__(self, *args, **settings):
+                super().__init__(*args, **settings)
+                with open("pid", "w") as file:
+                    file.write(str(self.pid))
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)  # the main thread may hear of it here, if this is the main thread
+
+        subprocess.Popen = Popen
+        try:
+            CommandEvaluator("exec sleep 1000; true {{config}}", {SCORE!r}).evaluate(Configuration({{}}), "full")
+        except KeyboardInterrupt:
+            print("stopped")
+    """
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert said.stdout == "stopped\n"
+    assert gone(int((tmp_path / "pid").read_text()))
 
 
 def test_the_fingerprint_tells_commands_expressions_and_folders_apart(tmp_path: Path) -> None:

@@ -92,7 +92,13 @@ class CommandEvaluator:
         return f"command-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """Run the command once."""
+        """Run the command once, on a thread: Ctrl-C, which only the main thread hears, then meets no half-started one."""
+        (result,) = self.evaluate_many([configuration], subset)
+        if isinstance(result, EvaluationError):
+            raise result
+        return result
+
+    def _evaluate(self, configuration: Configuration, subset: Subset) -> Score:
         command = self._commands[subset]
         with _folder() as folder:
             path = Path(folder) / "formats.txt"
@@ -107,7 +113,7 @@ class CommandEvaluator:
         results: dict[int, Score | EvaluationError] = {}
         pool = ThreadPoolExecutor(self._workers, "weft-command")
         try:
-            jobs = {pool.submit(self.evaluate, each, subset): place for place, each in enumerate(configurations)}
+            jobs = {pool.submit(self._evaluate, each, subset): place for place, each in enumerate(configurations)}
             for job in as_completed(jobs):
                 try:
                     results[jobs[job]] = score = job.result()
