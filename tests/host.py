@@ -29,7 +29,7 @@ from weft.serving.dispatch import Dispatcher
 from weft.serving.streams import Served
 from weft.serving.tickets import Ask, LiveTicket
 
-PATIENCE_S = 120
+PATIENCE_S = 600
 """After that a test that would hang fails instead; no test is meant to come near it."""
 
 

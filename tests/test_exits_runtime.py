@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import helper, numpy_helper
 
+from clocks import ANY_LENGTH_S, NO_LENGTH_S
 from exit_nets import CLASSES, EXITS, SIDE, Alone, conv_net, samples, token_net
 from onnx_graphs import F32, I64, node, proto, tensor
 from weft.errors import ModelError
@@ -19,8 +20,7 @@ from weft.runtime.cutting import BANDWIDTH_BYTES_PER_S, CUT_COST_S, arrange, cho
 from weft.runtime.exits import Counted, ExitSpec, confidence, join, keep
 from weft.runtime.preparing import Recipe, prepare
 
-FINE = Recipe(grain_s=1e-6, max_batch=8, exits=EXITS)
-"""Cuts everywhere."""
+FINE = Recipe(grain_s=ANY_LENGTH_S, max_batch=8, exits=EXITS)
 
 
 # --- how sure ---------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ SHAPES = {"conv": (1, SIDE, SIDE), "token": (4, 6)}
 @pytest.fixture(scope="module")
 def models(nets):
     """Each cut at its exits alone, and cut everywhere."""
-    coarse = Recipe(max_batch=8, exits=EXITS)
+    coarse = Recipe(grain_s=NO_LENGTH_S, max_batch=8, exits=EXITS)
     return {
         (name, kind): prepare(nets[name], recipe)
         for name in nets
@@ -233,7 +233,7 @@ def test_a_file_may_name_its_exits(tmp_path):
 
 def test_a_model_with_exits_comes_back_from_the_cache(tmp_path):
     path, cache, said = conv_net(tmp_path / "net.onnx"), tmp_path / "cache", []
-    recipe = Recipe(max_batch=2, exits=EXITS, confidence="probabilities")
+    recipe = Recipe(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS, confidence="probabilities")
     first = prepare(path, recipe, cache)
     again = prepare(path, recipe, cache, said.append)
     assert said == ["loading it from the cache"] and again.blueprint == first.blueprint
@@ -243,7 +243,7 @@ def test_a_model_with_exits_comes_back_from_the_cache(tmp_path):
 
 
 def test_batches_of_models_without_exits_can_be_joined_too(nets):
-    model = prepare(nets["conv"], Recipe(grain_s=1e-6, max_batch=4))
+    model = prepare(nets["conv"], Recipe(grain_s=ANY_LENGTH_S, max_batch=4))
     assert model.exits == () and len(model.segments) > 3 and model.mergeable
 
 

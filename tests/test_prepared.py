@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from onnx_graphs import BOOL, F32, I64, node, proto, tensor
 from weft.errors import BadRequest, ModelError
 from weft.models import zoo
@@ -24,8 +25,7 @@ from weft.runtime.samples import sample
 from weft.runtime.tensors import TensorSpec
 
 STRING = onnx.TensorProto.STRING
-FINE = Recipe(grain_s=5e-5, max_pieces=12, max_batch=1)
-"""Cuts even what takes a fraction of a millisecond, on any machine."""
+FINE = Recipe(grain_s=ANY_LENGTH_S, max_pieces=12, max_batch=1)
 
 
 def plain(path, threads=1):
@@ -124,7 +124,7 @@ def test_weights_in_files_of_their_own_are_cut_too(tmp_path):
 
 
 def test_a_model_shorter_than_the_grain_stays_whole(tmp_path):
-    model = prepare(perceptron(tmp_path, width=32), Recipe(max_batch=1))
+    model = prepare(perceptron(tmp_path, width=32), Recipe(grain_s=NO_LENGTH_S, max_batch=1))
     assert model.segments == ("whole",) and model.warm and model.remarks == ()
 
 
@@ -136,14 +136,14 @@ def test_control_flow_stays_whole_with_a_remark(tmp_path):
     nodes = [node("Tanh", ["x"], ["t"]), node("If", ["c"], ["b"], **branches), node("Add", ["t", "b"], ["y"])]
     inputs = [tensor("x", "n", 4), tensor("c", dtype=BOOL)]
     path = saved(tmp_path, nodes, inputs, [tensor("y", "n", 4)])
-    model = prepare(path, Recipe(grain_s=1e-7))
+    model = prepare(path, Recipe(grain_s=ANY_LENGTH_S))
     assert model.segments == ("whole",) and "stays whole: it has control flow (If)" in model.remarks
     feed = {"x": np.ones((2, 4), np.float32), "c": np.array(True)}
     assert_same_bits(model.run(feed), plainly(plain(path), feed))
 
 
 def test_segments_are_named_by_their_nodes_even_where_these_have_no_names(tmp_path):
-    model = prepare(perceptron(tmp_path, layers=2), Recipe(grain_s=1e-6, max_batch=1))
+    model = prepare(perceptron(tmp_path, layers=2), Recipe(grain_s=ANY_LENGTH_S, max_batch=1))
     assert model.segments == ("MatMul_0", "Tanh_1", "MatMul_2", "Tanh_3")
 
 
@@ -300,10 +300,14 @@ def test_a_shape_that_does_not_begin_with_1_is_not_a_batch(tmp_path):
     assert not model.batchable and "give it a shape that begins with 1" in model.remarks[0]
 
 
-def test_batching_goes_as_far_as_it_pays(tmp_path):
+def test_batching_goes_as_far_as_it_pays(tmp_path, monkeypatch):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
-    tiny = prepare(path, Recipe())
-    assert tiny.max_batch > 1 and max(tiny.times_s) == tiny.max_batch, "a call costs far more than three numbers"
+    with said_times():  # a batch takes as long as a sample, so each doubling saves half
+        most = prepare(path, Recipe())
+        monkeypatch.setattr("weft.runtime.batching.LEAST_GAIN", 0.6)
+        none = prepare(path, Recipe())
+    assert (most.max_batch, sorted(most.times_s), most.remarks) == (8, [1, 2, 4, 8], ())
+    assert (none.max_batch, sorted(none.times_s), none.remarks) == (1, [1], ("not batched: batch 2 gains 50%",))
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -377,7 +381,7 @@ def test_a_damaged_entry_is_made_again(cached, damage):
 
 def test_another_model_or_recipe_has_another_entry(cached):
     path, cache, feed, wanted = cached
-    prepare(path, replace(FINE, grain_s=6e-5), cache)
+    prepare(path, replace(FINE, max_pieces=11), cache)
     assert len(entries(cache)) == 2
     perceptron(path.parent, seed=100)
     changed = prepare(path, FINE, cache)

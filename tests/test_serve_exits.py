@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from clocks import ANY_LENGTH_S, NO_LENGTH_S
 from exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
 from host import MS, Machine, Sent, Staged
 from live import Live, running
@@ -91,8 +92,8 @@ def nets(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared(nets) -> dict[str, Prepared]:
-    fine = Recipe(grain_s=1e-6, max_batch=4, exits=EXITS)
-    return {"conv": prepare(nets["conv"], Recipe(max_batch=4, exits=EXITS)), "token": prepare(nets["token"], fine)}
+    coarse, fine = (Recipe(grain_s=each, max_batch=4, exits=EXITS) for each in (NO_LENGTH_S, ANY_LENGTH_S))
+    return {"conv": prepare(nets["conv"], coarse), "token": prepare(nets["token"], fine)}
 
 
 class References(dict):
@@ -283,7 +284,7 @@ def test_a_merged_batch_that_fails_is_tried_one_by_one(machine, prepared, refere
 
 
 def test_batches_that_cannot_be_joined_run_one_after_another(machine, nets, references):
-    whole = prepare(nets["conv"], Recipe(grain_s=1e-6, max_batch=4))
+    whole = prepare(nets["conv"], Recipe(grain_s=ANY_LENGTH_S, max_batch=4))
     loose = Prepared(whole.blueprint.model_copy(update={"mergeable": False}), whole.sessions)
     one = machine("fifo")
     model, (inputs, wanted) = Served("net", loose), references["conv"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import live
+from clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from host import MS, Machine, Sent, Staged
 from stitch_nets import macs, run, tiny
 from test_serve_models import Refused, infer, model, packed, send, state
@@ -77,12 +78,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(file: Path) -> Prepared:
-    return prepare(file, Recipe(max_batch=4))
+    return prepare(file, Recipe(grain_s=NO_LENGTH_S, max_batch=4))
 
 
 @pytest.fixture(scope="module")
 def segments(file: Path) -> Prepared:
-    cut = prepare(file, Recipe(max_batch=4, grain_s=1e-5, max_pieces=3))
+    with said_times():
+        cut = prepare(file, Recipe(max_batch=4, grain_s=ANY_LENGTH_S, max_pieces=3))
     assert len(cut.segments) == 3
     return cut
 
@@ -509,7 +511,8 @@ def test_a_graph_that_needs_rows_of_every_task_gets_them(machine, both):
 
 
 def test_rows_that_nobody_asked_for_are_in_no_answer_of_batches_that_met(machine, both):
-    body = prepare(both, Recipe(max_batch=4, grain_s=1e-9, max_pieces=3))
+    with said_times():
+        body = prepare(both, Recipe(max_batch=4, grain_s=ANY_LENGTH_S, max_pieces=3))
     assert len(body.segments) > 1
     given = [np.random.default_rng(at).standard_normal((1, 2, 2), np.float32) for at in range(3)]
     for name, row, found in zip("aba", given, joined(machine(), body, (0, 1, 0), 1, given), strict=True):
