@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check bench soak clean
+.PHONY: demo test strain check bench soak clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(READY) ## Weave real models on two simulated NPUs, then serve real ones 
 
 test: $(READY) ## The tests, on all cores.
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+strain: $(READY) ## The tests on machines that this one is not: busy, of one core, slow, fast, with a slow disk.
+	$(BIN)/python tests/strain.py
 
 check: $(READY) ## Format, lint, types, tests.
 	$(BIN)/ruff format --check src tests benchmarks examples
