@@ -9,7 +9,7 @@ that were stitched wait in one queue, as they do in the server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -147,6 +147,11 @@ class Prediction:
     """A bench run beside its simulation."""
 
     policy: str
+    """Of the simulation."""
+    policy_options: dict[str, Option]
+    measured_policy: str
+    """Of the server, when it was measured."""
+    measured_options: dict[str, Option]
     lanes: int
     hand_over_s: float
     """Added to every segment: what passes between two of them."""
@@ -156,8 +161,11 @@ class Prediction:
         return {"format": 1, **asdict(self)}
 
 
-def predict(path: str | Path, policy: str | None = None) -> Prediction:
-    """Simulate the server of a ``weft bench --json FILE --save-latencies`` run, under its own policy or another."""
+def predict(path: str | Path, policy: str | None = None, options: Mapping[str, Option] | None = None) -> Prediction:
+    """Simulate the server of a ``weft bench --json FILE --save-latencies`` run, under its own policy or another.
+
+    options: of the policy; they go before those that the server had, where the policy is the server's own.
+    """
     bench = _read(path)
     profile = bench.profile
     if profile is None:
@@ -171,8 +179,8 @@ def predict(path: str | Path, policy: str | None = None) -> Prediction:
                 f"{path}: a request of {stream.model} left at exit {last}, the model has {len(model.ends)}"
             )
     name = policy or profile.policy
-    options = profile.policy_options if name == profile.policy else {}
-    ends = _simulated(bench, profile, name, options)
+    asked = {**(profile.policy_options if name == profile.policy else {}), **(options or {})}
+    ends = _simulated(bench, profile, name, asked)
     streams = []
     for stream, end_s in zip(bench.streams, ends, strict=True):
         counted = np.array(stream.scheduled_s) >= float(bench.workload.get("warmup_s", 0.0))
@@ -187,7 +195,8 @@ def predict(path: str | Path, policy: str | None = None) -> Prediction:
                 _figures(predicted_s[counted], stream.deadline_s),
             )
         )
-    return Prediction(name, profile.lanes, profile.hand_over_s, tuple(streams))
+    own = profile.policy, profile.policy_options
+    return Prediction(name, asked, *own, profile.lanes, profile.hand_over_s, tuple(streams))
 
 
 def _read(path: str | Path) -> _Bench:

@@ -17,6 +17,7 @@ from weft.cli.common import (
     plain_table,
     progress_bar,
 )
+from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
 
 
 def command(
+    context: typer.Context,
     workload: Annotated[str | None, typer.Argument(help="A workload file (TOML).")] = None,
     url: Annotated[str, typer.Option("--url", "-u", help="The server's address.")] = "http://127.0.0.1:8000",
     streams: Annotated[
@@ -60,6 +62,8 @@ def command(
     from weft.jsonfile import write_json
     from weft.load import run_load
 
+    if not json_file:
+        refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
     asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shapes)
     with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
 

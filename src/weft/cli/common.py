@@ -67,7 +67,7 @@ def read_profiles(
     from weft.models.sources import load_model
     from weft.profiles import estimate, read_profile
 
-    names = [name.strip() for name in models.split(",") if name.strip()]
+    names = split_names(models)
     given = parse_shapes(shapes, names)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     profiles = []
@@ -82,6 +82,11 @@ def read_profiles(
     if not profiles:
         raise InputError("nothing to run: give --models, --profile, or both")
     return profiles
+
+
+def split_names(text: str) -> list[str]:
+    """What stands between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:

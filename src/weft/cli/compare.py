@@ -27,7 +27,10 @@ from weft.cli.common import (
     plain_table,
     progress_bar,
     read_profiles,
+    split_names,
 )
+from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
+from weft.errors import InputError
 
 if TYPE_CHECKING:
     from weft.policies import Option
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 
 def command(
+    context: typer.Context,
     device: DeviceName = "tpuv3-like",
     policies: Annotated[str, typer.Option("--policies", "-p", help="Names to compare, a,b,c; 'all' for all.")] = "all",
     models: Models = "",
@@ -61,6 +65,9 @@ def command(
     from weft.simulation import simulate
     from weft.sweep import sweep_aimt
 
+    if profile and not models:
+        refuse_unused(context, "profiles without --models", PROFILES_ONLY)
+    refuse_parameters_of_others(context, split_names(models))
     npu = load_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     workload = make_workload(queries, mix, max_lag)
@@ -68,10 +75,12 @@ def command(
     names = woven if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         check_policy(name)
+    if sweep and "aimt" not in names:
+        raise InputError(f"--sweep does not apply to --policies {policies}: it is for aimt; add that, or leave it out")
     options: dict[str, dict[str, Option]] = {}
     runs = []
     with progress_bar("simulating", len(names) + sweep) as advance:
-        if sweep and "aimt" in names:
+        if sweep:
             advance("sweeping aimt")
             options["aimt"] = dict(sweep_aimt([profiles], npu).options)
         for name in names:

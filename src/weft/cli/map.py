@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from weft.cli import calibrate, map_dynamic
 from weft.cli.common import JsonFile, Shapes, console, parse_shapes
+from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -144,10 +145,13 @@ def command(
     from weft.cli.map_show import beside_z3, check_files, print_solution, solve_shown, write_files
 
     if context.invoked_subcommand is not None:
-        if scenario or soc or models:
-            raise InputError(f"weft map {context.invoked_subcommand} takes none of the options before its name")
+        if given := given_options(context):
+            raise InputError(
+                f"{', '.join(given.values())}: weft map {context.invoked_subcommand} takes none of the options "
+                "before its name; write its own behind it"
+            )
         return
-    given: dict[str, Any] = {
+    stated: dict[str, Any] = {
         "soc": soc,
         "objective": objective,
         "max_switches": max_switches,
@@ -160,10 +164,10 @@ def command(
         "max_groups": max_groups,
     }
     if models is not None:
-        given["task"] = _tasks(models, after, repeat, shape)
+        stated["task"] = _tasks(models, after, repeat, shape)
     elif after or repeat or shape:
         raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
-    case = _prepare(_scenario(scenario, given), phase)
+    case = _prepare(_scenario(scenario, stated), phase)
     check_files(case, png=png, devices=devices, others=(json_file, html, perfetto, trace))
     solution = solve_shown(case)
     if z3:

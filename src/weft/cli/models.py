@@ -21,6 +21,7 @@ from weft.cli.common import (
     progress_bar,
     warn_of_unknown_ops,
 )
+from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
     from weft.models import Model
@@ -59,6 +60,7 @@ def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
 
 @app.command("show")
 def show(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A zoo name, a packaged model or an .onnx file.")],
     shape: Shapes = None,
     seq_len: SeqLen = 16,
@@ -75,12 +77,16 @@ def show(
     from weft.jsonfile import write_json
     from weft.models.sources import load_model
 
+    refuse_parameters_of_others(context, [model])
+    wanted = parse_exits(exits)
+    if not isinstance(wanted, int):
+        refuse_unused(context, "exits that are not placed", {"exit_head": "say how many to place, as --exits 3"})
     shapes = parse_shapes(shape, [model]).get(model)
     found = load_model(
         model,
         shapes=shapes,
         parameters={"seq_len": seq_len, "tables": tables},
-        exits=parse_exits(exits),
+        exits=wanted,
         exit_head=exit_head,
     )
     warn_of_unknown_ops(found.name, found.unknown_ops)
@@ -163,6 +169,7 @@ def model_as_dict(model: Model) -> dict[str, Any]:
 
 @app.command("export")
 def export(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A zoo name, or a network trained here.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The .onnx file to write.")],
     seq_len: SeqLen = 16,
@@ -175,7 +182,9 @@ def export(
     from weft.models import zoo
     from weft.models.trained import TRAINED
 
+    refuse_parameters_of_others(context, [name])
     if name in TRAINED:
+        refuse_unused(context, name, {"seed": "its weights are trained, none are drawn; leave it out"})
         for written in TRAINED[name].export(output):
             console.print(f"wrote {written}", highlight=False)
         return

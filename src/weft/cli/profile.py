@@ -19,9 +19,11 @@ from weft.cli.common import (
     plain_table,
     warn_of_unknown_ops,
 )
+from weft.cli.unused import refuse_parameters_of_others
 
 
 def command(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A zoo name, a packaged model or an .onnx file.")],
     device: DeviceName = "tpuv3-like",
     batch: Batch = 1,
@@ -36,6 +38,7 @@ def command(
     from weft.models.sources import load_model
     from weft.profiles import estimate, write_profile
 
+    refuse_parameters_of_others(context, [model])
     npu = load_npu(device)
     shapes = parse_shapes(shape, [model]).get(model)
     found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})

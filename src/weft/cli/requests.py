@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from weft.cli.common import add_row, console, number, parse_options, plain_table
+from weft.errors import InputError
 
 if TYPE_CHECKING:
+    from weft.online import Device
+    from weft.policies import Option
     from weft.prediction import Figures
     from weft.reports.requests import RequestReport
     from weft.workloads.online import Workload
@@ -18,20 +22,24 @@ def simulate_workload(
     *,
     device: str | None,
     late: str,
-    cost: str,
+    cost: str | None,
     option: list[str] | None,
     json_file: str | None,
     exports: dict[str, str | None],
 ) -> None:
-    """Run one workload file under one policy; print, and write what was asked for."""
+    """Run one workload file under one policy; print, and write what was asked for. *cost*: None for the usual one."""
     from weft.cli.timeline import write_exports
+    from weft.costs import DEFAULT_COST
     from weft.devices import load_device
     from weft.jsonfile import write_json
     from weft.online import prepare, request_trace, simulate_requests
     from weft.workloads.online import read_workload
 
     workload = read_workload(path)
-    case = prepare(workload, load_device(device or workload.device), cost)
+    target = load_device(device or workload.device)
+    if cost is not None:
+        _check_cost(workload, target)
+    case = prepare(workload, target, cost or DEFAULT_COST)
     record = any(exports.values())
     run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
     print_requests(run.report)
@@ -40,6 +48,18 @@ def simulate_workload(
         write_json(json_file, run.report.as_dict())
     if record:
         write_exports(request_trace(case, run), None, **exports)
+
+
+def _check_cost(workload: Workload, device: Device) -> None:
+    """Refuse a cost model where nothing is priced by one."""
+    from weft.devices import TiledNpu
+
+    if isinstance(device, TiledNpu):
+        raise InputError(
+            f"--cost does not apply to {device.name}: a tiled NPU has a cost model of its own; leave it out"
+        )
+    if all(stream.profiles for stream in workload.stream):
+        raise InputError("--cost does not apply to profiles: every stream of the workload has them; leave it out")
 
 
 def print_requests(report: RequestReport) -> None:
@@ -102,19 +122,21 @@ def print_exits(workload: Workload) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def predict_bench(path: str, policy: str | None, json_file: str | None) -> None:
+def predict_bench(path: str, policy: str | None, options: dict[str, Option], json_file: str | None) -> None:
     """Simulate a real server's run and print both."""
     from weft.jsonfile import write_json
     from weft.prediction import predict
 
-    prediction = predict(path, policy)
+    prediction = predict(path, policy, options)
     overheads = ", ".join(f"{each.model} {each.overhead_s * 1e3:.2f} ms" for each in prediction.streams)
     lanes = f"{prediction.lanes} lane{'s' * (prediction.lanes > 1)}"
     columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
-    table = plain_table(f"{prediction.policy} on {lanes}, measured and simulated", columns, left=2)
+    table = plain_table(f"measured and simulated on {lanes}", columns, left=2)
+    measured = f"measured under {_named(prediction.measured_policy, prediction.measured_options)}"
+    simulated = f"simulated under {_named(prediction.policy, prediction.policy_options)}"
     for stream in prediction.streams:
-        add_row(table, stream.model, "measured", str(stream.requests), *_figures(stream.measured))
-        add_row(table, "", "simulated", "", *_figures(stream.predicted))
+        add_row(table, stream.model, measured, str(stream.requests), *_figures(stream.measured))
+        add_row(table, "", simulated, "", *_figures(stream.predicted))
     console.print(table)
     console.print(
         f"[dim]simulated with {prediction.hand_over_s * 1e3:.2f} ms more per segment for hand-overs, and per request "
@@ -123,6 +145,11 @@ def predict_bench(path: str, policy: str | None, json_file: str | None) -> None:
     )
     if json_file:
         write_json(json_file, prediction.as_dict())
+
+
+def _named(policy: str, options: Mapping[str, Option]) -> str:
+    """A policy and what was set of it, as a user would write it."""
+    return " ".join([policy, *(f"{key}={value}" for key, value in options.items())])
 
 
 def _figures(figures: Figures) -> tuple[str, ...]:

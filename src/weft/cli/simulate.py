@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -27,7 +27,9 @@ from weft.cli.common import (
     parse_options,
     plain_table,
     read_profiles,
+    split_names,
 )
+from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
     from weft.reports.report import Report
@@ -37,7 +39,64 @@ DEFAULT_DEVICE = "tpuv3-like"
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the policy, NAME=VALUE.")]
 
 
+class Ways(NamedTuple):
+    """What each way of using the command makes of an option: nothing to say where it takes it, else the way out."""
+
+    models: str = ""
+    """Saturated streams of models, perhaps with profiles beside them."""
+    profiles: str = ""
+    """The same of profiles alone."""
+    workload: str = ""
+    bench: str = ""
+
+
+WRITTEN = Ways("--models", "profiles without --models", "--workload", "--bench")
+"""What a user calls each way."""
+
+_ONE = "it brings its own streams; give one of them"
+_STREAM = "its streams name their models; change them in the file"
+_SEGMENTS = "the file has the times that the server measured, of its own models and batches"
+_LATE = "only requests with deadlines can be late; give them in a --workload file"
+_ENDS = "requests come for as long as duration_s in the file says"
+_SENT = "it takes the requests that were sent; run weft bench again for others"
+_RATES = "each stream has its rate in the file, or a share of total_rate by ratio"
+_FITS = "what does not fit is refused there; lower max_batch in the file"
+_DRAWN = "a server's lanes have no such timeline; /weft/trace of the running server shows what they did"
+
+_EXPORT = Ways(bench=_DRAWN)
+OPTIONS = {
+    "device": Ways(bench=_SEGMENTS),
+    "policy": Ways(),
+    "workload": Ways(bench=_ONE),
+    "bench": Ways(),
+    "late": Ways(models=_LATE, profiles=_LATE, bench="the run was sent with deadlines of its own kind"),
+    "models": Ways(workload=_STREAM, bench=_SEGMENTS),
+    "profile": Ways(workload="a stream has its own: profiles = [...] in the file", bench=_SEGMENTS),
+    "batch": Ways(
+        profiles=PROFILES_ONLY["batch"], workload="each stream has its max_batch in the file", bench=_SEGMENTS
+    ),
+    "seq_len": Ways(
+        profiles=PROFILES_ONLY["seq_len"], workload="each stream has its seq_len in the file", bench=_SEGMENTS
+    ),
+    "tables": Ways(profiles=PROFILES_ONLY["tables"], workload="tables are streamed there", bench=_SEGMENTS),
+    "queries": Ways(workload=_ENDS, bench=_SENT),
+    "cost": Ways(profiles=PROFILES_ONLY["cost"], bench=_SEGMENTS),
+    "mix": Ways(workload=_RATES, bench=_SENT),
+    "max_lag": Ways(workload=_RATES, bench=_SENT),
+    "spill": Ways(workload=_FITS, bench=_SEGMENTS),
+    "shape": Ways(profiles=PROFILES_ONLY["shape"], workload="each stream has its shapes in the file", bench=_SEGMENTS),
+    "option": Ways(),
+    "json_file": Ways(),
+    "trace": _EXPORT,
+    "html": _EXPORT,
+    "perfetto": _EXPORT,
+    "figure": _EXPORT,
+}
+"""Every option of the command, and what each way makes of it."""
+
+
 def command(
+    context: typer.Context,
     device: Annotated[
         str | None, typer.Option("--device", "-d", help="A preset or a TOML file; tpuv3-like, or the workload's own.")
     ] = None,
@@ -78,22 +137,27 @@ def command(
     from weft.jsonfile import write_json
     from weft.simulation import simulate
 
+    way = "bench" if bench else "workload" if workload else "profiles" if profile and not models else "models"
+    refuse_unused(
+        context, getattr(WRITTEN, way), {name: out for name, ways in OPTIONS.items() if (out := getattr(ways, way))}
+    )
     if bench:
-        predict_bench(bench, policy, json_file)
+        predict_bench(bench, policy, parse_options(option), json_file)
         return
+    exports = {"trace_file": trace, "html": html, "perfetto": perfetto, "figure": figure}
     if workload:
-        exports = {"trace_file": trace, "html": html, "perfetto": perfetto, "figure": figure}
         simulate_workload(
             workload,
             policy or "weft+",
             device=device,
             late=late,
-            cost=cost,
+            cost=cost if is_given(context, "cost") else None,
             option=option,
             json_file=json_file,
             exports=exports,
         )
         return
+    refuse_parameters_of_others(context, split_names(models))
     npu = load_npu(device or DEFAULT_DEVICE)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
@@ -101,7 +165,7 @@ def command(
     print_report(run.report)
     if json_file:
         write_json(json_file, run.report.as_dict())
-    write_exports(run.trace, run.report.as_dict(), trace_file=trace, html=html, perfetto=perfetto, figure=figure)
+    write_exports(run.trace, run.report.as_dict(), **exports)
 
 
 def print_report(report: Report) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from weft.cli.common import JsonFile, Shapes, parse_bytes
 from weft.cli.stitch_steps import Request, Steps
+from weft.cli.unused import refuse_unused
 from weft.errors import InputError, StitchError, unknown_name
 
 WHAT, HOW, FILES = "What to stitch", "How to run it", "Files and tables"
@@ -20,6 +21,7 @@ HERE = "cpu"
 
 
 def command(
+    context: typer.Context,
     models: Annotated[list[str], typer.Argument(help="ONNX files of one structure: a.onnx b.onnx ...")],
     output: Annotated[str, typer.Option("--output", "-o", help="The .onnx file to write.")],
     names: Annotated[
@@ -124,6 +126,7 @@ def command(
         output=Path(output),
     )
     _refuse_early(asked, [json_file, write_sharing])
+    _refuse_idle(context, asked)
     steps = Steps(asked)
     steps.stitch()
     steps.check()
@@ -170,6 +173,21 @@ def _refuse_early(asked: Request, others: Sequence[str | None]) -> None:
         raise InputError(f"--slack {asked.slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
     if asked.seconds is not None and not 0 < asked.seconds < inf:
         raise InputError(f"--latency-target {asked.seconds * 1e3:g}: give milliseconds above 0")
+
+
+def _refuse_idle(context: typer.Context, asked: Request) -> None:
+    """Options that would come to nothing beside the others."""
+    from weft.stitching.assembly import PLANNED
+
+    if asked.form != PLANNED:
+        refuse_unused(context, f"--form {asked.form}", {"slack": f"only --form {PLANNED} chooses between plans"})
+    if asked.in_groups:
+        way = "--memory-cap and --latency-target"
+        refuse_unused(context, way, {"slack": "they say themselves what memory and time are worth; leave it out"})
+    if asked.machine != HERE and asked.slabs:
+        refuse_unused(context, f"--machine {asked.machine}", {"slabs": f"slabs are for the {HERE}; leave it out"})
+    if not (asked.measure or asked.check):
+        refuse_unused(context, "--no-measure --no-check", {"threads": "nothing is run; leave it out"})
 
 
 def _stem(file: str) -> str:

@@ -155,9 +155,14 @@ def _check_together(asked: Request, described: Descriptor | None, path: Path | N
         for option in ("small_command", "score", "timeout_s"):
             if getattr(asked, option) is not None:
                 raise InputError(f"--{option.removesuffix('_s').replace('_', '-')} goes with --command")
-    if path is None and (asked.data or asked.layers or asked.groups or asked.device):
+    if path is None and (asked.data or asked.layers or asked.groups or asked.device or asked.output_name):
         raise InputError(
-            f"--data, --layers, --group and --device need an .onnx model; {asked.model} only describes one"
+            "--data, --layers, --group, --device and --scored-output need an .onnx model; "
+            f"{asked.model} only describes one"
+        )
+    if asked.scale is not None and not (asked.data or asked.test):
+        raise InputError(
+            f"--scale {asked.scale:g} multiplies the samples of --data and --test; give one, or leave it out"
         )
     if "int8" in asked.baselines and (path is None or scored_by_command(asked, described)):
         raise InputError("--baseline int8 needs an .onnx model and its samples, and is not scored by a command")
