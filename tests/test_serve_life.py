@@ -370,7 +370,7 @@ def flawed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_bad_models_disturb_only_their_own_requests(flawed: Path) -> None:
     x = {"x": np.ones((1, 4), np.float32)}
-    with live.running(flawed, grpc_port=None) as server:
+    with live.running(flawed, grpc_port=None, ready_when="any") as server:
         (flawed / "vanishing.onnx").unlink()
         assert send(server, "GET", "/v2/health/ready").status == 200
         with Clients(2, lambda seed: infer(server, "sound", x)) as clients:

@@ -153,6 +153,8 @@ def test_a_core_is_left_to_the_network_unless_there_is_only_one(tmp_path, monkey
         ({"max_connections": 0}, "max_connections = 0"),
         ({"total_queue": 0}, "total_queue = 0"),
         ({"drain_s": -1}, "drain_s = -1"),
+        ({"preload": "no"}, "preload = 'no'"),
+        ({"ready_when": "some"}, "ready_when = 'some'"),
         ({"tls_cert": Path("c.pem")}, "tls_cert is set and tls_key is not"),
         ({"tls_key": Path("k.pem")}, "tls_key is set and tls_cert is not"),
         ({"otlp": "localhost:4318"}, "otlp"),
@@ -208,6 +210,8 @@ http_port = 9000
 grpc_port = false
 lanes = 1000
 threads = 3
+preload = false
+ready_when = "any"
 policy = "edf"
 policy_options = { alpha = 0.5, depth = 3, lazy = true }
 memory_budget_bytes = 1_000_000

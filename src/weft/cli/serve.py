@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli.common import console, parse_options
+from weft.cli.common import add_row, console, parse_options, plain_table
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
     from weft.runtime.prepared import Prepared
     from weft.serving.config import ServerConfig
     from weft.serving.server import Server
+    from weft.serving.service import Service
+    from weft.serving.slots import Slot
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -32,6 +34,15 @@ def command(
         ),
     ] = None,
     config: Annotated[str | None, typer.Option("--config", help="A TOML file with all settings.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
+    ] = False,
+    ready_when: Annotated[
+        str | None, typer.Option(help="Ready when all preloaded models can be used, or any of them.")
+    ] = None,
+    preload: Annotated[
+        bool | None, typer.Option("--preload/--no-preload", help="Load models at the start, or when asked for.")
+    ] = None,
     policy: Annotated[str | None, typer.Option("--policy", "-p", help="Who goes next: punctual, edf, fifo...")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="NAME=VALUE of the policy; repeatable.")] = None,
     lanes: Annotated[int | None, typer.Option(help="Segments computed at a time; default: cores less one.")] = None,
@@ -60,6 +71,8 @@ def command(
 
     given: dict[str, Any] = {
         "models": tuple(sources) if sources else None,
+        "preload": preload,
+        "ready_when": ready_when,
         "policy": policy,
         "policy_options": parse_options(option) or None,
         "lanes": lanes,
@@ -79,11 +92,14 @@ def command(
         "otlp": otlp,
     }
     settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)
+    if check:
+        _check(settings)
+        return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        done = runner.run(serve(settings, loading.say, loading.ready, _finishing))
+        done = runner.run(serve(settings, loading.say, loading.started, _finishing))
     if not done:
         raise WeftError("stopped before every request was answered in full")
 
@@ -124,10 +140,61 @@ class _Loading:
         else:
             console.print(f"loading {name}", highlight=False, markup=False)
 
-    def ready(self, server: Server) -> None:
+    def started(self, server: Server) -> None:
+        self.done()
+        _announce(server)
+
+    def done(self) -> None:
+        """Take the moving line away."""
         if self._status:
             self._status.stop()
-        _announce(server)
+
+
+def _check(settings: ServerConfig) -> None:
+    """Load what a server would, show it, and refuse if the server would not be ready."""
+    from weft.serving.server import Server, fastest_loop
+
+    logging.basicConfig(level=logging.ERROR)  # what is wrong with a model stands in the table
+    missing = ""
+    with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
+
+        def report(service: Service) -> None:
+            nonlocal missing
+            loading.done()
+            _print_models(service)
+            missing = service.why_not_ready()
+
+        async def run() -> None:
+            await Server(settings).check(loading.say, report)
+
+        runner.run(run())
+    if missing:
+        raise InputError(f"not ready: {missing}")
+    console.print("ready")
+
+
+def _print_models(service: Service) -> None:
+    """Every model there is or should be, with its state and what is to be said about it."""
+    table = plain_table("", ("model", "version", "state", ""), left=4)
+    slots = list(service.library.slots())
+    for slot in slots:
+        state, said = _told(slot, service.library.why_unusable(slot))
+        add_row(table, slot.entry.name, slot.entry.version, state, said)
+    repository, known = service.library.repository, {slot.entry.name for slot in slots}
+    for name, why in repository.problems.items():
+        add_row(table, name, "", "problem" if name in known else "failed", why)
+    for name, what in repository.remarks.items():
+        add_row(table, name, "", "remark", what)
+    console.print(table)
+
+
+def _told(slot: Slot, why_unusable: str) -> tuple[str, str]:
+    """A model's state in a word, and what is to be said about it."""
+    if why_unusable:
+        return "failed", why_unusable
+    if slot.served is None:
+        return "on demand", slot.message
+    return "ready", "; ".join(filter(None, (_pieces(slot.served.prepared), slot.message)))
 
 
 def _finishing(requests: int) -> None:
@@ -150,7 +217,12 @@ def _bytes(option: str, text: str | None) -> int | None:
 def _announce(server: Server) -> None:
     config, service = server.config, server.service
     scheme = "https" if config.tls_cert else "http"
-    console.print(f"\n[bold]ready[/bold]  {scheme}://{config.host}:{server.http_port}", highlight=False)
+    address = f"{scheme}://{config.host}:{server.http_port}"
+    missing = service.why_not_ready()
+    console.print()
+    _line(f"not ready  {address}  {missing}" if missing else f"ready  {address}")
+    if missing:
+        _line("           mend what is missing, then POST /v2/repository/models/NAME/load")
     if server.grpc_port:
         console.print(f"       grpc {config.host}:{server.grpc_port}", highlight=False)
     lanes = _counted(config.lanes, "lane")
@@ -169,10 +241,6 @@ def _announce(server: Server) -> None:
         _line(f"       problem: {name}: {why}")
     for name, what in repository.remarks.items():
         _line(f"       remark: {name}: {what}")
-    if not any(slot.served or slot.state == "unloaded" for slot in slots):
-        _line(
-            "       warning: no model is served; add one to the repository and load it, or look at the problems above"
-        )
 
 
 def _pieces(prepared: Prepared) -> str:

@@ -146,6 +146,10 @@ class ServerConfig:
 
     models: tuple[Name, ...] = ()
     """Repositories, .onnx files and names of models."""
+    preload: StrictBool = True
+    """False: nothing is loaded at the start, whatever the models' own settings say; models come when asked for."""
+    ready_when: Literal["all", "any"] = "all"
+    """Which of the preloaded models must be usable for the server to be ready."""
     host: Annotated[str, Field(strict=True), AfterValidator(_host)] = "127.0.0.1"
     http_port: Port = 8000
     """0 lets the system choose."""

@@ -118,6 +118,16 @@ class Library:
         """Whether a model can be loaded without sending another one away, as far as can be told."""
         return self.budget_bytes is None or self.used_bytes + slot.guess_bytes() <= self.budget_bytes
 
+    def why_unusable(self, slot: Slot) -> str:
+        """Why a model cannot be used, now or when it is asked for; nothing if it can."""
+        if slot.served or slot.state == "loading":
+            return ""
+        if slot.shut or slot.state == "failed":
+            return slot.message
+        if self.budget_bytes is not None and slot.guess_bytes() > self.budget_bytes:
+            return f"larger than the memory budget of {self.budget_bytes >> 20} MiB"
+        return ""
+
     def unload(self, name: str) -> None:
         """No new requests for any version of a model; its memory returns when the last one is answered."""
         self.repository.entry(name)

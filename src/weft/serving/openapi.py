@@ -92,7 +92,14 @@ _WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
 
 SCHEMAS: dict[str, Json] = {
     "Error": _object(error=_TEXT),
-    "Health": _object("What a probe says; its status says the same.", {"live": _BOOL, "ready": _BOOL, "name": _TEXT}),
+    "Health": _object(
+        "What a probe says; its status says the same.",
+        {
+            **_each("live ready", _BOOL),
+            "name": _TEXT,
+            "reason": _is("string", "Of a server that is not ready: what is missing and why."),
+        },
+    ),
     "InferRequest": _object(
         "",
         {
@@ -172,6 +179,7 @@ SCHEMAS: dict[str, Json] = {
     "State": _object(
         "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
         **_each("server version policy", _TEXT),
+        reason=_is("string", "Why it is not ready; empty where it is."),
         **_each("ready draining", _BOOL),
         **_each("uptime_s now_s window_s", _NUMBER),
         in_flight=_COUNT,

@@ -33,6 +33,8 @@ class ServerProcess:
         """The last lines that it printed."""
         self._settled = threading.Event()
         """It is ready, or will never be."""
+        self._missing = ""
+        """Why it is not ready, as it said."""
 
     @property
     def pid(self) -> int:
@@ -47,6 +49,9 @@ class ServerProcess:
         except BaseException:
             self.stop()
             raise
+        if self._missing:
+            self.stop()
+            raise InputError(f"the server is {self._missing}")
         if not self.url:
             self.stop()
             raise InputError(f"the server did not start: {' '.join([*self.output][-3:]) or 'it said nothing'}")
@@ -60,6 +65,9 @@ class ServerProcess:
             word, _, url = line.strip().partition("  ")
             if word == "ready" and url.startswith("http") and not self.url:
                 self.url = url.strip()
+                self._settled.set()
+            if word == "not ready" and not self._missing:
+                self._missing = f"not ready: {url.partition('  ')[2].strip()}"
                 self._settled.set()
         self._settled.set()
 

@@ -111,9 +111,12 @@ class Routes:
         match parts:
             case ["v2"]:
                 return _get(exchange, self._service.metadata)
-            case ["v2", "health", ("live" | "ready") as kind]:
+            case ["v2", "health", "live"]:
                 _only(exchange, "GET", "HEAD")
-                return _whether(kind, kind == "live" or self._service.is_ready())
+                return _whether("live", True)
+            case ["v2", "health", "ready"]:
+                _only(exchange, "GET", "HEAD")
+                return self._readiness(exchange)
             case ["v2", "models", "stats"]:
                 return _get(exchange, self._service.statistics)
             case ["v2", "models", name, *rest] if name:
@@ -124,6 +127,14 @@ class Routes:
                 return error_response(501, f"{parts[1]} is not supported")
             case _:
                 return self._own(exchange, parts)
+
+    def _readiness(self, exchange: Exchange) -> Response:
+        """A probe needs no key, but what is said about models is for those who have it."""
+        why = self._service.why_not_ready()
+        if not why:
+            return _whether("ready", True)
+        told = why if self._service.has_key(exchange.headers) else "see the log, or ask with the API key"
+        return _whether("ready", False, reason=told)
 
     def _model(self, exchange: Exchange, name: str, rest: list[str]) -> Response | Awaitable[Response]:
         version = ""

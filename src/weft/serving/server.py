@@ -61,7 +61,34 @@ class Server:
         self.grpc_port: int | None = None
 
     async def start(self, say: Callable[[str], None] | None = None) -> None:
-        """Listen, then load; ready when every model that shall be there is warm."""
+        """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
+        self._open()
+        config = self.config
+        limits = Limits(body_bytes=config.max_body_bytes, connections=config.max_connections)
+        self._http = HttpServer(Routes(self.service).handle, limits, self._answered)
+        self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
+        try:
+            await self._listen()
+            await self.service.preload(say)
+            gc.collect()
+            gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def check(self, say: Callable[[str], None] | None, report: Callable[[Service], None]) -> None:
+        """Load as for a start, listen to nobody, show *report* what came of it, and end."""
+        self._open()
+        try:
+            _tls(self.config)
+            _grpc_tls(self.config)
+            await self.service.preload(say)
+            report(self.service)
+        finally:
+            await self._close_models()
+
+    def _open(self) -> None:
+        """Make the service and what computes for it."""
         config = self.config
         sys.setswitchinterval(SWITCH_S)
         telemetry = make_telemetry(config.otlp)
@@ -81,17 +108,6 @@ class Server:
             cache=self._cache,
         )
         self.service = Service(config, library, self._dispatcher, telemetry)
-        limits = Limits(body_bytes=config.max_body_bytes, connections=config.max_connections)
-        self._http = HttpServer(Routes(self.service).handle, limits, self._answered)
-        self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
-        try:
-            await self._listen()
-            await self.service.preload(say)
-            gc.collect()
-            gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
-        except BaseException:
-            await self.stop()
-            raise
 
     def _answered(self, exchange: Exchange, response: Response, sent_bytes: int) -> None:
         self.service.http_answers[response.status] += 1
@@ -153,6 +169,9 @@ class Server:
         if self._grpc:
             await self._grpc.stop(patience_s)
         self._http.close()
+        await self._close_models()
+
+    async def _close_models(self) -> None:
         self._dispatcher.close()
         await self.service.library.close()
         await asyncio.to_thread(self.service.telemetry.close)
@@ -183,12 +202,13 @@ class _Signals:
 async def serve(
     config: ServerConfig,
     say: Callable[[str], None] | None,
-    ready: Callable[[Server], None],
+    started: Callable[[Server], None],
     finishing: Callable[[int], None] | None = None,
 ) -> bool:
     """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered.
 
-    *say* hears which model is being loaded, *finishing* how many requests are still to be answered at the end.
+    *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
+    answered at the end.
     """
     signals = _Signals()
     server = signals.server = Server(config)
@@ -204,7 +224,7 @@ async def serve(
     finally:
         if starting.exception():
             waiting.cancel()
-    ready(server)
+    started(server)
     await waiting
     if finishing and server.unfinished:
         finishing(server.unfinished)

@@ -21,6 +21,7 @@ from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
+from weft.serving.readiness import why_not_ready
 from weft.serving.slots import Slot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
@@ -38,6 +39,7 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
+GOING_DOWN = "the server is going down"
 PRIORITIES = {1: 9, 2: 3}
 """Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
 
@@ -127,8 +129,11 @@ class Service:
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
         self.started_ns = time.monotonic_ns()
-        self.ready = False
+        self.started = False
+        """All that shall be there from the start was loaded, or has failed to."""
         self.draining = False
+        self._last_told: str | None = None
+        """Why it was not ready when the log was last told."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.http_answers: Counter[int] = Counter()
         """By status, whatever was asked."""
@@ -137,14 +142,18 @@ class Service:
 
     def check_key(self, headers: Mapping[str, str]) -> None:
         """Refuse a request without the server's key, if it has one; *headers* have lower-case names."""
+        if not self.has_key(headers):
+            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
+
+    def has_key(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request carries the server's key; any does where there is none."""
         if self.config.api_key is None:
-            return
+            return True
         given = headers.get("x-api-key", "")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             given = token.strip()
-        if not hmac.compare_digest(given.encode(), self.config.api_key.encode()):
-            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
+        return hmac.compare_digest(given.encode(), self.config.api_key.encode())
 
     # Inference
 
@@ -155,7 +164,7 @@ class Service:
         call = Call(self, done, deadline)
         try:
             if self.draining:
-                raise Overloaded("the server is going down", reason="draining", retry_after_s=5)
+                raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
             slot = self.library.find(name, version)
         except RequestError as error:
             done(_counted(self.refused, error))
@@ -175,11 +184,13 @@ class Service:
         except TimeoutError:
             done(_counted(slot.statistics, Expired(f"{slot.entry.name}: its deadline passed while it was loading")))
         except RequestError as error:
+            self._tell_readiness()
             done(_counted(slot.statistics, error))
         except asyncio.CancelledError:
             _counted(slot.statistics, Cancelled("the client went away"))
             raise
         else:
+            self._tell_readiness()
             call.waiting = None
             call.begin(slot, decode)
 
@@ -213,7 +224,13 @@ class Service:
         return {"name": "weft", "version": __version__, "extensions": list(EXTENSIONS)}
 
     def is_ready(self) -> bool:
-        return self.ready and not self.draining
+        return not self.why_not_ready()
+
+    def why_not_ready(self) -> str:
+        """What keeps the server from being ready; nothing where it is."""
+        if self.draining:
+            return GOING_DOWN
+        return why_not_ready(self.library, self.config) if self.started else "models are being loaded"
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request would be taken; NotFound if there is no such model."""
@@ -261,6 +278,7 @@ class Service:
     async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """Every model there is and its state, after another look at the disk."""
         await self.library.rescan()
+        self._tell_readiness()
         names = {"ready": "READY", "loading": "LOADING"}
         rows = [
             {
@@ -285,18 +303,21 @@ class Service:
             await self.library.load(name)
         except Overloaded as error:
             raise BadRequest(str(error)) if error.reason == "load_failed" else error from error
+        finally:
+            self._tell_readiness()
 
     async def unload(self, name: str) -> None:
         try:
             self.library.unload(name)
         except NotFound as error:
             raise BadRequest(f"cannot unload {name!r}: {error}") from error
+        self._tell_readiness()
 
     # Life
 
     async def preload(self, say: Callable[[str], None] | None = None) -> None:
         """Load what shall be there from the start; what cannot be loaded is logged and left out."""
-        for slot in list(self.library.slots()):
+        for slot in list(self.library.slots()) if self.config.preload else ():
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
             done = slot.served or slot.state == "failed"  # with a model of the same body
             if done or not (slot.config.preload and newest and self.library.fits(slot)):
@@ -308,7 +329,15 @@ class Service:
             except Overloaded as error:
                 if error.reason != "load_failed":  # that is logged where it happens
                     log.warning("%s", error)
-        self.ready = True
+        self.started = True
+        self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        """A line in the log where it has changed: whoever watches a probe finds the reason there."""
+        why = self.why_not_ready()
+        if why != self._last_told and not self.draining:
+            log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
+            self._last_told = why
 
     async def drained(self) -> None:
         """Wait until every accepted request is answered."""

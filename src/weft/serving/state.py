@@ -28,6 +28,7 @@ def state(service: Service) -> dict[str, Any]:
         "version": __version__,
         "policy": service.config.policy,
         "ready": service.is_ready(),
+        "reason": service.why_not_ready(),
         "draining": service.draining,
         "uptime_s": (now - service.started_ns) / 1e9,
         "now_s": now / 1e9,

@@ -1,0 +1,59 @@
+"""Whether a server has what it was started for: a condition over the models that shall be there from the start.
+
+A model counts by its newest version, which requests get that name none. One that is loaded when it is asked for, or
+whose memory another one has for the moment, can be used; one that somebody unloaded is not wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from weft.serving.config import ServerConfig
+from weft.serving.library import Library
+from weft.serving.slots import Slot
+
+MOST_TOLD = 4
+"""Models in a reason; the index has them all."""
+
+EMPTY = (
+    "there is no model to serve; put one into the repository and load it, "
+    "or start with --no-preload where models come later"
+)
+NONE_LEFT = "none of the models can be used: each was unloaded, or failed when it was asked for"
+
+
+def why_not_ready(library: Library, config: ServerConfig) -> str:
+    """What is missing and why; nothing where the server is ready."""
+    if not config.preload:
+        return ""  # nothing has to be there before somebody asks for it
+    newest = [library.find(name) for name in library.repository.names()]
+    broken = _broken(library, newest)
+    if any(not slot.shut and not library.why_unusable(slot) for slot in newest):
+        return "" if config.ready_when == "any" else told(broken)
+    return told(broken) or (NONE_LEFT if newest else EMPTY)
+
+
+def told(broken: Mapping[str, str]) -> str:
+    """Models that cannot be used, each with its reason, in one line."""
+    lines = [f"{name}: {why}" for name, why in broken.items()]
+    more = [f"and {len(lines) - MOST_TOLD} more, see the repository index"] if len(lines) > MOST_TOLD else []
+    return "; ".join([*lines[:MOST_TOLD], *more])
+
+
+def _broken(library: Library, newest: Iterable[Slot]) -> dict[str, str]:
+    """What shall be there from the start and cannot be used, be it that no model could be made of it; name -> why."""
+    found, known = {}, {slot.entry.name: slot for slot in newest}
+    for name, slot in known.items():
+        if slot.config.preload and not slot.shut and (why := library.why_unusable(slot)):
+            found[name] = why
+    for name, why in library.repository.problems.items():
+        if name not in known and not _still_served(name, known.values()):
+            found[name] = why
+    return found
+
+
+def _still_served(source: str, slots: Iterable[Slot]) -> bool:
+    """Whether a problem is that of a whole repository whose models, found earlier, go on being served."""
+    folder = Path(source)
+    return folder.is_absolute() and any(slot.entry.path.is_relative_to(folder.resolve()) for slot in slots)
