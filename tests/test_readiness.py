@@ -183,7 +183,9 @@ def test_a_repository_that_cannot_be_looked_at_for_a_moment_changes_nothing(
 def test_what_is_wrong_with_models_is_told_to_those_with_the_key(tmp_path: Path) -> None:
     with live.running(repository(tmp_path, "broken"), grpc_port=None, api_key="s3cret") as server:
         assert BROKEN in reason(server, **{"X-API-Key": "s3cret"})
-        assert reason(server) == "see the log, or ask with the API key"
+        assert reason(server) == "models are missing; see the log, or ask with the API key"
+        server.server.service.draining = True
+        assert reason(server) == "the server is going down"
 
 
 def test_a_server_that_loads_or_goes_down_is_not_ready_and_says_so(tmp_path: Path) -> None:

@@ -130,11 +130,8 @@ class Routes:
 
     def _readiness(self, exchange: Exchange) -> Response:
         """A probe needs no key, but what is said about models is for those who have it."""
-        why = self._service.why_not_ready()
-        if not why:
-            return _whether("ready", True)
-        told = why if self._service.has_key(exchange.headers) else "see the log, or ask with the API key"
-        return _whether("ready", False, reason=told)
+        why = self._service.why_not_ready(in_full=self._service.has_key(exchange.headers))
+        return _whether("ready", False, reason=why) if why else _whether("ready", True)
 
     def _model(self, exchange: Exchange, name: str, rest: list[str]) -> Response | Awaitable[Response]:
         version = ""

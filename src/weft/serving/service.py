@@ -226,11 +226,14 @@ class Service:
     def is_ready(self) -> bool:
         return not self.why_not_ready()
 
-    def why_not_ready(self) -> str:
-        """What keeps the server from being ready; nothing where it is."""
+    def why_not_ready(self, *, in_full: bool = True) -> str:
+        """What keeps the server from being ready, with the models' names if *in_full*; nothing where it is."""
         if self.draining:
             return GOING_DOWN
-        return why_not_ready(self.library, self.config) if self.started else "models are being loaded"
+        if not self.started:
+            return "models are being loaded"
+        why = why_not_ready(self.library, self.config)
+        return why if in_full or not why else "models are missing; see the log, or ask with the API key"
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request would be taken; NotFound if there is no such model."""
