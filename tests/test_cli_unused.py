@@ -121,6 +121,7 @@ MNIST = ("models", "export", "mnist-vit", "-o", "m.onnx")
         ((*MNIST, "--seq-len", "1"), "--seq-len does not apply to mnist-vit"),
         (("bench", "-s", "a:rate=1,deadline=9", "--save-latencies"), "name the file with --json"),
         (("map", "--seed", "1", "dynamic", "x.toml"), "--seed: weft map dynamic takes none of the options before"),
+        (("map", "-s", "xavier", "-m", "p.json", "--shape", "x=1x3"), "p.json: a profile is for one size of input"),
         ((*STITCH, "--form", "split", "--slack", "0"), "--slack does not apply to --form split"),
         ((*STITCH, "--memory-cap", "1g", "--slack", "0"), "--slack does not apply to --memory-cap"),
         ((*STITCH, "--machine", "h200", "--slabs"), "--slabs does not apply to --machine h200"),

@@ -256,6 +256,8 @@ def find_profile(
     if max_groups is not None and max_groups < 1:
         raise ProfileError(f"max_groups = {max_groups} must be at least 1")
     if model.endswith(".json"):
+        if shapes:
+            raise ProfileError(f"{model}: a profile is for one size of input; leave its shapes out, or name the model")
         profile = _from_file(model, soc, origin)
     else:
         profile = _by_name(model, soc, origin, max_groups, shapes)
