@@ -197,9 +197,10 @@ def test_a_server_that_loads_or_goes_down_is_not_ready_and_says_so(tmp_path: Pat
         assert reason(server) == "the server is going down"
 
 
-def test_a_reason_names_some_models_and_counts_the_others() -> None:
-    broken = {f"m{number}": "torn" for number in range(MOST_TOLD + 2)}
-    assert told(broken) == "m0: torn; m1: torn; m2: torn; m3: torn; and 2 more, see the repository index"
+def test_a_reason_stands_once_for_the_models_that_have_it_and_the_rest_is_counted() -> None:
+    broken = {f"m{number}": f"torn at {number // 2}" for number in range(2 * MOST_TOLD + 3)}
+    some = "; ".join(f"m{2 * at}, m{2 * at + 1}: torn at {at}" for at in range(MOST_TOLD))
+    assert told(broken) == f"{some}; and 3 more, see the repository index"
 
 
 # As a command

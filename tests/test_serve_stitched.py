@@ -157,9 +157,11 @@ def test_models_of_a_file_that_cannot_be_loaded_fail_in_one_line(
     with live.running(stitched(tmp_path / "fixed.onnx", dynamic=False), grpc_port=None) as running:
         _announce(running.server)
         names = [slot.entry.name for slot in running.server.service.library.slots()]
-    assert [FIXED in record.getMessage() for record in caplog.records].count(True) == 1
-    said = [line for line in capsys.readouterr().out.splitlines() if FIXED in line]
-    assert len(said) == 1 and said[0].strip().startswith(f"{', '.join(names)} 1: failed  fixed.onnx: ")
+    told = [record.name for record in caplog.records if record.getMessage().count(FIXED) == 1]
+    assert told == ["weft.models", "weft.server"]
+    missing, said = [line for line in capsys.readouterr().out.splitlines() if FIXED in line]
+    assert missing.startswith("not ready  http://") and missing.count(FIXED) == 1
+    assert said.strip().startswith(f"{', '.join(names)} 1: failed  fixed.onnx: ")
 
 
 def test_exits_are_refused(file: Path) -> None:

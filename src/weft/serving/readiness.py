@@ -14,7 +14,7 @@ from weft.serving.library import Library
 from weft.serving.slots import Slot
 
 MOST_TOLD = 4
-"""Models in a reason; the index has them all."""
+"""Reasons that are told together; the index has them all."""
 
 EMPTY = (
     "there is no model to serve; put one into the repository and load it, "
@@ -35,10 +35,13 @@ def why_not_ready(library: Library, config: ServerConfig) -> str:
 
 
 def told(broken: Mapping[str, str]) -> str:
-    """Models that cannot be used, each with its reason, in one line."""
-    lines = [f"{name}: {why}" for name, why in broken.items()]
-    more = [f"and {len(lines) - MOST_TOLD} more, see the repository index"] if len(lines) > MOST_TOLD else []
-    return "; ".join([*lines[:MOST_TOLD], *more])
+    """Models that cannot be used, in one line: a reason that several have, such as those of one file, stands once."""
+    names: dict[str, list[str]] = {}
+    for name, why in broken.items():
+        names.setdefault(why, []).append(name)
+    found = [f"{', '.join(each)}: {why}" for why, each in names.items()]
+    more = sum(len(each) for each in list(names.values())[MOST_TOLD:])
+    return "; ".join([*found[:MOST_TOLD], *([f"and {more} more, see the repository index"] if more else [])])
 
 
 def _broken(library: Library, newest: Iterable[Slot]) -> dict[str, str]:
