@@ -123,7 +123,7 @@ MNIST = ("models", "export", "mnist-vit", "-o", "m.onnx")
         (("map", "--seed", "1", "dynamic", "x.toml"), "--seed: weft map dynamic takes none of the options before"),
         (("map", "-s", "xavier", "-m", "p.json", "--shape", "x=1x3"), "p.json: a profile is for one size of input"),
         ((*STITCH, "--form", "split", "--slack", "0"), "--slack does not apply to --form split"),
-        ((*STITCH, "--memory-cap", "1g", "--slack", "0"), "--slack does not apply to --memory-cap"),
+        ((*STITCH, "--memory-cap", "1g", "--slack", "0.1"), "--slack does not apply to --memory-cap"),
         ((*STITCH, "--machine", "h200", "--slabs"), "--slabs does not apply to --machine h200"),
         ((*STITCH, "--no-measure", "--no-check", "--threads", "2"), "--threads does not apply to --no-measure"),
         (("tune", "lenet", "--scale", "1/255"), "--scale 0.00392157 multiplies the samples of --data and --test"),

@@ -181,9 +181,9 @@ def _refuse_idle(context: typer.Context, asked: Request) -> None:
 
     if asked.form != PLANNED:
         refuse_unused(context, f"--form {asked.form}", {"slack": f"only --form {PLANNED} chooses between plans"})
-    if asked.in_groups:
+    if asked.in_groups and asked.slack:
         way = "--memory-cap and --latency-target"
-        refuse_unused(context, way, {"slack": "they say themselves what memory and time are worth; leave it out"})
+        refuse_unused(context, way, {"slack": "each group is as fast as they allow; leave it out, or give 0"})
     if asked.machine != HERE and asked.slabs:
         refuse_unused(context, f"--machine {asked.machine}", {"slabs": f"slabs are for the {HERE}; leave it out"})
     if not (asked.measure or asked.check):
