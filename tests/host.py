@@ -396,15 +396,23 @@ class Scripted:
     """Stands for a prepared model: segments take as long as they are said to, and double their input.
 
     ms: milliseconds of each segment at batch 1, 2, ...; factor: how much longer they really take than was measured;
-    poison: rows that hold this value make a segment fail.
+    poison: rows that hold this value make a segment fail; steady: whether they never take longer than expected.
     """
 
-    def __init__(self, stage: Stage, *ms: Sequence[float], factor: float = 1.0, poison: float | None = None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        *ms: Sequence[float],
+        factor: float = 1.0,
+        poison: float | None = None,
+        steady: bool = True,
+    ) -> None:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
         self.blueprint = SimpleNamespace(warm_shapes={"x": (1, 1)})
         self.batchable, self.max_batch, self.warm = True, len(ms), True
         self.exits, self.mergeable, self.rowless = (), True, {}
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
+        self.steady = (steady,) * len(ms[0])
         self.ran: Counter[int] = Counter()
         self.closed = False
 
@@ -555,7 +563,7 @@ class Staged:
         self._stage, self._model, self._ms, self._each_ms = machine.stage, model, ms, each_ms
         self._rows_of = rows_of
         self.ran: list[tuple[int, int]] = []
-        """Segment and rows."""
+        """Segment and rows, of those that were not stopped."""
         self.fails: Callable[[int, dict[str, Any]], bool] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -565,10 +573,10 @@ class Staged:
         return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)
 
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
-        made = self._model.run_segment(index, values, options)
+        made = self._model.run_segment(index, values)  # it is stopped where it takes its time
         rows = self._rows_of(index, values)
-        self.ran.append((index, rows))
         self._stage.perform(round((self._ms + self._each_ms * rows) * MS))
+        self.ran.append((index, rows))
         if self.fails and self.fails(index, values):
             raise ValueError("this batch cannot be computed")
         return made

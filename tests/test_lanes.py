@@ -25,12 +25,15 @@ TICKS = INLINE_TICKS
 class Task:
     """Work that lasts until it is told to go on, on the thread it says."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
+    def __init__(self, error: Exception | None = None, *, steady: bool = True) -> None:
+        self.error, self._steady = error, steady
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.segments: list[int] = []
         self.thread: threading.Thread | None = None
         self.options: Any = None
+
+    def steady(self, segment: int) -> bool:
+        return self._steady
 
     def compute(self, segment: int, options: Any) -> None:
         self.segments.append(segment)
@@ -256,6 +259,12 @@ def test_longer_ones_do_not(bench):
     assert begun(one, 0).thread is one.lanes.lanes[0].thread
 
 
+def test_a_short_one_whose_cost_depends_on_values_does_not_either(bench):
+    one = bench()
+    one.give(0, Task(steady=False), ticks=1)
+    assert begun(one, 0).thread is one.lanes.lanes[0].thread
+
+
 def test_an_error_on_the_own_thread_is_a_completion_too(bench):
     one, task = bench(), Task(KeyError("no"))
     task.go_on.set()
@@ -272,6 +281,9 @@ def test_an_error_on_the_own_thread_is_a_completion_too(bench):
 def test_lanes_are_bound_to_cores_if_asked_to(bench, pin):
     class Where:
         cores: frozenset[int] = frozenset()
+
+        def steady(self, segment: int) -> bool:
+            return True
 
         def compute(self, segment: int, options: Any) -> None:
             self.cores = frozenset(os.sched_getaffinity(0))
@@ -291,13 +303,11 @@ def test_lanes_are_bound_to_cores_if_asked_to(bench, pin):
 # Stopping half-way
 
 
-def test_only_long_segments_can_be_stopped(bench):
+def test_only_long_segments_are_stopped_for_others(bench):
     three = bench(3)
     three.give(0, ticks=ABORT_FROM_TICKS - 1)
     long_one = three.give(1, ticks=ABORT_FROM_TICKS)
     longer = three.give(2, ticks=10**13)
-    assert begun(three, 0).options is None
-    assert isinstance(begun(three, 1).options, ort.RunOptions)
     running = {each.candidate: each.rest for each in three.lanes.abortable() if each.stoppable}
     assert running.keys() == {long_one, longer}
     assert running[long_one] <= ABORT_FROM_TICKS < running[longer] <= 10**13
@@ -348,6 +358,27 @@ def test_stopping_what_does_not_run_does_nothing(bench):
     assert one.lanes.completions() == []
 
 
+def test_a_short_segment_can_be_stopped_and_the_next_on_its_lane_is_not(bench):
+    one = bench()
+    candidate = one.give(0, Task(RuntimeError("stopped")))
+    first = begun(one, 0).options
+    one.lanes.stop(candidate.stream, candidate.query)
+    assert first.terminate
+    (done,) = one.end(0)
+    assert (done.aborted, done.error) == (True, None)
+    one.give(1)
+    assert not begun(one, 1).options.terminate
+
+
+def test_closing_does_not_wait_longer_than_it_may_for_what_cannot_be_stopped(bench):
+    one = bench()
+    one.give(0)
+    task = begun(one, 0)
+    assert not one.lanes.close(0.0)
+    task.go_on.set()
+    assert one.lanes.close(PATIENCE_S)
+
+
 def endless() -> ort.InferenceSession:
     """A loop of matrix products that nobody would wait for."""
     body = helper.make_graph(
@@ -389,6 +420,9 @@ class Model:
         self._session, self._turns = session, turns
         self.begun = threading.Event()
         self.result: np.ndarray | None = None
+
+    def steady(self, segment: int) -> bool:
+        return False
 
     def compute(self, segment: int, options: Any) -> None:
         self.begun.set()

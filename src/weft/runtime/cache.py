@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from weft.runtime.prepared import Blueprint
 from weft.runtime.wire_format import fields
 
-FORMAT = 3
+FORMAT = 4
 """Raise it whenever what is prepared, or how, changes."""
 _RECORD = "prepared.json"
 _CHUNK_BYTES = 1 << 20

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from weft.errors import ModelError
+from weft.runtime.values import unsteady
 
 BANDWIDTH_BYTES_PER_S = 5e9
 """At which a tensor that crosses a cut is taken to be written and read once more."""
@@ -43,6 +44,8 @@ class Piece:
     model: ModelProto
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    steady: bool
+    """Whether what it costs follows from the shapes of the model's inputs."""
 
 
 def whole_because(graph: GraphProto) -> str | None:
@@ -202,6 +205,7 @@ def split(model: ModelProto, cuts: Sequence[int], types: Mapping[str, int]) -> l
     graph = model.graph
     last = _last_uses(graph)
     wanted = {each.name for each in graph.output}
+    doubts = unsteady(model)
     pieces = []
     for start, end in pairwise((0, *cuts, len(graph.node))):
         nodes = graph.node[start:end]
@@ -209,11 +213,13 @@ def split(model: ModelProto, cuts: Sequence[int], types: Mapping[str, int]) -> l
         outputs = [name for name in made if last.get(name, -1) >= end or name in wanted]
         if end == len(graph.node):
             outputs += _constant_outputs(graph)
-        pieces.append(_piece(model, nodes, outputs, types))
+        pieces.append(_piece(model, nodes, outputs, types, steady=not any(doubts[start:end])))
     return pieces
 
 
-def _piece(model: ModelProto, nodes: Sequence[NodeProto], outputs: list[str], types: Mapping[str, int]) -> Piece:
+def _piece(
+    model: ModelProto, nodes: Sequence[NodeProto], outputs: list[str], types: Mapping[str, int], *, steady: bool
+) -> Piece:
     graph = model.graph
     declared = {each.name: each for each in (*graph.input, *graph.output)}
     made = {name for node in nodes for name in node.output}
@@ -228,7 +234,7 @@ def _piece(model: ModelProto, nodes: Sequence[NodeProto], outputs: list[str], ty
     )  # fmt: skip
     part = helper.make_model(body, opset_imports=model.opset_import, functions=model.functions)
     part.ir_version = model.ir_version
-    return Piece(name, part, tuple(inputs), tuple(outputs))
+    return Piece(name, part, tuple(inputs), tuple(outputs), steady)
 
 
 def _value(name: str, declared: Mapping[str, ValueInfoProto], types: Mapping[str, int]) -> ValueInfoProto:

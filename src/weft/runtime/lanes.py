@@ -26,18 +26,27 @@ from weft.policies.base import Candidate, Running, Start
 log = logging.getLogger("weft.engine")
 
 ABORT_FROM_TICKS = 10_000_000
-"""Segments of 10 ms and more may be stopped half-way; shorter ones are over before it pays."""
+"""Segments of 10 ms and more may be stopped for something urgent; shorter ones are over before it pays."""
 
 INLINE_TICKS = 200_000
-"""Segments of less than 0.2 ms run on the engine's own thread: handing them to another costs as much."""
+"""Steady segments of less than 0.2 ms run on the engine's own thread: handing them to another costs as much."""
 
 
 class Work(Protocol):
     """One batch as a lane sees it."""
 
-    def compute(self, segment: int, options: ort.RunOptions | None) -> None:
+    def steady(self, segment: int) -> bool:
+        """Whether a segment takes as long as it did before, whatever its inputs hold."""
+        ...
+
+    def compute(self, segment: int, options: ort.RunOptions) -> None:
         """Run a segment on the values the one before it left; called on the lane's thread."""
         ...
+
+
+def runs_here(candidate: Candidate, work: Work) -> bool:
+    """Whether a segment is computed on the engine's own thread; nothing can be stopped there, so it must be sure."""
+    return candidate.compute < INLINE_TICKS and work.steady(candidate.layer)
 
 
 @dataclass(eq=False)
@@ -45,7 +54,8 @@ class _Task:
     candidate: Candidate
     work: Work
     submitted: int
-    options: ort.RunOptions | None
+    options: ort.RunOptions
+    """How it is told to stop."""
     aborted: bool = False
 
 
@@ -57,6 +67,8 @@ class Lane:
     tasks: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)
     task: _Task | None = None
     thread: threading.Thread | None = None
+    options: ort.RunOptions = field(default_factory=ort.RunOptions)
+    """Of all its runs, until one of them is told to stop."""
     busy_ticks: int = 0
 
 
@@ -93,6 +105,8 @@ class Lanes:
         ended: list[Completion] = []
         while self._ended:
             lane, completion = self._ended.popleft()
+            if lane.task and lane.task.aborted:
+                lane.options = ort.RunOptions()
             lane.task = None
             lane.busy_ticks += completion.times.compute_end - completion.times.compute_start
             self._idle.append(lane)
@@ -113,18 +127,17 @@ class Lanes:
 
     def submit(self, start: Start) -> None:
         candidate = start.candidate
-        options = ort.RunOptions() if candidate.compute >= ABORT_FROM_TICKS else None
-        task = _Task(candidate, self._work_of(candidate), time.monotonic_ns(), options)
+        work = self._work_of(candidate)
         lane = self._idle.pop()
-        lane.task = task
-        if candidate.compute < INLINE_TICKS:
+        task = lane.task = _Task(candidate, work, time.monotonic_ns(), lane.options)
+        if runs_here(candidate, work):
             self._ended.append((lane, _computed(task)))
         else:
             lane.tasks.put(task)
 
     def abortable(self) -> tuple[Running, ...]:
         found = tuple(
-            Running(lane.task.candidate, self._rest(lane.task), bool(lane.task.options) and not lane.task.aborted)
+            Running(lane.task.candidate, self._rest(lane.task), _abortable(lane.task))
             for lane in self.lanes
             if lane.task
         )
@@ -134,10 +147,10 @@ class Lanes:
         self.stop(candidate.stream, candidate.query)
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop what runs of a query, if it is long enough to be stopped."""
+        """Stop what runs of a query, between two of its nodes."""
         for lane in self.lanes:
             task = lane.task
-            if task and task.options and (task.candidate.stream, task.candidate.query) == (stream, query):
+            if task and (task.candidate.stream, task.candidate.query) == (stream, query):
                 task.aborted = True
                 task.options.terminate = True
 
@@ -148,13 +161,15 @@ class Lanes:
     def _rest(self, task: _Task) -> int:
         return 0 if task.aborted else max(0, task.submitted + task.candidate.compute - time.monotonic_ns())
 
-    def close(self) -> None:
-        """Let every lane finish what it runs, and end its thread."""
+    def close(self, patience_s: float | None = None) -> bool:
+        """Let every lane finish what it runs, and end its thread; False if one has not ended in time."""
+        end_s = None if patience_s is None else time.monotonic_ns() / 1e9 + patience_s
         for lane in self.lanes:
             lane.tasks.put(None)
-        for lane in self.lanes:
-            if lane.thread:
-                lane.thread.join()
+        threads = [lane.thread for lane in self.lanes if lane.thread]
+        for thread in threads:
+            thread.join(None if end_s is None else max(0.0, end_s - time.monotonic_ns() / 1e9))
+        return not any(thread.is_alive() for thread in threads)
 
     def _serve(self, lane: Lane, core: int | None) -> None:
         if core is not None:
@@ -163,6 +178,10 @@ class Lanes:
             self._ended.append((lane, _computed(task)))
             del task
             self._wake()
+
+
+def _abortable(task: _Task) -> bool:
+    return task.candidate.compute >= ABORT_FROM_TICKS and not task.aborted
 
 
 def _computed(task: _Task) -> Completion:

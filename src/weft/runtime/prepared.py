@@ -27,6 +27,8 @@ class SegmentSpec(BaseModel):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     file: str | None = None
+    steady: bool = False
+    """Whether what it costs follows from the shapes of the inputs, whatever they hold."""
 
 
 class Blueprint(BaseModel):
@@ -73,6 +75,7 @@ class Prepared:
         self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
         self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
         self.segments = tuple(segment.name for segment in blueprint.segments)
+        self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
         self.warm = blueprint.warm_shapes is not None
         self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks

@@ -43,6 +43,7 @@ from weft.runtime.profiling import profile
 from weft.runtime.samples import check_ranks, sample, specs, warm_shapes
 from weft.runtime.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.tensors import Array, TensorSpec
+from weft.runtime.values import unsteady
 from weft.stitching.metadata import METADATA_KEY as STITCHED_KEY
 
 Progress = Callable[[str], None]
@@ -348,7 +349,8 @@ class _Workshop:
             file = f"segment{index}.onnx"
             onnx.save(piece.model, self.folder / file)
             sessions.append(open_session(self.folder / file, self.recipe.threads, optimise=False))
-            segments.append(SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file))
+            names = {"inputs": piece.inputs, "outputs": piece.outputs}
+            segments.append(SegmentSpec(name=piece.name, **names, file=file, steady=piece.steady))
         return Prepared(blueprint.model_copy(update={"segments": tuple(segments)}), sessions)
 
     def _clear(self, blueprint: Blueprint) -> None:
@@ -379,12 +381,13 @@ def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     if optimised is not None:
         check_ranks(optimised.graph.input)
-    names = (tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs))
+    names = {kind: tuple(spec.name for spec in each) for kind, each in (("inputs", inputs), ("outputs", outputs))}
+    steady = optimised is not None and not any(unsteady(optimised))
     files = (path, *caching.external_files(path))
     return Blueprint(
         inputs=inputs,
         outputs=outputs,
-        segments=(SegmentSpec(name="whole", inputs=names[0], outputs=names[1]),),
+        segments=(SegmentSpec(name="whole", **names, steady=steady),),
         warm_shapes=None,
         memory_bytes=weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
     )

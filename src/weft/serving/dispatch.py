@@ -18,7 +18,7 @@ from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, Requ
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.program import Program
-from weft.runtime.lanes import INLINE_TICKS, Lanes
+from weft.runtime.lanes import Lanes, runs_here
 from weft.runtime.sessions import first_line
 from weft.runtime.tensors import Array
 from weft.serving.admission import Admission
@@ -128,7 +128,7 @@ class Dispatcher:
                     break
         except Exception as error:  # a policy's fault; nobody shall wait for an engine that cannot go on
             log.exception("the engine stopped")
-            self._give_up(Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}"))
+            self.give_up(Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}"))
         self._watch_batches()
 
     def _step(self) -> bool:
@@ -146,7 +146,8 @@ class Dispatcher:
         for ticket, reply, outcome in waiting:
             self._answer(ticket, reply, outcome)
 
-    def _give_up(self, error: RequestError) -> None:
+    def give_up(self, error: RequestError) -> None:
+        """Answer everybody who waits with an error, and stop what is computed for them."""
         for ticket in list(self._tickets):
             self.withdraw(ticket, error)
 
@@ -292,12 +293,12 @@ class Dispatcher:
     # Batches on lanes
 
     def _work_of(self, candidate: Candidate) -> Batch:
-        if candidate.compute < INLINE_TICKS:  # it runs right here, and answers shall not wait for it
-            self._post()
         job = self._source.job_of(candidate)
         assert job is not None
         if not isinstance(job.work, Batch):
             job.work = self._begin(candidate, job)
+        if runs_here(candidate, job.work):  # answers shall not wait for it
+            self._post()
         return job.work
 
     def _begin(self, candidate: Candidate, job: Job) -> Batch:
@@ -397,9 +398,10 @@ class Dispatcher:
         """A body nobody needs leaves."""
         self.streams.forget(body)
 
-    def close(self) -> None:
-        """End the lanes; what they run is finished first."""
-        self.lanes.close()
+    def close(self, patience_s: float | None = None) -> None:
+        """End the lanes; what they run is finished first, if that does not take longer than so."""
+        if not self.lanes.close(patience_s):
+            log.warning("a segment could not be stopped: it is in the middle of a single operator")
 
 
 def _nobody(ticket: LiveTicket, outcome: object) -> None:

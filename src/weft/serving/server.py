@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
+from weft.errors import InputError, Overloaded
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
 from weft.serving.config import ServerConfig
@@ -38,6 +38,9 @@ CLOSING_S = 1.0
 
 HURRIED_S = 0.1
 """The same when requests were lost already."""
+
+STOPPING_S = 5.0
+"""How long a segment may take to end once it was told to: an operator that has begun ends by itself only."""
 
 
 class Server:
@@ -138,7 +141,10 @@ class Server:
         self._hurry.set()
 
     async def stop(self) -> bool:
-        """Take no new requests, answer those that are there, and end; False if time ran out first."""
+        """Take no new requests, answer those that are there, and end; False if time ran out first.
+
+        Whoever is not done by then hears so, and what is computed for them is stopped.
+        """
         self.service.draining = True
         end_s = time.monotonic() + self.config.drain_s
         await self._before(end_s, self.service.drained())
@@ -146,6 +152,7 @@ class Server:
         lost = self.unfinished
         if lost:
             log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, self.config.drain_s)
+            self._dispatcher.give_up(Overloaded("the server went down before it was done", reason="draining"))
         await self._close(HURRIED_S if lost else CLOSING_S)
         return not lost
 
@@ -172,7 +179,7 @@ class Server:
         await self._close_models()
 
     async def _close_models(self) -> None:
-        self._dispatcher.close()
+        self._dispatcher.close(STOPPING_S)
         await self.service.library.close()
         await asyncio.to_thread(self.service.telemetry.close)
         if self._scratch:

@@ -88,6 +88,10 @@ class Batch:
         self._reached: Reached | None = None
         self.compute_ns = 0
 
+    def steady(self, segment: int) -> bool:
+        """Whether a segment takes as long as it did before, whatever its samples hold."""
+        return self.model.prepared.steady[segment]
+
     def compute(self, segment: int, options: Any) -> None:
         """Run a segment on what the one before it left."""
         prepared, leaving = self.model.prepared, self.model.leaving
