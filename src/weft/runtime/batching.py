@@ -1,9 +1,9 @@
 """Measuring a prepared model, and whether it can and should be batched.
 
-A model can be batched if the first dimension of all its inputs and outputs is free and a run of several samples gives
-the rows that each sample gives alone. It should be as far as time per sample falls. Batches can be shrunk and joined
-between segments if the same holds of all that crosses the cuts. The samples of a stitched model are of all its tasks in
-turn, so that a measured batch is as mixed as it can be.
+A model can be batched if the first dimension of all its inputs and outputs is free, a run of several samples gives
+the rows that each sample gives alone, and nothing in it looks across rows (``rows``). It should be as far as time per
+sample falls. Batches can be shrunk and joined between segments if the same holds of all that crosses the cuts. The
+samples of a stitched model are of all its tasks in turn, so that a measured batch is as mixed as it can be.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from weft.runtime.sessions import first_line
 from weft.runtime.tensors import Array
 
 Clock = Callable[[], float]
+Feed = dict[str, Array]
 
 SIZES = (2, 4, 8)
 """Batch sizes to try where none is asked for."""
@@ -69,6 +70,10 @@ class _Bench:
         self.timings: dict[int, list[tuple[float, ...]]] = {}
         self._alone: list[dict[str, Array]] = []
         self._verdicts: dict[int, str | None] = {}
+
+    def grown(self) -> tuple[Feed, Feed]:
+        """One sample and two; of a stitched model, of each task."""
+        return self.model.gather(self.samples[: self._kinds]), self.model.gather(self.samples)
 
     def repeat(self, *sizes: int) -> None:
         """Time runs of these sizes, in turns; of several mixes of tasks, what they take on average."""
@@ -133,10 +138,19 @@ def clock(threads: int) -> Clock:
     return thread_time if threads == 1 and fine else perf_counter
 
 
-def measure(model: Prepared, shapes: Shapes, max_batch: int | None, clock_s: Clock) -> Measured:
-    """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be."""
+def measure(
+    model: Prepared,
+    shapes: Shapes,
+    max_batch: int | None,
+    clock_s: Clock,
+    mixing: Callable[[Feed, Feed], str | None] = lambda alone, together: None,
+) -> Measured:
+    """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be.
+
+    *mixing* tells what in the model looks across rows, given inputs of a sample and of two.
+    """
     bench = _Bench(model, shapes, clock_s)
-    reason = _unbatchable(model, shapes) or bench.differs(2)
+    reason = _unbatchable(model, shapes) or bench.differs(2) or (None if max_batch == 1 else mixing(*bench.grown()))
     if reason is None:
         return _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
     if model.tasks:

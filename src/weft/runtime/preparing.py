@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from onnx import ModelProto
 from weft.errors import ModelError, unknown_name
 from weft.runtime import cache as caching
 from weft.runtime import stitched
-from weft.runtime.batching import Clock, Crossing, clock, crossing, measure
+from weft.runtime.batching import Clock, Crossing, Feed, clock, crossing, measure
 from weft.runtime.cutting import (
     Piece,
     arrange,
@@ -39,7 +40,9 @@ from weft.runtime.cutting import (
 )
 from weft.runtime.exits import KINDS, METADATA_KEY, ExitSpec, Kind
 from weft.runtime.prepared import Blueprint, Prepared, SegmentSpec
-from weft.runtime.profiling import profile
+from weft.runtime.profiling import made_shapes, profile
+from weft.runtime.rows import INDEPENDENT, mixing, spreads
+from weft.runtime.rows import METADATA_KEY as ROWS_KEY
 from weft.runtime.samples import check_ranks, sample, specs, warm_shapes
 from weft.runtime.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.tensors import Array, TensorSpec
@@ -69,6 +72,8 @@ class Recipe:
     One alone is the end: nobody leaves early."""
     confidence: Kind = "logits"
     """What the exits give."""
+    independent_rows: bool = False
+    """Batched although an operator looks across rows; so is a file that says so."""
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:
@@ -145,6 +150,8 @@ class _Workshop:
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
     """Those of the recipe or of the file, as long as samples can leave there."""
+    independent: bool = False
+    """Whether the recipe or the file says that rows may be computed together."""
 
     def finished(self, place: Path | None) -> Prepared:
         """Build the model, and put the folder in its *place* in the cache."""
@@ -166,6 +173,7 @@ class _Workshop:
         session, optimised = self._optimised()
         blueprint = _whole(session, self.path, optimised)
         self.exits = _named_exits(self.recipe, session)
+        self.independent = self.recipe.independent_rows or _says_independent(session)
         blueprint = self._with_tasks(blueprint, session)
         shapes, missing = warm_shapes(session.get_inputs(), self.recipe.shapes)
         whole = Prepared(blueprint, [session])
@@ -242,7 +250,8 @@ class _Workshop:
         model = model or self._again(whole)
         self.say("measuring it")
         shapes = model.blueprint.warm_shapes or {}
-        found = measure(model, shapes, self.recipe.max_batch, clock(self.recipe.threads))
+        found_in = partial(self._mixing, optimised)
+        found = measure(model, shapes, self.recipe.max_batch, clock(self.recipe.threads), found_in)
         changes = {
             "batchable": found.batchable,
             "max_batch": found.max_batch,
@@ -253,6 +262,17 @@ class _Workshop:
         if found.max_batch > 1 and len(model.segments) > 1 and not model.exits and not model.tasks:
             changes |= _as_fields(crossing(model, shapes))
         return Prepared(model.blueprint.model_copy(update=changes), model.sessions)
+
+    def _mixing(self, optimised: ModelProto | None, alone: Feed, together: Feed) -> str | None:
+        """What in the graph looks across rows, unless somebody knows that it may."""
+        if self.independent:
+            return None
+        if optimised is None:
+            reason = mixing(onnx.load(str(self.path), load_external_data=False), {})
+        else:
+            shapes = made_shapes(optimised, self.folder, self.recipe.threads, (alone, together))
+            reason = mixing(optimised, spreads(*shapes))
+        return reason and f'{reason}; set rows = "{INDEPENDENT}" to batch it all the same'
 
     def _in_segments(
         self, whole: Prepared, optimised: ModelProto, feed: dict[str, Array], wanted: dict[str, Array]
@@ -349,8 +369,10 @@ class _Workshop:
             file = f"segment{index}.onnx"
             onnx.save(piece.model, self.folder / file)
             sessions.append(open_session(self.folder / file, self.recipe.threads, optimise=False))
-            names = {"inputs": piece.inputs, "outputs": piece.outputs}
-            segments.append(SegmentSpec(name=piece.name, **names, file=file, steady=piece.steady))
+            made = SegmentSpec(
+                name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady
+            )
+            segments.append(made)
         return Prepared(blueprint.model_copy(update={"segments": tuple(segments)}), sessions)
 
     def _clear(self, blueprint: Blueprint) -> None:
@@ -381,13 +403,13 @@ def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     if optimised is not None:
         check_ranks(optimised.graph.input)
-    names = {kind: tuple(spec.name for spec in each) for kind, each in (("inputs", inputs), ("outputs", outputs))}
+    names = (tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs))
     steady = optimised is not None and not any(unsteady(optimised))
     files = (path, *caching.external_files(path))
     return Blueprint(
         inputs=inputs,
         outputs=outputs,
-        segments=(SegmentSpec(name="whole", **names, steady=steady),),
+        segments=(SegmentSpec(name="whole", inputs=names[0], outputs=names[1], steady=steady),),
         warm_shapes=None,
         memory_bytes=weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
     )
@@ -409,6 +431,13 @@ def _named_exits(recipe: Recipe, session: Any) -> tuple[str, ...]:
             raise ModelError(f"exits: {unknown_name('output', name, outputs)}")
     _check_once(exits)
     return exits if len(exits) > 1 else ()
+
+
+def _says_independent(session: Any) -> bool:
+    said = session.get_modelmeta().custom_metadata_map.get(ROWS_KEY)
+    if said not in (None, INDEPENDENT):
+        raise ModelError(f"its metadata has {ROWS_KEY} = {said!r}; it is {INDEPENDENT!r}, or left out")
+    return said is not None
 
 
 def _check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from weft.runtime.cutting import Tensor
 from weft.runtime.sessions import open_session
@@ -22,6 +23,8 @@ _BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12
 """Of the profiled runs."""
 _STRING_BYTES = 32
 """Taken for a string, the object included."""
+_NODE = "weft@"
+"""Begins the names of nodes in a trace; their places follow. Nodes inside control flow keep names of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +39,64 @@ class NodeProfile:
 
 def profile(model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Array]) -> NodeProfile:
     """Run *model*, whose large weights lie in *folder*, on *feed*."""
-    named = ModelProto()
-    named.CopyFrom(model)
-    for position, node in enumerate(named.graph.node):
-        node.name = f"n{position}"
-    path = folder / "profiled.onnx"
-    onnx.save(named, path)
-    session = open_session(path, threads, optimise=False, profile=folder / "trace")
+    session = _opened(model, folder, threads)
     began_s, runs = perf_counter(), 0
     while runs < _FEWEST or (runs < _MOST and perf_counter() - began_s < _BUDGET_S):
         session.run(None, dict(feed))
         runs += 1
+    times_us: dict[int, float] = {}
+    tensors: dict[str, Tensor] = {}
+    for place, event in _events(session):
+        times_us[place] = min(event["dur"], times_us.get(place, math.inf))
+        made = _made(model.graph.node[place], event)
+        tensors |= {name: found for name, entry in made.items() if (found := _tensor(entry))}
+    return NodeProfile(tuple(times_us.get(place, 0.0) / 1e6 for place in range(len(model.graph.node))), tensors)
+
+
+def made_shapes(
+    model: ModelProto, folder: Path, threads: int, feeds: Sequence[Mapping[str, Array]]
+) -> list[dict[str, tuple[int, ...]]]:
+    """Of every tensor that is taken or made when *model* runs on each of the *feeds*."""
+    session = _opened(model, folder, threads)
+    for feed in feeds:
+        session.run(None, dict(feed))
+    found = [{name: each.shape for name, each in feed.items()} for feed in feeds]
+    seen = Counter[int]()
+    for place, event in _events(session):
+        made = _made(model.graph.node[place], event)
+        found[seen[place]] |= {name: tuple(shape) for name, entry in made.items() for shape in entry.values()}
+        seen[place] += 1
+    return found
+
+
+def _opened(model: ModelProto, folder: Path, threads: int) -> Any:
+    """A session that keeps a trace, in which nodes go by their places."""
+    named = ModelProto()
+    named.CopyFrom(model)
+    for position, node in enumerate(named.graph.node):
+        node.name = f"{_NODE}{position}"
+    path = folder / "profiled.onnx"
+    onnx.save(named, path)
+    session = open_session(path, threads, optimise=False, profile=folder / "trace")
+    path.unlink()
+    return session
+
+
+def _events(session: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The runs of nodes in the order of time, each with the place of its node; the trace ends with them."""
     trace = Path(session.end_profiling())
     events = json.loads(trace.read_text(encoding="utf-8"))
     trace.unlink()
-    path.unlink()
-    return _read(named, events)
-
-
-def _read(model: ModelProto, events: list[dict[str, Any]]) -> NodeProfile:
-    times_us: dict[str, float] = {}
-    made: dict[str, list[dict[str, list[int]]]] = {}
     for event in events:
         name, _, what = event.get("name", "").partition("_")
-        if event.get("cat") == "Node" and what == "kernel_time":
-            times_us[name] = min(event["dur"], times_us.get(name, math.inf))
-            made[name] = event["args"].get("output_type_shape", [])
-    tensors: dict[str, Tensor] = {}
-    for node in model.graph.node:
-        names, found = list(filter(None, node.output)), made.get(node.name, [])
-        if len(names) == len(found):  # what is not a tensor is left out, and then nothing tells which is which
-            tensors |= {name: each for name, entry in zip(names, found, strict=True) if (each := _tensor(entry))}
-    return NodeProfile(tuple(times_us.get(node.name, 0.0) / 1e6 for node in model.graph.node), tensors)
+        if event.get("cat") == "Node" and what == "kernel_time" and name.startswith(_NODE):
+            yield int(name.removeprefix(_NODE)), event
+
+
+def _made(node: NodeProto, event: Mapping[str, Any]) -> dict[str, Mapping[str, list[int]]]:
+    """Tensor -> its type and shape; what is not a tensor is left out, and then nothing tells which is which."""
+    names, found = list(filter(None, node.output)), event["args"].get("output_type_shape", [])
+    return dict(zip(names, found, strict=True)) if len(names) == len(found) else {}
 
 
 def _tensor(entry: Mapping[str, list[int]]) -> Tensor | None:

@@ -65,6 +65,8 @@ class ModelConfig(BaseModel):
     """1 is the highest, 3 the lowest; 0 is the default."""
     max_batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
     """Most rows computed together; chosen from the model where left out."""
+    rows: Literal["independent"] | None = None
+    """"independent": batched although an operator looks across rows."""
     batch_timeout_ms: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
     """How long the first request of a batch waits for others."""
     queue_size: Count = 256

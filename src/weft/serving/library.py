@@ -196,6 +196,7 @@ class Library:
             values=config.values,
             exits=tuple(config.exits),
             confidence=config.exit_confidence,
+            independent_rows=config.rows is not None,
         )
         prepared = prepare(entry.path, recipe, self._cache)
         return Served(
@@ -218,7 +219,8 @@ class Library:
             self._leave(each)
         if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
-        log.info("%s %s is loaded: %d segments", body.name, entry.version, len(body.prepared.segments))
+        said = "; ".join([f"{len(body.prepared.segments)} segments", *body.prepared.remarks])
+        log.info("%s %s is loaded: %s", body.name, entry.version, said)
 
     async def _make_room(self, needed: int, wanted: list[Slot]) -> None:
         """Let the models that were used least recently leave, and wait until their memory is free.
