@@ -1,4 +1,9 @@
-"""A real server for tests: started on a thread of its own, on loopback, stopped by the end of the block."""
+"""A real server for tests: started on a thread of its own, on loopback, stopped by the end of the block.
+
+Time is the test's own where it matters: ``LeapingLoop`` has a clock that can be put forward, and a ``Gate`` holds what
+a server computes until the test has seen what it wants to see. ``PATIENCE_S`` is for what must come: only a hang
+reaches it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,30 @@ from onnx import TensorProto, helper, numpy_helper
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
 
+PATIENCE_S = 600.0
+"""After that a test that hangs fails instead; none is meant to come near it."""
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be put forward: what was to happen until then is due at once, in its order."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self._ahead_s
+
+    def leap(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
 
 @dataclass
 class Live:
     """A server that runs, and the loop it runs on."""
 
     server: Server
-    loop: asyncio.AbstractEventLoop
+    loop: LeapingLoop
 
     @property
     def address(self) -> str:
@@ -40,11 +62,15 @@ class Live:
 
     def call(self, coroutine: Any) -> Any:
         """Run something on the server's loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def leap(self, seconds: float) -> None:
+        """Let the server's timers think that so much time has passed."""
+        self.loop.call_soon_threadsafe(self.loop.leap, seconds)
 
     def raw(self, request: bytes) -> bytes:
         """Send bytes, say nothing more, and read until the server closes."""
-        with socket.create_connection(("127.0.0.1", self.server.http_port or 0), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", self.server.http_port or 0), timeout=PATIENCE_S) as connection:
             connection.sendall(request)
             pieces = []
             while piece := connection.recv(65536):
@@ -52,13 +78,56 @@ class Live:
             return b"".join(pieces)
 
 
+class Gate:
+    """Holds batches of so many rows of a loaded model on their lane until it is opened, or until they are stopped.
+
+    To the server they are segments that take very long, and were measured to; with ``foreseen=False`` they were not.
+    """
+
+    def __init__(self, live: Live, model: str, rows: int, *, after: int = 0, foreseen: bool = True) -> None:
+        """*after*: so many segments pass."""
+        served = live.server.service.library.find(model).served
+        assert served is not None
+        self._prepared, self._rows, self._after, self._foreseen = served.prepared, rows, after, foreseen
+        self._reached, self._opened = threading.Event(), threading.Event()
+
+    def __enter__(self) -> Gate:
+        self._prepared.run_segment = self._run  # type: ignore[method-assign]
+        self._prepared.times_at = self._times  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
+        del self._prepared.run_segment, self._prepared.times_at
+
+    def wait(self) -> None:
+        """Return when something is held."""
+        assert self._reached.wait(PATIENCE_S)
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def _run(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
+        if index >= self._after and len(next(iter(values.values()))) == self._rows:
+            self._reached.set()
+            while not self._opened.wait(0.01) and not (options and options.terminate):
+                pass
+        return type(self._prepared).run_segment(self._prepared, index, values, options)
+
+    def _times(self, batch: int) -> tuple[float, ...]:
+        if batch == self._rows and self._foreseen:
+            return (100.0,) * len(self._prepared.segments)
+        return type(self._prepared).times_at(self._prepared, batch)
+
+
 @contextlib.contextmanager
 def running(*models: str | Path, stop: bool = True, **settings: Any) -> Iterator[Live]:
     """A server over these models; ports are chosen by the system."""
     config = ServerConfig(
-        models=tuple(map(str, models)), **({"http_port": 0, "grpc_port": 0, "lanes": 1, "drain_s": 60.0} | settings)
+        models=tuple(map(str, models)),
+        **({"http_port": 0, "grpc_port": 0, "lanes": 1, "drain_s": PATIENCE_S} | settings),
     )
-    loop = asyncio.new_event_loop()
+    loop = LeapingLoop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)
     thread.start()
 
@@ -68,15 +137,15 @@ def running(*models: str | Path, stop: bool = True, **settings: Any) -> Iterator
         return server
 
     try:
-        server = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
         try:
             yield Live(server, loop)
         finally:
             if stop:
-                asyncio.run_coroutine_threadsafe(server.stop(), loop).result(120)
+                asyncio.run_coroutine_threadsafe(server.stop(), loop).result(PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
+        thread.join(PATIENCE_S)
         loop.close()
 
 

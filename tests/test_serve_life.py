@@ -36,11 +36,12 @@ from test_serve_models import (
     state,
     until,
 )
+from weft.serving import library
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
 
-SOME_ROWS = 2048
-"""With so many rows the chain computes for a good part of a second."""
+SOME_ROWS = 64
+"""Of a request for the chain."""
 
 
 # Models
@@ -158,10 +159,6 @@ def evictions(server: live.Live) -> int:
     return int(float(found[1]))
 
 
-def busy(server: live.Live) -> bool:
-    return bool(state(server)["lanes"][0]["busy"])
-
-
 # Load, unload, load again
 
 
@@ -182,15 +179,16 @@ def factor_of(server: live.Live, seed: int) -> float:
 
 
 def test_a_changed_file_is_met_from_its_load_on_and_nothing_is_lost(changing: live.Live, tmp_path: Path) -> None:
-    sure = [1.0]  # the last file that was loaded for sure
+    sure, newest = [1.0], [1.0]  # the last file that was loaded for sure, and the last that was written
 
     def ask(seed: int) -> None:
         before = sure[0]
-        assert before <= factor_of(changing, seed) <= before + 2
+        assert before <= factor_of(changing, seed) <= newest[0]
 
     with Clients(4, ask) as clients:
         for factor in (2.0, 3.0, 4.0, 5.0):
             clients.served(10)
+            newest[0] = factor
             times(tmp_path / "times.onnx", factor)
             assert load(changing, "times") == 200
             assert factor_of(changing, 9) == factor
@@ -284,10 +282,13 @@ def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
     wanted = plain(session(slow / "chain.onnx"), some_input())
     budget = round((slow / "chain.onnx").stat().st_size * 1.5)
     with live.running(slow, tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
-        running = Background(lambda: infer(server, "chain", some_input()))
-        until(lambda: busy(server), "it runs")
         x = {"x": np.ones((1, 512), np.float32)}
-        waiting = Background(lambda: infer(server, "other", x))  # until what runs has ended
+        with live.Gate(server, "chain", SOME_ROWS) as gate:
+            running = Background(lambda: infer(server, "chain", some_input()))
+            gate.wait()
+            waiting = Background(lambda: infer(server, "other", x))  # until what runs has ended
+            until(lambda: model(server, "chain")["state"] == "unloaded", "it has to leave")
+            assert model(server, "other")["state"] == "loading"
         assert_same_bits(running.result(), wanted)
         assert_same_bits(waiting.result(), plain(session(other), x))
         assert evictions(server) == 1
@@ -296,13 +297,14 @@ def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
 def test_an_unloaded_model_finishes_what_it_runs(slow: Path) -> None:
     wanted = plain(session(slow / "chain.onnx"), some_input())
     with live.running(slow, grpc_port=None) as server:
-        running = Background(lambda: infer(server, "chain", some_input()))
-        until(lambda: busy(server), "it runs")
-        assert unload(server, "chain") == 200
-        assert busy(server) and state(server)["memory"]["used_bytes"] > 0
-        with pytest.raises(Refused) as refused:
-            infer(server, "chain", some_input())
-        assert refused.value.status == 404
+        with live.Gate(server, "chain", SOME_ROWS) as gate:
+            running = Background(lambda: infer(server, "chain", some_input()))
+            gate.wait()
+            assert unload(server, "chain") == 200
+            assert state(server)["memory"]["used_bytes"] > 0
+            with pytest.raises(Refused) as refused:
+                infer(server, "chain", some_input())
+            assert refused.value.status == 404
         assert_same_bits(running.result(), wanted)
         assert state(server)["memory"]["used_bytes"] == 0
 
@@ -432,7 +434,14 @@ def test_contents_that_cannot_be_computed_fail_alone(slow: Path, tmp_path: Path)
 # Beginning and ending
 
 
-def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path) -> None:
+def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, seen_cold = library.prepare, threading.Event()
+
+    def prepare_later(*args: Any) -> Any:
+        assert seen_cold.wait(live.PATIENCE_S)
+        return prepare(*args)
+
+    monkeypatch.setattr(library, "prepare", prepare_later)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -446,6 +455,7 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path) -> None:
         assert send(address, "GET", "/v2/models/chain/ready").status == 503
         x = {"x": np.ones((1, 512), np.float32)}
         early = Background(lambda: infer(address, "chain", x))
+        seen_cold.set()
         seen = {(503, False)}
         while not starting.done():
             assert send(address, "GET", "/v2/health/live").status == 200
@@ -456,7 +466,8 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path) -> None:
         assert send(address, "GET", "/v2/health/ready").status == 200
         assert_same_bits(early.result(), plain(session(slow / "chain.onnx"), x))
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
+        seen_cold.set()
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(live.PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -465,8 +476,8 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path) -> None:
 def test_more_shapes_than_are_told_apart(tmp_path: Path) -> None:
     times(tmp_path / "times.onnx", 2)
     with live.running(tmp_path, grpc_port=None) as server:
-        connection = http.client.HTTPConnection(server.address, timeout=60)
-        sizes = []
+        connection = http.client.HTTPConnection(server.address, timeout=live.PATIENCE_S)
+        told = []
         for width in range(1, 1250):
             body, headers = packed({"x": np.full((1, width), 3, np.float32)})
             connection.request("POST", "/v2/models/times/infer", body, headers)
@@ -474,13 +485,13 @@ def test_more_shapes_than_are_told_apart(tmp_path: Path) -> None:
                 assert answer.status == 200
                 assert len(answer.read()) > 4 * width
             if width in (1100, 1249):
-                sizes.append(len(send(server, "GET", "/weft/state").body))
+                told.append(re.sub(rb"[-+.e\d]+", b"0", send(server, "GET", "/weft/state").body))
         connection.close()
         dispatcher = server.server.service.dispatcher
         assert len(dispatcher.streams) <= 1024
         most = model(server, "times")["mean_batch"] and max(s.batches for s in dispatcher.streams._by_use.values())
         assert len(dispatcher.streams.programs) <= 1025 * most
-        assert sizes[1] < sizes[0] + 200
+        assert told[0] == told[1], "what it tells grows with nothing but its numbers"
 
 
 @contextlib.contextmanager
@@ -504,9 +515,9 @@ def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
 
 def test_told_to_stop_it_answers_what_it_took(slow: Path) -> None:
     """Requests that run and wait get their results; who asks while it goes down is told so; it ends well."""
-    x = {"x": some_input()["x"][:256]}
+    x = some_input()
     wanted = plain(session(slow / "chain.onnx"), x)
-    with process(slow, "--drain-s", "120") as (server, address):
+    with process(slow, "--drain-s", str(live.PATIENCE_S)) as (server, address):
         asked = [Background(lambda: infer(address, "chain", x)) for _ in range(6)]
 
         def taken() -> bool:
@@ -521,13 +532,13 @@ def test_told_to_stop_it_answers_what_it_took(slow: Path) -> None:
                 assert server.returncode is not None or told_to_stop.is_set()
 
         told_to_stop = threading.Event()
+        until(taken, "all are taken")
         with Clients(2, knock) as clients:
-            until(taken, "all are taken")
             told_to_stop.set()
             server.send_signal(signal.SIGTERM)
             for each in asked:
                 assert_same_bits(each.result(), wanted)
-            _, errors = server.communicate(timeout=120)
+            _, errors = server.communicate(timeout=live.PATIENCE_S)
         assert clients.problems == []
         assert set(clients.statuses) <= {200, 503}
         assert server.returncode == 0, errors
@@ -539,13 +550,13 @@ def test_told_to_stop_before_it_is_ready_it_ends(slow: Path) -> None:
     with subprocess.Popen([*command, "--grpc-port", "-1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         assert server.stdout is not None and b"loading" in server.stdout.readline()
         server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=120)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
         assert server.returncode == 0, errors
         assert b"Traceback" not in errors
 
 
 def test_a_stop_of_a_server_in_process_answers_what_waits(slow: Path) -> None:
-    x = {"x": some_input()["x"][:256]}
+    x = some_input()
     wanted = plain(session(slow / "chain.onnx"), x)
     with live.running(slow, grpc_port=None) as server:
         asked = [Background(lambda: infer(server, "chain", x)) for _ in range(4)]

@@ -31,8 +31,8 @@ SHAPES: dict[str, dict[str, list[tuple[int, ...]]]] = {
 }
 """What the models are asked for: their own sizes and others, one size twice."""
 
-LONG_ROWS = 16384
-"""With so many rows the chain computes for many seconds."""
+LONG_ROWS = 3
+"""Requests for the chain with so many rows occupy the lane for as long as a test wants."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -60,7 +60,7 @@ class Refused(Exception):
 def send(server: live.Live | str, method: str, path: str, body: bytes | Any = b"", headers: Any = None) -> Reply:
     """One request over a connection of its own."""
     address = server if isinstance(server, str) else server.address
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=live.PATIENCE_S)
     try:
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, body, headers or {})
@@ -121,20 +121,20 @@ def failures(server: live.Live, reason: str) -> int:
 
 def until(found: Callable[[], Any], what: str) -> Any:
     """Wait for something that must come."""
-    for _ in range(6000):
-        if result := found():
-            return result
+    end_s = time.monotonic() + live.PATIENCE_S
+    while not (result := found()):
+        assert time.monotonic() < end_s, f"waited in vain: {what}"
         time.sleep(0.01)
-    raise AssertionError(f"waited in vain: {what}")
+    return result
 
 
 # Keeping a server busy
 
 
 def chain(path: Path, settings: str = "") -> Path:
-    """A model of many segments that is as slow as its input has rows."""
+    """A model of several segments, on a machine of any speed."""
     live.heavy(path, layers=24, rows="n")  # type: ignore[arg-type]
-    path.with_suffix(".toml").write_text(f"grain_ms = 0.05\nmax_batch = 1\n{settings}")
+    path.with_suffix(".toml").write_text(f"grain_ms = 0.0001\nmax_pieces = 8\nmax_batch = 1\n{settings}")
     return path
 
 
@@ -158,12 +158,17 @@ def computed(server: live.Live, since: float) -> list[str]:
 
 @contextlib.contextmanager
 def occupied(server: live.Live) -> Iterator[None]:
-    """The only lane computes the chain, for longer than any test, until the block ends; others are due later."""
-    with socket.create_connection(("127.0.0.1", server.server.http_port or 0), timeout=60) as client:
-        client.sendall(chain_request(LONG_ROWS, weft_slo_ms=0.001))
-        until(lambda: state(server)["lanes"][0]["busy"], "the lane is busy")
-        yield
-    until(lambda: not state(server)["lanes"][0]["busy"], "the lane is free")
+    """The only lane is in the second segment of the chain until the block ends, when who asked for it leaves.
+
+    All others are due later.
+    """
+    address = "127.0.0.1", server.server.http_port or 0
+    with live.Gate(server, "chain", LONG_ROWS, after=1) as gate:
+        with socket.create_connection(address, timeout=live.PATIENCE_S) as client:
+            client.sendall(chain_request(LONG_ROWS, weft_slo_ms=0.001))
+            gate.wait()
+            yield
+        until(lambda: not state(server)["lanes"][0]["busy"], "the lane is free")
 
 
 # Comparing
