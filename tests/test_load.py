@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from live import LeapingLoop
 from naive import small_npu
 from weft.cli import bench
 from weft.errors import InputError, ModelError, WeftError, WorkloadError
@@ -42,6 +43,8 @@ from weft.workloads.online import Stream, Workload, parse_workload
 
 DOCS = Path(__file__).parents[1] / "docs" / "formats.md"
 DROP = -1
+HOUR_S = 3600.0
+"""Longer than any test; where it passes, the test lets it."""
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}, {"name": "ids", "datatype": "INT64", "shape": [2]}]
 
 
@@ -68,6 +71,13 @@ Behaviour = Callable[[Seen], Awaitable[int]]
 
 async def _fine(_: Seen) -> int:
     return 200
+
+
+def leap(seconds: float) -> None:
+    """Time passes, for a stub and for whoever drives it: the run ends when it was to, whatever the machine does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, LeapingLoop)
+    loop.leap(seconds)
 
 
 class Stub:
@@ -205,7 +215,19 @@ def driven(stub: Stub, workload: Workload, **options: Any) -> LoadResult:
         async with stub.serving():
             return await drive(workload, stub.url, **options)
 
-    return asyncio.run(both())
+    with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+        return runner.run(both())
+
+
+def over_at(number: int, after_s: float = HOUR_S) -> Behaviour:
+    """Every request is answered, and with one of this number so much time has passed."""
+
+    async def behave(seen: Seen) -> int:
+        if seen.number == number:
+            leap(after_s)
+        return 200
+
+    return behave
 
 
 def adds_up(result: LoadResult) -> None:
@@ -290,7 +312,7 @@ def test_statuses_and_dropped_connections_are_counted_exactly_and_the_run_goes_o
         return fates[seen.number % len(fates)]
 
     stub = Stub(mixed)
-    result = driven(stub, load({}, {"model": "other", "rate": 200.0}), grace_s=60)
+    result = driven(stub, load({}, {"model": "other", "rate": 200.0}), grace_s=HOUR_S)
     adds_up(result)
     for each in result.streams:
         given = {status: n for (model, status), n in stub.given.items() if model == each.stream.model}
@@ -310,23 +332,31 @@ def test_what_is_never_answered_is_lost_and_its_neighbours_are_not():
             await asyncio.Event().wait()
         return 200
 
-    result = driven(Stub(hang), load({}, {"model": "other"}, duration_s=0.2), grace_s=0.3)
+    workload = load({}, {"model": "other"})
+    fine, _ = (sum(map(len, workload.arrivals(index))) for index in (0, 1))
+
+    def told(gone_s: float, answers: int, under_way: int) -> None:
+        if answers == fine and gone_s > workload.duration_s:
+            leap(HOUR_S)
+
+    result = driven(Stub(hang), workload, grace_s=HOUR_S, progress=told)
     adds_up(result)
     good, hung = (each.figures for each in result.streams)
-    assert good.answered > 0
+    assert good.answered == good.scheduled > 0
     assert hung.lost == hung.scheduled > 0
     assert hung.met_share == 0
     assert hung.p50_s is None
-    assert result.elapsed_s >= 0.5
+    assert result.elapsed_s >= HOUR_S + workload.duration_s
 
 
 def test_requests_that_never_found_a_connection_are_lost_and_late():
     async def hang(_: Seen) -> int:
+        leap(2 * HOUR_S)
         await asyncio.Event().wait()
         return 200
 
     stub = Stub(hang)
-    result = driven(stub, load({"arrival": "uniform"}, duration_s=0.2), grace_s=0.1, connections=1)
+    result = driven(stub, load({"arrival": "uniform"}, duration_s=0.2), grace_s=HOUR_S, connections=1)
     (each,) = result.streams
     assert len(stub.seen) == 1
     assert each.figures.lost == each.figures.scheduled == 20
@@ -337,10 +367,12 @@ def test_a_server_that_goes_away_breaks_the_rest_and_the_run_ends():
     async def leave(seen: Seen) -> int:
         if seen.number == 9:
             stub.vanish()
+            leap(HOUR_S)
         return 200
 
     stub = Stub(leave)
-    result = driven(stub, load({}, {"arrival": "closed", "clients": 2}), grace_s=60)
+    workload = load({"rate": 0.01}, {"arrival": "closed", "clients": 2}, duration_s=HOUR_S)
+    result = driven(stub, workload, grace_s=HOUR_S)
     adds_up(result)
     opened, closed = (each.figures for each in result.streams)
     assert opened.broken + opened.answered == opened.scheduled
@@ -402,26 +434,29 @@ def test_a_closed_stream_keeps_its_clients_requests_under_way():
     async def together(_: Seen) -> int:
         while stub.under_way < 3 and len(stub.seen) < 12:
             await asyncio.sleep(0.001)
+        if len(stub.seen) == 12:
+            leap(HOUR_S)
         return 200
 
     stub = Stub(together)
-    result = driven(stub, load({"arrival": "closed", "clients": 3, "rate": None}, duration_s=1.0), grace_s=60)
+    workload = load({"arrival": "closed", "clients": 3, "rate": None}, duration_s=HOUR_S)
+    result = driven(stub, workload, grace_s=3 * HOUR_S)
     adds_up(result)
     assert stub.most_under_way == 3
     assert len(stub.seen) >= 12
     assert result.streams[0].scheduled_s[:3].tolist() == [0, 0, 0]
-    assert (result.streams[0].scheduled_s < 1.0).all()
+    assert (result.streams[0].scheduled_s < HOUR_S).all()
 
 
 @pytest.mark.parametrize("think_ms", [0.0, 7.0])
 def test_a_client_sends_again_when_it_has_its_answer_and_has_thought(think_ms):
-    stub = Stub()
-    result = driven(stub, load({"arrival": "closed", "think_ms": think_ms, "rate": None}, duration_s=0.3))
+    stub = Stub(over_at(9))
+    result = driven(stub, load({"arrival": "closed", "think_ms": think_ms, "rate": None}, duration_s=HOUR_S))
     (each,) = result.streams
     ends_s = each.scheduled_s + each.latency_s
-    assert len(each.status) > 1
+    assert len(each.status) == 10
     assert each.scheduled_s[1:].tolist() == pytest.approx((ends_s[:-1] + think_ms / 1e3).tolist())
-    assert ends_s[-1] + think_ms / 1e3 >= 0.3
+    assert ends_s[-1] + think_ms / 1e3 >= HOUR_S
     assert stub.most_under_way == 1
 
 
@@ -530,9 +565,9 @@ def as_binary(outputs: list[Any]) -> tuple[bytes, str]:
     return head + b"".join(raw), f"Inference-Header-Content-Length: {len(head)}\r\n"
 
 
-def knowing(binary: bool, reply: Callable[[int], list[Any]], inputs: Any = None) -> Stub:
+def knowing(binary: bool, reply: Callable[[int], list[Any]], behave: Behaviour = _fine) -> Stub:
     """A server that sees which sample it was sent, from the sample's first value."""
-    stub = Stub(binary=binary, inputs=inputs or [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}])
+    stub = Stub(behave, binary=binary, inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, 2]}])
 
     def good(seen: Seen) -> tuple[bytes, str]:
         (x,) = seen.header["inputs"]
@@ -556,12 +591,15 @@ def saved(folder: Path, count: int = 5, **changes: Any) -> str:
 @pytest.mark.parametrize("arrival", ["poisson", "closed"])
 def test_samples_are_sent_as_they_are_and_answers_judged_by_their_labels(tmp_path, arrival, binary):
     # Sample 4 gets a wrong answer, and all say that they left at their number's exit.
-    stub = knowing(binary, lambda at: scores(at % 3 if at < 4 else 0, ("weft_exit", "INT64", [1 + at % 2])))
+    exits = ("weft_exit", "INT64", [1]), ("weft_exit", "INT64", [2])
+    over = over_at(0 if arrival == "poisson" else 40)
+    stub = knowing(binary, lambda at: scores(at % 3 if at < 4 else 0, exits[at % 2]), over)
     stub.outputs = [{"name": "y"}, {"name": "weft_exit"}]
     stub.profile = {"models": {"net": {"exits": [1, 2]}}}
-    plain = {"arrival": arrival, "clients": 3, "think_ms": 10.0}
-    workload = load(plain | {"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=0.5)
-    result = driven(stub, workload)
+    plain = {"arrival": arrival, "clients": 3}
+    duration_s = 0.5 if arrival == "poisson" else HOUR_S
+    workload = load(plain | {"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=duration_s)
+    result = driven(stub, workload, grace_s=2 * HOUR_S)
     (each,) = result.streams
     rows, said = each.said.sample, each.said
     assert len(rows) == len(each.status) > 20 and set(rows.tolist()) == set(range(5))
@@ -570,10 +608,14 @@ def test_samples_are_sent_as_they_are_and_answers_judged_by_their_labels(tmp_pat
     assert each.figures.accuracy == pytest.approx((rows < 4).mean())
     assert each.figures.exit_shares == pytest.approx(((rows % 2 == 0).mean(), (rows % 2 == 1).mean(), 0))
     if arrival == "poisson":
-        without = driven(Stub(), load(plain, duration_s=0.5))
+        without = driven(Stub(over), load(plain, duration_s=duration_s), grace_s=2 * HOUR_S)
         assert without.streams[0].scheduled_s.tolist() == each.scheduled_s.tolist()
         again, other = (
-            driven(knowing(binary, lambda at: scores(at % 3)), workload.model_copy(update={"seed": seed})).streams[0]
+            driven(
+                knowing(binary, lambda at: scores(at % 3), over),
+                workload.model_copy(update={"seed": seed}),
+                grace_s=2 * HOUR_S,
+            ).streams[0]
             for seed in (workload.seed, workload.seed + 1)
         )
         assert again.said.sample.tolist() == rows.tolist() != other.said.sample.tolist()
@@ -584,8 +626,7 @@ def test_only_counted_answers_are_judged(tmp_path):
     async def every_third_fails(seen: Seen) -> int:
         return 503 if seen.number % 3 == 0 else 200
 
-    stub = knowing(True, lambda at: scores(at % 3))
-    stub.behave = every_third_fails
+    stub = knowing(True, lambda at: scores(at % 3), every_third_fails)
     workload = load({"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=0.4, warmup_s=0.1)
     (each,) = driven(stub, workload).streams
     assert each.figures.accuracy == 1.0 and each.figures.exit_shares is None
@@ -667,16 +708,10 @@ def test_a_request_of_several_rows_counts_where_its_last_row_left():
 # What is refused before the run
 
 
-def free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-        return port
-
-
 def test_nobody_there_is_one_line():
-    with pytest.raises(InputError, match="cannot connect") as refused:
-        run_load(load(), f"http://127.0.0.1:{free_port()}")
+    with socket.socket() as taken, pytest.raises(InputError, match="cannot connect") as refused:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else will
+        run_load(load(), f"http://127.0.0.1:{taken.getsockname()[1]}")
     assert "\n" not in str(refused.value)
 
 
