@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import select
 import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,15 @@ from weft.errors import InputError
 from weft.serving.http import Exchange, Handler, HttpServer, Limits, Response
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
-PATIENCE_S = 60.0  # no test waits for it; it only ends a hanging one
+PATIENCE_S = 600.0  # no test waits for it; it only ends a hanging one
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lingering() -> Iterator[None]:
+    """However slow the machine is, a refused client has the time to send on and to read why."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.serving.http._LINGER_S", PATIENCE_S)
+        yield
 
 
 class Answer(NamedTuple):
@@ -234,6 +243,9 @@ def test_one_connection_cannot_keep_the_others_waiting() -> None:
             order.clear()
             greedy.send(GET * 400)
             modest.send(b"GET /modest HTTP/1.1\r\nHost: h\r\n\r\n")
+            for connection in bench.server._connections:  # before the server looks, both have come
+                assert connection._transport is not None
+                assert select.select([connection._transport.get_extra_info("socket")], [], [], PATIENCE_S)[0]
             await modest.answer()
             for _ in range(400):
                 await greedy.answer()
@@ -626,7 +638,7 @@ def test_a_refused_client_that_stays_is_dropped() -> None:
             assert (await client.ask(b"bad\r\n\r\n")).status == 400
             (connection,) = bench.server._connections
             connection.sweep(time.monotonic())
-            connection.sweep(time.monotonic() + 10.0)
+            connection.sweep(time.monotonic() + 2 * PATIENCE_S)
             while bench.server.connections:
                 await asyncio.sleep(0)
 
@@ -636,24 +648,29 @@ def test_a_refused_client_that_stays_is_dropped() -> None:
 def test_an_idle_connection_is_closed_but_one_that_is_computed_for_is_not() -> None:
     later = Later()
 
+    limits = Limits(idle_s=PATIENCE_S)
+
     async def test(bench: Bench) -> None:
-        async with bench.client() as busy:
+        async with bench.client() as busy, bench.client() as idle, bench.client() as silent:
             busy.send(GET)
             exchange = await later.arrived.get()
-            async with bench.client() as idle, bench.client() as silent:
-                idle.send(GET)
-                (await later.arrived.get()).respond(Response(200))
-                await idle.answer()
-                assert await idle.ended() and await silent.ended()
-                exchange.respond(Response(200))
-                assert (await busy.answer()).status == 200
+            idle.send(GET)
+            (await later.arrived.get()).respond(Response(200))
+            await idle.answer()
+            while bench.server.connections < 3:
+                await asyncio.sleep(0)
+            for connection in [*bench.server._connections]:
+                connection.sweep(time.monotonic() + 2 * limits.idle_s)
+            assert await idle.ended() and await silent.ended()
+            exchange.respond(Response(200))
+            assert (await busy.answer()).status == 200
 
-    run(test, later, Limits(idle_s=0.5, read_s=0.05))
+    run(test, later, limits)
 
 
 def test_a_client_that_does_not_read_holds_back_its_own_requests_and_is_closed() -> None:
     seen: list[int] = []
-    lost = asyncio.Event()
+    limits = Limits()
 
     def huge(exchange: Exchange) -> None:
         seen.append(len(seen))
@@ -665,12 +682,15 @@ def test_a_client_that_does_not_read_holds_back_its_own_requests_and_is_closed()
             while not seen:
                 await asyncio.sleep(0)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            now_s = time.monotonic()
             while bench.server.connections:
-                await asyncio.sleep(0.01)
-            lost.set()
+                now_s += 2 * limits.read_s
+                for connection in [*bench.server._connections]:
+                    connection.sweep(now_s)
+                await asyncio.sleep(0)
 
-    run(test, huge, Limits(read_s=0.2))
-    assert lost.is_set() and len(seen) < 5
+    run(test, huge, limits)
+    assert len(seen) < 5
 
 
 def test_a_slow_reader_gets_all_its_answers() -> None:
