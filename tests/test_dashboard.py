@@ -1,7 +1,7 @@
 """The dashboard in a real browser: what people see of a server that works, goes away, restarts or asks for a key.
 
 The browser is driven over a pair of pipes with the DevTools protocol, so nothing but Chromium is needed. A test waits
-for what it wants to see while the page asks the server again and again, and fails when several more rounds did not
+for what it wants to see while the page asks the server again and again, and fails when very many more rounds did not
 bring it. An error in the page's script fails the test at once.
 """
 
@@ -28,8 +28,9 @@ from weft.serving.dashboard import page
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome in PATH")
 
-ROUNDS = 8
-"""How often the page may ask the server before what a test waits for must be there."""
+ROUNDS = 5000
+"""How often the page may ask the server before what a test waits for must be there: minutes, for a browser that draws
+when the machine lets it."""
 
 FASTER = "const slow = setTimeout; window.setTimeout = (act, ms, ...rest) => slow(act, ms / 20, ...rest);"
 """Makes the page's second a twentieth of one."""
@@ -283,6 +284,12 @@ def stub(browser: Browser) -> Iterator[Stub]:
         browser.go("about:blank")  # it asks no more while the server goes
 
 
+def picture(browser: Browser) -> str:
+    """The lanes as they are after all that was to be painted."""
+    browser.evaluate("new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
+    return str(browser.evaluate("document.querySelector('#lanes').toDataURL()"))
+
+
 def test_the_page_is_one_small_file_that_asks_nobody_else():
     text = page().decode()
     assert len(page()) < 42_000
@@ -366,7 +373,7 @@ def test_forty_models_fit_the_width(browser, stub):
     assert len(browser.texts("tbody")) == 40
     for width in (400, 800, 1280):
         browser.resize(width)
-        browser.wait_for_rounds(1)
+        picture(browser)
         over = "node => node.scrollWidth - node.clientWidth"
         assert browser.evaluate(f"[document.documentElement, document.querySelector('#scroll')].map({over})") == [0, 0]
     colours = "new Set([...document.querySelectorAll('tbody .swatch')].map(node => node.style.background)).size"
@@ -404,8 +411,8 @@ def test_a_key_is_asked_for_kept_and_sent(browser, stub):
     assert browser.evaluate("document.querySelector('#ask').hidden")
     assert browser.evaluate("sessionStorage.getItem('weft-key')") == "secret"
     browser.click("#trace")
-    browser.wait_for_rounds(2)
-    assert ("/weft/trace", "Bearer secret") in stub.asked
+    while ("/weft/trace", "Bearer secret") not in stub.asked:
+        browser.wait_for_rounds(1)
     browser.complaints.clear()
     browser.go(stub.address)
     browser.wait_for_text("tbody", "resnet50")
@@ -481,12 +488,6 @@ def test_a_span_tells_of_itself_to_pointer_and_keys(browser, stub):
     browser.wait_for("getComputedStyle(document.querySelector('#tip')).display === 'none'")
 
 
-def picture(browser: Browser) -> str:
-    """The lanes as they are after all that was to be painted."""
-    browser.evaluate("new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
-    return str(browser.evaluate("document.querySelector('#lanes').toDataURL()"))
-
-
 @needs_chromium
 def test_pause_holds_the_lanes_while_the_figures_go_on(browser, stub):
     stub.state, stub.spans = state([model("first")]), [span("first", 1231, 0.5)]
@@ -508,7 +509,9 @@ def test_pause_holds_the_lanes_while_the_figures_go_on(browser, stub):
 def test_it_asks_for_new_spans_only_and_counts_none_twice(browser, stub):
     stub.state, stub.spans = state([model("first")]), [span("first", 1234, 0.5)]
     browser.open(stub.address)
+    browser.wait_for_text("#legend", "first\n5 %")
     browser.wait_for_rounds(3)
+    picture(browser)
     assert browser.text("#legend") == "first\n5 %"
     assert stub.since[0] == 1214.5 and set(stub.since[1:]) == {1234.25}
 

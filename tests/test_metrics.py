@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -151,16 +152,18 @@ def test_times_agree_with_each_other(live: Live) -> None:
 
 
 def test_the_server_as_a_whole(live: Live) -> None:
-    before = page(live)
-    after = page(live)
-    assert before.value("weft_ready") == 1
-    assert before.value("weft_memory_budget_bytes") == math.inf
-    assert before.value("weft_memory_used_bytes") == before.value("weft_model_memory_bytes", **NET) > 0
-    assert set(before.by("weft_lane_busy_seconds_total", "lane")) == {"0", "1"}
-    assert after.value("weft_uptime_seconds") > before.value("weft_uptime_seconds") > 0
-    assert after.value("process_cpu_seconds_total") > before.value("process_cpu_seconds_total") > 0
+    def clocks() -> tuple[float, float]:
+        return (time.monotonic_ns() - live.server.service.started_ns) / 1e9, time.process_time()
+
+    before, found, after = clocks(), page(live), clocks()
+    told = found.value("weft_uptime_seconds"), found.value("process_cpu_seconds_total")
+    assert all(0 < low <= value <= high for low, value, high in zip(before, told, after, strict=True))
+    assert found.value("weft_ready") == 1
+    assert found.value("weft_memory_budget_bytes") == math.inf
+    assert found.value("weft_memory_used_bytes") == found.value("weft_model_memory_bytes", **NET) > 0
+    assert set(found.by("weft_lane_busy_seconds_total", "lane")) == {"0", "1"}
     if Path("/proc/self/statm").exists():
-        assert before.value("process_resident_memory_bytes") > 1 << 20
+        assert found.value("process_resident_memory_bytes") > 1 << 20
 
 
 def test_evictions_and_the_budget_are_shown(tmp_path: Path) -> None:

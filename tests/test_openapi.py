@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from live import Live, mlp, running
+from live import PATIENCE_S, Live, mlp, running
 from weft.serving import routes
 
 KEY = "k3y"
@@ -38,7 +38,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(live: Live, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-    connection = http.client.HTTPConnection(live.address, timeout=60)
+    connection = http.client.HTTPConnection(live.address, timeout=PATIENCE_S)
     try:
         connection.request(method.upper(), path, body, headers)
         answer = connection.getresponse()
@@ -203,7 +203,7 @@ def test_refusals_answer_as_described(live: Live, path: str, method: str, body: 
 @pytest.mark.parametrize(
     ("parameter", "good", "bad"),
     [
-        ("timeout", [0, 10_000_000, 2**62 - 1], [-1, 2**62, 1.5, "1", True]),
+        ("timeout", [0, 600_000_000, 2**62 - 1], [-1, 2**62, 1.5, "1", True]),
         ("priority", [0, 1, 9, 2**62 - 1], [-1, 2**62, 0.5, True]),
         ("weft_slo_ms", [0.1, 1000, 1e9], [0, -1, 1e10, "1", True]),
         ("weft_best_effort", [True, False], [0, "true"]),

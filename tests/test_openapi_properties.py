@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from onnx import TensorProto, helper
 
-from live import Live, mlp, running, save
+from live import PATIENCE_S, Live, mlp, running, save
 from weft.runtime.tensors import DATATYPES
 from weft.serving.openapi import HEADER_LENGTH, PATHS, TRANSPORT
 
@@ -92,7 +92,7 @@ def send(live: Live, request: Request) -> Answer:
     lines = [f"{request.method} {request.target} HTTP/1.1", "Host: here", f"Content-Length: {len(request.body)}"]
     lines += [f"{name}: {value}" for name, value in request.headers]
     head = "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
-    with socket.create_connection(("127.0.0.1", live.server.http_port or 0), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", live.server.http_port or 0), timeout=PATIENCE_S) as connection:
         connection.sendall(head + request.body)
         answer = http.client.HTTPResponse(connection, method=request.method)
         try:

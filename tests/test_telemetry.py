@@ -20,10 +20,18 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from live import Live, mlp, running
+from live import PATIENCE_S, Live, mlp, running
 from weft.errors import InputError
 from weft.serving.telemetry import OpenTelemetry, Telemetry, make_telemetry
 from weft.version import __version__
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """A span is sent once, however long the collector takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(round(PATIENCE_S)))
+        yield
 
 
 def infer(live: Live, rows: int = 1, **parameters: Any) -> dict[str, Any]:
