@@ -404,7 +404,7 @@ def repository(folder: Path) -> Path:
     """Three models: exits named in the settings, exits named in the file with a record beside it, and probabilities."""
     conv_net(folder / "conv.onnx")
     (folder / "conv.toml").write_text(
-        'exits = ["exit1", "exit2", "logits"]\nexit_threshold = 0.7\nmax_batch = 4\nslo_ms = 5000\n'
+        'exits = ["exit1", "exit2", "logits"]\nexit_threshold = 0.7\nmax_batch = 4\nslo_ms = 5000\ngrain_ms = 1e6\n'
     )
     conv_net(folder / "marked" / "1" / "model.onnx", seed=3, marked=True)
     rng = np.random.default_rng(0)

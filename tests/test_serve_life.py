@@ -247,12 +247,12 @@ def test_several_clients_load_and_unload_at_once(changing: live.Live) -> None:
 
 def test_two_models_share_a_budget_for_one(tmp_path: Path) -> None:
     """Both answer in turn: who was not used the longest leaves, and comes back when asked."""
-    files = {name: live.heavy(tmp_path / f"{name}.onnx", layers=6, seed=seed) for seed, name in enumerate("ab")}
+    files = {name: live.heavy(tmp_path / f"{name}.onnx", layers=6, rows=1, seed=seed) for seed, name in enumerate("ab")}
     with live.running(tmp_path, grpc_port=None) as server:
         sizes = {name: model(server, name)["memory_bytes"] for name in files}
     budget = round(max(sizes.values()) * 1.5)
     assert budget < sum(sizes.values())
-    x = {"x": np.random.default_rng(1).normal(size=(64, 512)).astype(np.float32)}
+    x = {"x": np.random.default_rng(1).normal(size=(1, 512)).astype(np.float32)}
     wanted = {name: plain(session(path), x) for name, path in files.items()}
     with live.running(tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
         before = evictions(server)
@@ -327,8 +327,8 @@ def test_counters_outlive_an_unload(slow: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="only Linux tells the memory of a process this way")
 def test_memory_returns_with_an_unload(tmp_path: Path) -> None:
     times(tmp_path / "small.onnx", 2)
-    _large(tmp_path / "large.onnx", megabytes=200)
-    (tmp_path / "large.toml").write_text("preload = false\nmax_batch = 1\n")
+    _large(tmp_path / "large.onnx", megabytes=96)
+    (tmp_path / "large.toml").write_text("preload = false\nmax_batch = 1\ngrain_ms = 0.0001\nmax_pieces = 4\n")
     x = {"x": np.ones((1, 2048), np.float32)}
     with live.running(tmp_path, grpc_port=None) as server:
         infer(server, "small", {"x": np.ones((1, 4), np.float32)})
@@ -336,7 +336,7 @@ def test_memory_returns_with_an_unload(tmp_path: Path) -> None:
         held = _resident_bytes()
         assert unload(server, "large") == 200
         assert state(server)["memory"]["used_bytes"] < 1 << 20
-        until(lambda: held - _resident_bytes() > 140 << 20, "its memory returns")
+        until(lambda: held - _resident_bytes() > 70 << 20, "its memory returns")
 
 
 def _resident_bytes() -> int:
@@ -485,7 +485,7 @@ def test_more_shapes_than_are_told_apart(tmp_path: Path) -> None:
                 assert answer.status == 200
                 assert len(answer.read()) > 4 * width
             if width in (1100, 1249):
-                told.append(re.sub(rb"[-+.e\d]+", b"0", send(server, "GET", "/weft/state").body))
+                told.append(re.sub(rb"null|[-+.e\d]+", b"0", send(server, "GET", "/weft/state").body))
         connection.close()
         dispatcher = server.server.service.dispatcher
         assert len(dispatcher.streams) <= 1024

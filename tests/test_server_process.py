@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 import live
 from test_serve_models import until
 from weft.errors import InputError
+from weft.serving import process
 from weft.serving.process import LINES_KEPT, ServerProcess
 
 ROWS = 8 << 20
@@ -67,7 +68,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def serving(folder: Path) -> Iterator[ServerProcess]:
+def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
+    monkeypatch.setattr(process, "STOP_S", live.PATIENCE_S)
     with ServerProcess(str(folder), "--drain-s=600", "--access-log") as server:
         yield server
 
