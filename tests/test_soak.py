@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import live
+from test_serve_models import until
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 chaos_clients = pytest.importorskip("chaos")
@@ -31,13 +32,19 @@ async def among_chaos(chaos: chaos_clients.Chaos) -> Counter[str]:
     return Counter(f"mlp {chaos_clients.REASONS.get(status, status)}" for status in statuses)
 
 
-def test_chaotic_clients_harm_nobody_and_the_books_balance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_chaotic_clients_harm_nobody_and_the_books_balance(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in (chaos_clients, soak):
+        monkeypatch.setattr(each, "PATIENCE_S", live.PATIENCE_S)
     chaos_clients.write_repository(tmp_path)
     with live.running(tmp_path) as server:
         ports = server.server.http_port, server.server.grpc_port
         chaos = chaos_clients.Chaos("127.0.0.1", *ports, random.Random(0), stall=False)
         with caplog.at_level(logging.WARNING):
             healthy = asyncio.run(among_chaos(chaos))
+        soak.read_books(server.url)  # so that whoever knocked before has been let in
+        until(lambda: not server.server._http.connections, "all have left")
         books, metrics = soak.settled_books(server.url), soak.read_metrics(server.url)
     verdicts = [
         *soak.judge_run(healthy, chaos.ledger, books),
