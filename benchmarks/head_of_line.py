@@ -25,6 +25,8 @@ from weft.workloads.online import parse_workload
 URGENT, HEAVY = "pp-ocr-cls", "light-resnet50"
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {URGENT: {"x": (1, 3, 48, 192)}, HEAVY: {}}
 URGENT_PER_S, URGENT_MS, HEAVY_LOAD = 10.0, 25.0, 0.7
+PATIENCE_S = 600.0
+"""How long an answer may take before the run gives it up; without a load only a hang reaches it."""
 RESULTS = Path(__file__).parent / "results" / "head_of_line.json"
 
 
@@ -81,9 +83,9 @@ def alone_s(cache: str) -> float:
         "benchmark",
     )
     with serving("fifo", cache) as server:
-        found = run_load(alone, server.url, deadlines="none").streams[0].figures.p50_s
-    assert found is not None, "the heavy model was never answered"
-    return found
+        (found,) = run_load(alone, server.url, deadlines="none", grace_s=PATIENCE_S).streams
+    counted = found.figures.p50_s
+    return float(found.latency_s[0]) if counted is None else counted  # so busy a machine that only one was answered
 
 
 def _ms(seconds: float | None) -> float | None:
