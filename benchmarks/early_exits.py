@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +88,12 @@ def answered_per_s(result: LoadResult) -> float:
     return stream.figures.answered_per_s or float((stream.status == 200).sum()) / result.elapsed_s
 
 
+def rate_per_s(trials: Iterable[LoadResult], seconds: float) -> tuple[float, float]:
+    """At which requests are sent, and what adaptive batching computes at most."""
+    most = max(map(answered_per_s, trials))
+    return max(LOAD * most, FEWEST / seconds), most
+
+
 def row_of(contender: Contender, seed: int, result: LoadResult, alone: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
     (stream,) = result.streams
     figures, said = stream.figures, stream.said
@@ -152,8 +159,7 @@ def main() -> None:
         print("finding out what adaptive batching computes at most", flush=True)
         trial_s = min(5.0, arguments.seconds)
         trials = [bench.run(each, trial_s, arrival="closed", clients=CLIENTS) for each in adaptive]
-        most = max(map(answered_per_s, trials))
-        rate = max(LOAD * most, FEWEST / arguments.seconds)
+        rate, most = rate_per_s(trials, arguments.seconds)
         alone, rows = bench.alone(), []
         for seed in range(arguments.repeats):
             for contender in (*adaptive, *others):

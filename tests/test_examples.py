@@ -12,9 +12,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from weft.load import LoadResult
+from weft.load.report import stream_load
+from weft.workloads.online import parse_workload
+
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+head_of_line = pytest.importorskip("head_of_line")
+early_exits = pytest.importorskip("early_exits")
+
 PATIENCE_S = 600
 """After that an example that hangs fails instead; none is meant to come near it."""
 
@@ -88,6 +97,29 @@ def test_the_early_exits_of_the_readme_are_served_measured_and_simulated(tmp_pat
     assert len(measured) == len(simulated) == 4
     assert sum(measured) == pytest.approx(100, abs=0.3) and sum(simulated) == pytest.approx(100, abs=0.3)
     assert measured_right > 50 and simulated_right > 75
+
+
+def answered(*, counted: bool) -> LoadResult:
+    """A request that took four seconds, in the warm-up or after it, and nothing else."""
+    stream = {"model": "net", "arrival": "closed", "deadline_ms": 1000.0}
+    workload = parse_workload({"duration_s": 3.0, "warmup_s": 0.5, "stream": [stream]}, "test")
+    load = stream_load(
+        workload,
+        workload.stream[0],
+        scheduled_s=np.array([1.0 if counted else 0.0]),
+        lag_s=np.zeros(1),
+        latency_s=np.array([4.0]),
+        status=np.array([200], np.int16),
+        messages={},
+    )
+    return LoadResult("http://h", {}, workload, "none", (load,), "now", 4.0, 1e-4, 0.1, 1, 0)
+
+
+def test_a_machine_too_busy_for_more_than_the_warm_up_still_has_a_speed() -> None:
+    assert [head_of_line.typical_s(answered(counted=each).streams[0]) for each in (True, False)] == [4, 4]
+    assert [early_exits.answered_per_s(answered(counted=each)) for each in (True, False)] == [0.4, 0.25]
+    rate, most = early_exits.rate_per_s([answered(counted=False)], 2.0)
+    assert (rate, most) == (10, 0.25), "so that something arrives at all"
 
 
 def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:
