@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a commit passes or fails once and for all.
 # To look for new ones: pytest --hypothesis-profile=explore
-settings.register_profile("steady", derandomize=True, deadline=None)
-settings.register_profile("explore", deadline=None)
+patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("steady", derandomize=True, **patient)
+settings.register_profile("explore", **patient)
 settings.load_profile("steady")
 
 
