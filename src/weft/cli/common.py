@@ -17,6 +17,7 @@ from weft.errors import InputError, ModelError, WorkloadError
 
 if TYPE_CHECKING:
     from weft.devices import Npu
+    from weft.models import Model
     from weft.policies import Option
     from weft.profiles import Profile
     from weft.workloads import Saturated
@@ -73,7 +74,7 @@ def read_profiles(
     profiles = []
     for name in names:
         model = load_model(name, shapes=given.get(name), parameters=parameters)
-        warn_of_unknown_ops(model.name, model.unknown_ops)
+        warn_of_gaps(model)
         profiles.append(estimate(model, npu, batch=batch, cost=cost))
     for path in files or ():
         profiles.append(read_profile(path))
@@ -109,9 +110,18 @@ def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str
     return found
 
 
-def warn_of_unknown_ops(model: str, ops: Sequence[str]) -> None:
-    if ops:
-        typer.echo(f"weft: {model}: no arithmetic known for {', '.join(ops)}; counted as activation traffic", err=True)
+_MOST_GUESSES = 3
+"""One unknown shape explains most of those after it; the rest are a number."""
+
+
+def warn_of_gaps(model: Model) -> None:
+    """Say what of a model could not be counted: operators without arithmetic, shapes that stayed unknown."""
+    ops, more = ", ".join(model.unknown_ops), len(model.guesses) - _MOST_GUESSES
+    lines = [f"no arithmetic known for {ops}; counted as activation traffic"] if ops else []
+    lines += model.guesses[:_MOST_GUESSES]
+    lines += [f"{more} more shapes are not known; weft models show --json lists them"] if more > 0 else []
+    for line in lines:
+        typer.echo(f"weft: {model.name}: {line}", err=True)
 
 
 def make_workload(queries: int, mix: str | None, max_lag: float) -> Saturated:

@@ -16,7 +16,7 @@ from weft.cli.common import (
     parse_shapes,
     plain_table,
     progress_bar,
-    warn_of_unknown_ops,
+    warn_of_gaps,
 )
 from weft.errors import InputError
 
@@ -121,7 +121,7 @@ def _load_models(names: list[str], shapes: list[str] | None) -> list[Model]:
     given = parse_shapes(shapes, names)
     models = [load_model(name, shapes=given.get(name)) for name in names]
     for loaded in models:
-        warn_of_unknown_ops(loaded.name, loaded.unknown_ops)
+        warn_of_gaps(loaded)
     return models
 
 

@@ -19,7 +19,7 @@ from weft.cli.common import (
     parse_shapes,
     plain_table,
     progress_bar,
-    warn_of_unknown_ops,
+    warn_of_gaps,
 )
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
@@ -89,7 +89,7 @@ def show(
         exits=wanted,
         exit_head=exit_head,
     )
-    warn_of_unknown_ops(found.name, found.unknown_ops)
+    warn_of_gaps(found)
     console.print(
         f"[bold]{escape(found.name)}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "
         f"({found.weight_bytes / 1e6:.1f} MB)  {found.parameters / 1e6:.3f} M parameters  {len(found.layers)} layers"
@@ -145,6 +145,7 @@ def model_as_dict(model: Model) -> dict[str, Any]:
         "parameters": model.parameters,
         "inputs": {name: list(dims) for name, dims in model.inputs},
         "unknown_ops": list(model.unknown_ops),
+        "guesses": list(model.guesses),
         "exits": [{"name": each.name, "after": each.after} for each in model.exits],
         "block_ends": list(model.block_ends),
         "layers": [

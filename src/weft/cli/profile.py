@@ -17,7 +17,7 @@ from weft.cli.common import (
     console,
     parse_shapes,
     plain_table,
-    warn_of_unknown_ops,
+    warn_of_gaps,
 )
 from weft.cli.unused import refuse_parameters_of_others
 
@@ -42,7 +42,7 @@ def command(
     npu = load_npu(device)
     shapes = parse_shapes(shape, [model]).get(model)
     found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})
-    warn_of_unknown_ops(found.name, found.unknown_ops)
+    warn_of_gaps(found)
     profile = estimate(found, npu, batch=batch, cost=cost)
     fetch_s = profile.weight_bytes / npu.bandwidth_bytes_per_s
     table = plain_table(f"{profile.model} on {npu.name}, batch {batch}", ("layer", "compute us", "fetch us", "MB"))

@@ -94,7 +94,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A network: its layers in execution order."""
+    """A network: its layers in execution order; none where nothing in it takes time."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -102,6 +102,8 @@ class Model:
     """Name and shape of every input the counts were made for."""
     unknown_ops: tuple[str, ...] = ()
     """Operators we have no arithmetic for; each costs its activation traffic only."""
+    guesses: tuple[str, ...] = ()
+    """A line for each shape that stayed unknown: the node, what was assumed and why; counts after it may be wrong."""
     exits: tuple[Exit, ...] = ()
     """From shallow to deep; the end of the model is one more, which is not listed."""
     block_ends: tuple[int, ...] = ()
@@ -112,10 +114,8 @@ class Model:
     """Positions and channels of the activation that crosses at each block end; empty where unknown."""
 
     def __post_init__(self) -> None:
-        if not self.layers:
-            raise ModelError(f"{self.name}: the model has no layers")
         self._check_exits()
-        if any(here >= there for here, there in pairwise((0, *self.block_ends, len(self.layers)))):
+        if self.block_ends and any(here >= there for here, there in pairwise((0, *self.block_ends, len(self.layers)))):
             raise ModelError(f"{self.name}: block_ends must ascend within {len(self.layers)} layers")
         if self.block_shapes and len(self.block_shapes) != len(self.block_ends):
             raise ModelError(

@@ -13,7 +13,7 @@ from weft.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """Integers, lists of them and texts by name; tensors and graphs are read where they are needed."""
+    """Numbers, lists of integers, texts and tensors by name; graphs are read where they are needed."""
 
     node: onnx.NodeProto
 
@@ -28,6 +28,22 @@ class Attributes:
     def text(self, name: str) -> str:
         found = self._find(name, onnx.AttributeProto.STRING)
         return "" if found is None else found.s.decode("utf-8", "replace")
+
+    def number(self, name: str) -> float | None:
+        found = self._find(name, onnx.AttributeProto.FLOAT)
+        return None if found is None else float(found.f)
+
+    def tensor(self, name: str) -> onnx.TensorProto | None:
+        found: onnx.AttributeProto | None = self._find(name, onnx.AttributeProto.TENSOR)
+        return None if found is None else found.t
+
+    def length(self, name: str) -> int:
+        """How many values a list holds, whatever they are."""
+        found = next((each for each in self.node.attribute if each.name == name), None)
+        return 0 if found is None else max(len(found.ints), len(found.floats), len(found.strings))
+
+    def has(self, name: str) -> bool:
+        return any(each.name == name for each in self.node.attribute)
 
     def _find(self, name: str, kind: int) -> Any:
         for each in self.node.attribute:

@@ -22,7 +22,7 @@ from weft.errors import ModelError
 from weft.models.layer import Layer, Model
 from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
 from weft.models.onnx_import.drafts import Draft
-from weft.models.onnx_import.infer import Inference, tensor_type
+from weft.models.onnx_import.infer import Inference, size_of, tensor_type
 from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
 from weft.models.onnx_import.walk import walk
 
@@ -68,24 +68,22 @@ def _imported(
     exits: Sequence[str] | None,
 ) -> Model:
     proto = _without_functions(proto)
-    if not proto.graph.node:
-        raise ModelError("holds no graph with nodes; is it an ONNX model?")
+    if not proto.graph.node and not proto.graph.output:
+        raise ModelError("holds no graph with nodes or outputs; is it an ONNX model?")
     try:
         "".join(_texts(proto.graph))
     except TypeError as error:  # protobuf hands out bytes where a text is not UTF-8
         raise ModelError("names in it are not text; the file is damaged, export or download it again") from error
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
     inference = Inference(opsets, proto.ir_version, folder)
-    inputs = _inputs(proto.graph, shapes, inference)
+    inputs = graph_inputs(proto.graph, shapes, inference)
     names = named_exits(proto, exits)
     subnets = Subnets.of(proto.graph, names) if names else None
     segments = subnets.segments(len(proto.graph.node)) if subnets else None
-    drafts = walk(proto.graph, ChainMap(dict(inputs)), inference, segments).drafts
+    drafts, _, guesses = walk(proto.graph, ChainMap(dict(inputs)), inference, segments)
     layers = _named(_with_parameters(drafts))
     if any(entry.key == TABLES and entry.value == "stream" for entry in proto.metadata_props):
         layers = tuple(map(_streamed, layers))
-    if not layers:
-        raise ModelError("nothing in it takes time: every node is constant or only relabels its input")
     if sum(layer.macs for layer in layers) > _MOST_MACS:
         raise ModelError("its multiplications do not fit 64 bits; check the sizes passed with --shape")
     ends = block_ends(drafts)
@@ -94,6 +92,7 @@ def _imported(
         layers=layers,
         inputs=tuple((each, tensor.shape) for each, tensor in inputs.items()),
         unknown_ops=tuple(dict.fromkeys(layer.op for layer in layers if layer.kind == "unknown")),
+        guesses=tuple(guesses),
         exits=subnets.exits(drafts) if subnets else (),
         block_ends=tuple(end.after for end in ends),
         block_shapes=tuple(end.shape for end in ends),
@@ -148,7 +147,9 @@ def _texts(graph: onnx.GraphProto) -> Iterator[str]:
                 yield from _texts(attribute.g)
 
 
-def _inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], inference: Inference) -> dict[str, Tensor]:
+def graph_inputs(
+    graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], inference: Inference
+) -> dict[str, Tensor]:
     """The graph's inputs with their sizes settled; also settles the symbols of *inference*."""
     constants = {each.name for each in graph.initializer}
     declared = {each.name: each.type for each in graph.input if each.name not in constants}
@@ -170,12 +171,12 @@ def _given(name: str, shape: Sequence[int], declared: Mapping[str, onnx.TypeProt
     """A shape from the user, once it is shown to fit what the file says of the input."""
     text = "x".join(map(str, shape))
     inputs = "; ".join(f"{each} {_written(kind)}" for each, kind in declared.items())
-    if any(not isinstance(size, int) or size < 1 for size in shape):
-        raise ModelError(f"input {name!r}: sizes must be at least 1, got {text}; the inputs are: {inputs}")
+    if any(not isinstance(size, int) or size < 0 for size in shape):
+        raise ModelError(f"input {name!r}: sizes must be at least 0, got {text}; the inputs are: {inputs}")
     tensor = tensor_type(declared[name])
     if tensor is not None and tensor.HasField("shape"):
         dims = tensor.shape.dim
-        clash = any(0 < dim.dim_value != size for dim, size in zip(dims, shape, strict=False))
+        clash = any(size_of(dim) not in (None, size) for dim, size in zip(dims, shape, strict=False))
         if len(dims) != len(shape) or clash:
             wanted = _written(declared[name])
             raise ModelError(f"input {name!r}: {text} does not fit {wanted}; the inputs are: {inputs}")
@@ -187,7 +188,7 @@ def _given(name: str, shape: Sequence[int], declared: Mapping[str, onnx.TypeProt
 def _defaulted(name: str, kind: onnx.TypeProto, inference: Inference) -> tuple[int, ...]:
     """An input's shape from the file alone: open leading sizes are 1, other open ones must be given."""
     if kind.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
-        return tuple(size or 1 for size in inference.dims(kind) or ())
+        return tuple(1 if size is None else size for size in inference.dims(kind) or ())
     dims = inference.dims(kind)
     if dims is None:
         raise ModelError(f"input {name!r} declares no shape; pass --shape {name}=AxBxC")
@@ -205,9 +206,8 @@ def _written(kind: onnx.TypeProto) -> str:
     tensor = tensor_type(kind)
     if tensor is None or not tensor.HasField("shape"):
         return "of any shape"
-    dims = tensor.shape.dim
-    sizes = (str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
-    return f"[{', '.join(sizes)}]"
+    sizes = ((size_of(dim), dim.dim_param or "?") for dim in tensor.shape.dim)
+    return f"[{', '.join(symbol if size is None else str(size) for size, symbol in sizes)}]"
 
 
 def _symbols(settled: Iterable[tuple[onnx.TypeProto, tuple[int, ...]]]) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""What comes out of a node: shapes by ONNX's own inference, small values by ONNX's own evaluator.
+"""What comes out of a node: shapes by ONNX's own inference, small values by the rules of ``fold``.
 
 Inference goes node by node rather than over the whole file, so that weights are never copied, the
 bodies of If, Loop and Scan see real outer shapes, and shape arithmetic is followed to its end. Where
 the result stays open (data-dependent operators, foreign domains) the shapes the file declares are
-used, and as the last resort a size is taken as 1 and the tensor marked as not exact.
+used, and as the last resort a size is taken as 1, the tensor marked as not exact and the reason told.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from weft.models.onnx_import.attributes import Attributes
-from weft.models.onnx_import.foreign import foreign_shape
+from weft.models.onnx_import.fold import Call, fold
+from weft.models.onnx_import.shapes import own_shapes, standard
 from weft.models.onnx_import.tensors import (
     INTEGERS,
     Array,
@@ -54,6 +54,24 @@ _DEQUANTIZE = frozenset({"DequantizeLinear", "com.microsoft:DequantizeLinear"})
 _RANDOM = names("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
 
 
+_DATA_SIZED = names("NonZero Compress")
+"""Operators whose inferred shape stays open although their values are few."""
+
+
+class Outputs(NamedTuple):
+    """The outputs of a node, unnamed ones included, and why the shapes among them that are not exact stay open."""
+
+    tensors: tuple[Tensor, ...]
+    reason: str = ""
+
+
+class _Types(NamedTuple):
+    """Output -> its type as far as it follows from the inputs, and why it may stay open."""
+
+    found: Mapping[str, onnx.TypeProto]
+    reason: str
+
+
 @dataclass(slots=True)
 class Inference:
     """The versions and declarations of one file; asked for the outputs of each node in turn."""
@@ -66,32 +84,28 @@ class Inference:
 
     def outputs(
         self, node: onnx.NodeProto, inputs: Sequence[Tensor | None], declared: Mapping[str, onnx.TypeProto]
-    ) -> tuple[Tensor, ...]:
-        """One tensor per output name of *node*, unnamed outputs included."""
+    ) -> Outputs:
+        """One tensor per output name of *node*."""
         op = qualified(node)
         if op == "Constant":
-            return (self._constant(node),) * len(node.output)
+            return Outputs((self._constant(node),) * len(node.output))
         present = [tensor for tensor in inputs if tensor is not None]
         if op in ("Shape", "Size") and present:
-            return (computed(_shape_value(node, op, present[0])),) * len(node.output)
+            return Outputs((_shape_value(node, op, present[0]),) * len(node.output))
         like = present[0] if present else None
-        foreign = foreign_shape(op, inputs, Attributes(node))
-        if foreign is not None and like is not None:
-            types: Mapping[str, onnx.TypeProto] = {node.output[0]: _type_proto(like.dtype, foreign)}
-        else:
-            types = self._types(node, op, inputs)
-        results = [self._tensor(types.get(name), declared.get(name), like) for name in node.output]
+        types = self._types(node, op, inputs)
+        results = [self._tensor(types.found.get(name), declared.get(name), like) for name in node.output]
         if op == "Reshape" and results and present and not results[0].exact:
-            results[0] = _same_size(results[0], present[0], types.get(node.output[0]))
-        return self._settled(node, op, inputs, results)
+            results[0] = _same_size(results[0], present[0], types.found.get(node.output[0]))
+        return Outputs(self._settled(node, op, inputs, results), types.reason)
 
     def dims(self, declared: onnx.TypeProto | None) -> Dims | None:
         """The sizes a type declares, None for each open one; None alone where there is no rank."""
         tensor = tensor_type(declared)
         if tensor is None or not tensor.HasField("shape"):
             return None
-        dims = tensor.shape.dim
-        return [dim.dim_value if dim.dim_value > 0 else self.sizes.get(dim.dim_param) for dim in dims]
+        known = ((size_of(dim), dim.dim_param) for dim in tensor.shape.dim)
+        return [self.sizes.get(symbol) if size is None else size for size, symbol in known]
 
     def _constant(self, node: onnx.NodeProto) -> Tensor:
         for attribute in node.attribute:
@@ -106,22 +120,33 @@ class Inference:
                 return computed(np.array(onnx.helper.get_attribute_value(attribute), dtype=np.float32))
         return Tensor((), TensorProto.STRING, 8, constant=True)
 
-    def _types(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> Mapping[str, onnx.TypeProto]:
-        if op == "com.microsoft:FusedConv":  # a Conv with an activation, so the same shapes
-            op, inputs = "Conv", inputs[:3]
-            node = onnx.NodeProto(op_type=op, input=node.input[:3], output=node.output, attribute=node.attribute)
-        domain = "" if ":" not in op else node.domain
-        schema = _schema(node.op_type, self.opsets.get(domain, 0), domain)
+    def _types(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
+        """What ONNX infers; where it finds no shape, what our own rules say."""
+        inferred, reason = self._inferred(node, op, inputs)
+        found = dict(inferred)
+        rules = own_shapes(op, inputs, Attributes(node))
+        for name, shape in zip(node.output, rules, strict=False):
+            known = tensor_type(found.get(name))
+            if shape is not None and (known is None or not known.HasField("shape")):
+                dtype = known.elem_type if known is not None else TensorProto.UNDEFINED
+                found[name] = onnx.helper.make_tensor_type_proto(dtype, shape)
+        return _Types(found, reason)
+
+    def _inferred(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
+        node = standard(node, op)
+        domain = "" if ":" not in qualified(node) else node.domain
+        schema = _schema(node.op_type, self.opsets.get(domain, 0) if qualified(node) == op else 0, domain)
         if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
-            return {}
-        given = {name: t for name, t in zip(node.input, inputs, strict=True) if t is not None}
+            return _Types({}, "weft has no rule for it")
+        given = {name: t for name, t in zip(node.input, inputs, strict=False) if t is not None}
         values = {name: numpy_helper.from_array(t.value, name) for name, t in given.items() if t.value is not None}
-        types = {name: _type_proto(t.dtype, t.shape) for name, t in given.items()}
+        types = {name: onnx.helper.make_tensor_type_proto(t.dtype, t.shape) for name, t in given.items()}
         try:
-            return infer_node_outputs(schema, node, types, values, None, self._imports(), self.ir_version)
-        except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError):
-            # Inference is advice: an operator it cannot follow has the shapes the file declares for it.
-            return {}
+            found = infer_node_outputs(schema, node, types, values, None, self._imports(), self.ir_version)
+        except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError) as error:
+            # Runtimes are more lenient than ONNX's inference, and the file may declare what it could not find.
+            return _Types({}, " ".join(str(error).split()))
+        return _Types(found, "it depends on values that are not known before a query")
 
     def _imports(self) -> list[onnx.OperatorSetIdProto]:
         return [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
@@ -153,7 +178,7 @@ class Inference:
             return tuple(
                 replace(each, exact=each.exact and exact, view_of=root, bits=bits or each.bits) for each in results
             )
-        values = self._fold(node, op, inputs, results) or (None,) * len(results)
+        values = _folded(node, op, inputs, results) or (None,) * len(results)
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
         stored = tuple(dict.fromkeys(each for tensor in origins for each in tensor.stored))
         kept = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
@@ -170,21 +195,16 @@ class Inference:
             for each, value in zip(results, values, strict=True)
         )
 
-    def _fold(
-        self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
-    ) -> tuple[Array, ...] | None:
-        """The values a node of constants produces, where they are few and all known."""
-        small = all(keepable(each.shape, each.dtype) and (each.exact or op == "NonZero") for each in results)
-        if not small or ":" in op or any(t is not None and t.value is None for t in inputs):
-            return None
-        feeds = {f"i{place}": t.value for place, t in enumerate(inputs) if t is not None}
-        try:
-            with np.errstate(all="ignore"):
-                values = _evaluator(_nameless(node), self.opsets.get("", 1)).run(None, feeds)
-        except Exception:  # the evaluator raises whatever numpy does; an unknown value is the answer then
-            return None
-        arrays = tuple(np.asarray(value) for value in values)
-        return arrays if all(array.dtype.kind in "biuf" for array in arrays) else None
+
+def _folded(
+    node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
+) -> tuple[Array, ...] | None:
+    """The values a node of constants produces, where they are few and all known."""
+    small = all(keepable(each.shape, each.dtype) and (each.exact or op in _DATA_SIZED) for each in results)
+    if not small or any(t is not None and t.value is None for t in inputs):
+        return None
+    values = [None if t is None else t.value for t in inputs]
+    return fold(op, Call(values, Attributes(node), len(results)))
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -203,16 +223,15 @@ def tensor_type(declared: onnx.TypeProto | None) -> Any:
     return None
 
 
+def size_of(dim: Any) -> int | None:
+    """A size that a type fixes; 0 is one (an empty tensor), and exporters write -1 for an open one."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
 def _inferred_dims(tensor: Any) -> Dims | None:
     if tensor is None or not tensor.HasField("shape"):
         return None
-    # Zero is a size here (an empty slice), unlike in what files declare, where it stands for "open".
-    sizes = ((dim.dim_value if dim.HasField("dim_value") else -1) for dim in tensor.shape.dim)
-    return [size if size >= 0 else None for size in sizes]
-
-
-def _type_proto(dtype: int, shape: Sequence[int]) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(dtype, shape)
+    return [size_of(dim) for dim in tensor.shape.dim]
 
 
 @lru_cache(maxsize=4096)
@@ -223,26 +242,12 @@ def _schema(op: str, version: int, domain: str) -> Any:
         return None
 
 
-@lru_cache(maxsize=1024)
-def _evaluator(node: bytes, version: int) -> Any:
-    """Evaluators are slow to build and the shape arithmetic of a network repeats: keep them."""
-    return ReferenceEvaluator(onnx.NodeProto.FromString(node), opsets={"": version})
-
-
-def _nameless(node: onnx.NodeProto) -> bytes:
-    copy = onnx.NodeProto(op_type=node.op_type)
-    copy.input.extend(f"i{place}" if name else "" for place, name in enumerate(node.input))
-    copy.output.extend(f"o{place}" for place in range(len(node.output)))
-    copy.attribute.extend(node.attribute)
-    return bytes(copy.SerializeToString(deterministic=True))
-
-
-def _shape_value(node: onnx.NodeProto, op: str, tensor: Tensor) -> Array:
-    if op == "Size":
-        return np.array(tensor.elements, dtype=np.int64)
+def _shape_value(node: onnx.NodeProto, op: str, tensor: Tensor) -> Tensor:
+    """The sizes of a tensor as a constant, a guess where they are one."""
     attributes = Attributes(node)
     start, end = attributes.integer("start", 0), attributes.integer("end", len(tensor.shape))
-    return np.array(tensor.shape[start:end], dtype=np.int64)
+    value = np.array(tensor.elements if op == "Size" else tensor.shape[start:end], dtype=np.int64)
+    return replace(computed(value), exact=tensor.exact)
 
 
 def _carriers(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:

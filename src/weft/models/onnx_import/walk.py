@@ -7,6 +7,7 @@ loop runs as often as is known before it starts, and once where that depends on 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +30,11 @@ _MOST_TRIPS = 2**31
 
 
 class Walked(NamedTuple):
-    """What a graph does, and the tensors it hands out."""
+    """What a graph does, the tensors it hands out, and a line for each shape that stayed unknown."""
 
     drafts: list[Draft]
     outputs: list[Tensor]
+    guesses: list[str]
 
 
 def walk(
@@ -51,10 +53,11 @@ def walk(
     declared = {each.name: each.type for each in (*graph.value_info, *graph.output)}
     drafts: list[Draft] = []
     early: list[str] = []
+    guesses: list[str] = []
     for index, proto_node in execution_order(graph, scope, segments):
         name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
         try:
-            made = _CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared))
+            made = _CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared, guesses))
         except ModelError as error:
             raise ModelError(f"{name} ({op}): {error}") from error
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError) as error:
@@ -68,7 +71,7 @@ def walk(
         elif not _lent(drafts, proto_node, scope):
             early.append(_node_name(proto_node))
     outputs = [_lookup(scope, each.name, "the graph output") for each in graph.output]
-    return Walked(fuse(drafts, outputs), outputs)
+    return Walked(fuse(drafts, outputs), outputs, guesses)
 
 
 def _node_name(node: onnx.NodeProto) -> str:
@@ -133,6 +136,8 @@ class _Step:
     scope: Scope
     inference: Inference
     declared: Mapping[str, onnx.TypeProto]
+    guesses: list[str]
+    """Grows by a line for each shape that this node leaves unknown."""
 
     def inputs(self) -> tuple[Tensor | None, ...]:
         return tuple(_lookup(self.scope, name, self.name) if name else None for name in self.proto.input)
@@ -144,7 +149,8 @@ class _Step:
             raise ModelError(f"the {attribute} graph is missing")
         walked = walk(graph, self.scope.new_child(dict(inputs)), self.inference)
         path = f"{self.name}/{attribute.removesuffix('_branch')}"
-        return Walked([each.within(path) for each in walked.drafts], walked.outputs)
+        inside = [f"{path}/{guess}" for guess in walked.guesses]
+        return Walked([each.within(path) for each in walked.drafts], walked.outputs, inside)
 
     def body_inputs(self) -> list[str]:
         bodies = (attribute.g for attribute in self.proto.attribute if attribute.name == "body")
@@ -156,11 +162,24 @@ class _Step:
             raise ModelError(f"its body does not produce {names[len(tensors)]!r}")
         self.scope.update((name, tensor) for name, tensor in zip(names, tensors, strict=False) if name)
 
+    def handed_out(self) -> dict[str, Tensor]:
+        return {name: self.scope[name] for name in self.proto.output if name}
+
+    def tell_guesses(self, inputs: Iterable[Tensor | None], found: Mapping[str, Tensor], reason: str) -> None:
+        """Note the outputs whose shape is a guess, unless an input's was one already."""
+        if all(each is None or each.exact for each in inputs):
+            for name, tensor in found.items():
+                if not tensor.exact:
+                    taken = "x".join(map(str, tensor.shape)) or "a scalar"
+                    who = f"{self.name} ({qualified(self.proto)})"
+                    self.guesses.append(f"{who}: the shape of {name!r} is not known, taken as {taken}: {reason}")
+
 
 def _plain(step: _Step) -> list[Draft]:
     inputs = step.inputs()
-    results = step.inference.outputs(step.proto, inputs, step.declared)
+    results, reason = step.inference.outputs(step.proto, inputs, step.declared)
     found = {name: tensor for name, tensor in zip(step.proto.output, results, strict=True) if name}
+    step.tell_guesses(inputs, found, reason)
     drafts = _counted(step, inputs, tuple(found.values()))
     if not drafts:
         found = {name: _gathered(tensor, inputs) for name, tensor in found.items()}
@@ -210,6 +229,7 @@ def _branch(step: _Step) -> list[Draft]:
     if not possible:
         raise refused[0]
     taken = max(possible, key=_cost)
+    step.guesses.extend(taken.guesses)
     step.hand_out(taken.outputs)
     return taken.drafts
 
@@ -221,25 +241,39 @@ def _loop(step: _Step) -> list[Draft]:
     state = [_at_runtime(each) for each in carried]
     body = step.body("body", zip(names, [*start, *state], strict=False))
     trips = _trips(limit, condition, body.outputs[0])
+    settled = [_after(trips, *pair) for pair in zip(state, body.outputs[1 : 1 + len(carried)], strict=True)]
     stacked = [_stacked(each, 0, trips) for each in body.outputs[1 + len(carried) :]]
-    step.hand_out([*body.outputs[1 : 1 + len(carried)], *stacked])
-    return [repeated(each, trips) for each in body.drafts]
+    step.hand_out([*settled, *stacked])
+    if not body.guesses:
+        reason = "how often the loop runs is not known before a query" if trips is None else "it changes every turn"
+        step.tell_guesses((limit, condition, *carried), step.handed_out(), reason)
+    return _turns(step, body, trips)
 
 
 def _scan(step: _Step) -> list[Draft]:
-    attributes = Attributes(step.proto)
-    inputs = [_at_runtime(each) for each in step.inputs()]
+    attributes, inputs = Attributes(step.proto), [_at_runtime(each) for each in step.inputs()]
+    # Before opset 9 the lengths of the sequences come first, and an axis of samples before the axes that a body sees.
+    lead = 1 if step.inference.opsets.get("", 9) < 9 else 0
     scanned = attributes.integer("num_scan_inputs", 0)
-    states, sequences = inputs[: len(inputs) - scanned], inputs[len(inputs) - scanned :]
-    axes = attributes.integers("scan_input_axes", (0,) * len(sequences))
+    states, sequences = inputs[lead : len(inputs) - scanned], inputs[len(inputs) - scanned :]
+    axes = [lead + axis for axis in attributes.integers("scan_input_axes", (0,) * len(sequences))]
     slices = [_sliced(each, axis) for each, axis in zip(sequences, axes, strict=True)]
-    body = step.body("body", zip(step.body_inputs(), [*states, *slices], strict=False))
-    trips = max(1, sequences[0].shape[axes[0]]) if sequences else 1
+    seen = [replace(each, shape=each.shape[lead:]) for each in (*states, *slices)]
+    body = step.body("body", zip(step.body_inputs(), seen, strict=False))
+    trips = sequences[0].shape[axes[0]] if sequences else 1
+    samples = sequences[0].shape[:lead] if sequences else ()
     results = body.outputs[len(states) :]
     out_axes = attributes.integers("scan_output_axes", (0,) * len(results))
     stacked = [_stacked(each, axis, trips) for each, axis in zip(results, out_axes, strict=True)]
-    step.hand_out([*body.outputs[: len(states)], *stacked])
-    return [repeated(each, trips) for each in body.drafts]
+    handed = [*(body.outputs[: len(states)] if trips else states), *stacked]
+    step.hand_out([replace(each, shape=(*samples, *each.shape)) for each in handed])
+    return _turns(step, body, trips * math.prod(samples))
+
+
+def _turns(step: _Step, body: Walked, trips: int | None) -> list[Draft]:
+    """The layers of a body that runs *trips* times, once where that is not known."""
+    step.guesses.extend(body.guesses if trips != 0 else ())
+    return [repeated(each, 1 if trips is None else trips) for each in body.drafts] if trips != 0 else []
 
 
 _CONTROL: dict[str, Callable[[_Step], list[Draft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
@@ -251,16 +285,24 @@ def _cost(walked: Walked) -> tuple[int, int]:
     return sum(each.macs for each in layers), traffic
 
 
-def _trips(limit: Tensor | None, condition: Tensor | None, goes_on: Tensor) -> int:
-    """How often a loop runs, where that is settled before it starts; otherwise once."""
+def _trips(limit: Tensor | None, condition: Tensor | None, goes_on: Tensor) -> int | None:
+    """How often a loop runs, where that is settled before it starts."""
     starts = condition is None or (condition.value is not None and bool(condition.value.all()))
     # Handing the condition through unchanged shows as a view of the tensor that came in.
     unchanged = condition is not None and goes_on.root is condition.root
     lasts = condition is None or unchanged or (goes_on.value is not None and bool(goes_on.value.all()))
     if limit is None or limit.value is None or limit.value.size != 1 or not (starts and lasts):
-        return 1
+        return None
     trips = int(limit.value.item())
-    return trips if 0 < trips < _MOST_TRIPS else 1
+    return max(0, trips) if trips < _MOST_TRIPS else None
+
+
+def _after(trips: int | None, before: Tensor, turned: Tensor) -> Tensor:
+    """What a loop hands on of a state: a size that one turn changes is known after one turn and after none."""
+    if trips == 0:
+        return before
+    same = before.shape == turned.shape or trips == 1
+    return turned if same else replace(turned, exact=False)
 
 
 def _at_runtime(tensor: Tensor | None) -> Tensor:
@@ -276,10 +318,11 @@ def _sliced(tensor: Tensor, axis: int) -> Tensor:
     return replace(tensor, shape=tuple(sizes))
 
 
-def _stacked(tensor: Tensor, axis: int, trips: int) -> Tensor:
+def _stacked(tensor: Tensor, axis: int, trips: int | None) -> Tensor:
     sizes = list(tensor.shape)
-    sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, trips)
-    return Tensor(tuple(sizes), tensor.dtype, tensor.bits, exact=tensor.exact, made_of=tensor.origins)
+    sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, 1 if trips is None else trips)
+    exact = tensor.exact and trips is not None
+    return Tensor(tuple(sizes), tensor.dtype, tensor.bits, exact=exact, made_of=tensor.origins)
 
 
 def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
