@@ -187,7 +187,7 @@ class Inference:
                 each,
                 shape=each.shape if value is None else value.shape,
                 bits=kept or each.bits,
-                exact=each.exact and exact,
+                exact=(each.exact or value is not None) and exact,
                 constant=True,
                 value=value,
                 stored=(Stored(each.elements, each.dtype),) if op == "ConstantOfShape" else stored,
@@ -236,10 +236,16 @@ def _inferred_dims(tensor: Any) -> Dims | None:
 
 @lru_cache(maxsize=4096)
 def _schema(op: str, version: int, domain: str) -> Any:
+    """The operator as the file's version has it; the oldest could not infer, so the next that can stands in for it."""
+    newest = onnx.defs.onnx_opset_version()
     try:
-        return onnx.defs.get_schema(op, version or onnx.defs.onnx_opset_version(), domain)
+        schema = onnx.defs.get_schema(op, version or newest, domain)
+        while not schema.has_type_and_shape_inference_function and domain == "" and version and version < newest:
+            version += 1
+            schema = onnx.defs.get_schema(op, version, domain)
     except onnx.defs.SchemaError:
         return None
+    return schema
 
 
 def _shape_value(node: onnx.NodeProto, op: str, tensor: Tensor) -> Tensor:

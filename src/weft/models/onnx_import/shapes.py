@@ -224,6 +224,23 @@ def _reduced(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return tuple(1 if at in axes else size for at, size in enumerate(shape) if keep or at not in axes)
 
 
+def _compressed(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    sizes, kept = list(_shape(inputs, 0) or ()), _integers(inputs, 1)
+    if kept is None or not attributes.has("axis"):
+        return None if kept is None else (sum(map(bool, kept)),)
+    sizes[attributes.integer("axis", 0)] = sum(map(bool, kept))
+    return tuple(sizes)
+
+
+def _reshaped(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """The oldest Reshape, whose target is an attribute."""
+    source, target = _shape(inputs, 0) or (), attributes.integers("shape", ())
+    sizes = [source[at] if size == 0 and at < len(source) else size for at, size in enumerate(target)]
+    known = math.prod(size for size in sizes if size > 0)
+    rest = math.prod(source) // max(1, known)
+    return tuple(rest if size < 0 else size for size in sizes) if target else None
+
+
 def _joined(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """Quantised tensors joined: after the scale and zero point of the result come tensor, scale, zero point each."""
     shapes = [tensor.shape for tensor in inputs[2::3] if tensor is not None]
@@ -413,7 +430,9 @@ _STANDARD = {
 """Operators with the shapes of a standard one, and how many inputs they have in common with its newest version."""
 
 _SAME = """
-    Dropout SimplifiedLayerNormalization com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu
+    Abs Add BatchNormalization Ceil Clip Div Elu Exp Floor GroupNormalization HardSigmoid InstanceNormalization
+    LeakyRelu Log Max Mean MeanVarianceNormalization Min Mul Neg PRelu Reciprocal Relu Selu Sigmoid Sqrt Sub Sum Tanh
+    SimplifiedLayerNormalization com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu
     com.microsoft:BiasGelu com.microsoft:QLinearSigmoid com.microsoft:QLinearLeakyRelu com.microsoft:QLinearSoftmax
     com.microsoft:BiasAdd com.microsoft:BiasSoftmax com.microsoft:GroupNorm com.microsoft:LayerNormalization
     com.microsoft:QuantizeLinear com.microsoft:DequantizeLinear com.microsoft:RotaryEmbedding
@@ -437,6 +456,9 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("SimplifiedLayerNormalization", "com.microsoft:LayerNormalization"), (_like(0), _normed, _normed)),
     "com.microsoft:SkipGroupNorm": (_like(0), _like(0)),
     "com.microsoft:DynamicQuantizeLinear": (_like(0), _fixed(), _fixed()),
+    **dict.fromkeys(("GreaterOrEqual", "LessOrEqual"), (_common(0, 1),)),
+    "Compress": (_compressed,),
+    "Reshape": (_reshaped,),
     **dict.fromkeys(("com.microsoft:QLinearAdd", "com.microsoft:QLinearMul"), (_common(0, 3),)),
     **dict.fromkeys(("com.microsoft:ComplexMul", "com.microsoft:ComplexMulConj"), (_common(0, 1),)),
     "com.microsoft:QLinearWhere": (_common(0, 1, 4),),
