@@ -183,7 +183,8 @@ def _extreme(function: Callable[..., Any]) -> Rule:
 
 def _top(call: Call) -> tuple[Array, ...]:
     value, axis = call.need(0), call.attributes.integer("axis", -1)
-    count = (call.integers("k", 1) or (call.attributes.integer("k", 1),))[0]
+    wanted = call.value(1)
+    count = call.attributes.integer("k", 1) if wanted is None else int(wanted.item())
     order = np.argsort(-value.astype(np.float64) if call.attributes.integer("largest", 1) else value, axis, "stable")
     chosen = np.take(order, range(count), axis)
     return np.take_along_axis(value, chosen, axis), chosen.astype(np.int64)
@@ -257,8 +258,16 @@ def _gather(call: Call) -> Array:
     return np.take(call.need(0), call.need(1), call.attributes.integer("axis", 0))
 
 
+def _elements(call: Call) -> tuple[Array, ...]:
+    """Where the elements lie that indices name along one axis, each at its own place along the others."""
+    indices, axis = call.need(1), call.attributes.integer("axis", 0)
+    places = list(np.indices(indices.shape))
+    places[axis] = indices
+    return tuple(places)
+
+
 def _gather_elements(call: Call) -> Array:
-    return np.take_along_axis(call.need(0), call.need(1), call.attributes.integer("axis", 0))
+    return np.asarray(call.need(0)[_elements(call)])
 
 
 def _gather_nd(call: Call) -> Array | None:
@@ -279,7 +288,7 @@ def _scatter_elements(call: Call) -> Array | None:
     if call.attributes.text("reduction") not in ("", "none"):
         return None
     result = call.need(0).copy()
-    np.put_along_axis(result, call.need(1), call.need(2), call.attributes.integer("axis", 0))
+    result[_elements(call)] = call.need(2)
     return result
 
 
