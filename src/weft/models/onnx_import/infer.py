@@ -46,6 +46,8 @@ VIEWS = names(
     """
     Reshape Squeeze Unsqueeze Flatten Identity Dropout QuantizeLinear DequantizeLinear
     com.microsoft:QuantizeLinear com.microsoft:DequantizeLinear Optional OptionalGetElement SequenceAt
+    com.microsoft:ExpandDims com.microsoft:BitmaskDropout com.microsoft:QuantizeWithOrder
+    com.microsoft:DequantizeWithOrder MemcpyFromHost MemcpyToHost
     """
 )
 """Operators whose output is their first input seen differently: no memory traffic of their own."""

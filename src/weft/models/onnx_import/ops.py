@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.models.onnx_import import attention, products
+from weft.models.onnx_import import attention, contrib, products
 from weft.models.onnx_import.drafts import Draft, Node, draft
 from weft.models.onnx_import.infer import VIEWS, names
 from weft.models.onnx_import.tensors import INTEGERS
@@ -17,7 +17,8 @@ ACTIVATIONS = names(
     """
     Relu Clip LeakyRelu Sigmoid HardSwish HardSigmoid Tanh Gelu Elu PRelu Mish Selu Celu Softplus Softsign
     ThresholdedRelu Swish Erf com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu
-    com.microsoft:BiasGelu com.microsoft:QLinearSigmoid com.microsoft:QLinearLeakyRelu
+    com.microsoft:BiasGelu com.microsoft:QLinearSigmoid com.microsoft:QLinearLeakyRelu com.microsoft:ScaledSiLU
+    com.microsoft:QOrderedGelu ParametricSoftplus ScaledTanh
     """
 )
 """Functions of one value each: free where a multiplication writes its result."""
@@ -34,7 +35,14 @@ _ELEMENTWISE = names(
     Sin Sinh Softmax SwiGLU Tan Where Xor Bernoulli NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss
     com.microsoft:QLinearAdd com.microsoft:QLinearMul com.microsoft:QLinearSoftmax
     com.microsoft:QLinearReduceMean com.microsoft:RotaryEmbedding com.microsoft:BiasSplitGelu
-    com.microsoft:BiasAdd com.microsoft:BiasSoftmax com.microsoft:DynamicQuantizeLinear
+    com.microsoft:BiasAdd com.microsoft:BiasSoftmax com.microsoft:DynamicQuantizeLinear com.microsoft:BiasDropout
+    com.microsoft:BitmaskBiasDropout com.microsoft:ComplexMul com.microsoft:ComplexMulConj com.microsoft:EngramGate
+    com.microsoft:GatedAdd com.microsoft:GemmaRotaryEmbedding com.microsoft:HyperConnectionPostMix
+    com.microsoft:HyperConnectionPreMix com.microsoft:IsAllFinite com.microsoft:LinearAttentionGate
+    com.microsoft:MRotaryEmbedding com.microsoft:MulInteger com.microsoft:MurmurHash3 com.microsoft:NGramHashMapping
+    com.microsoft:QLinearWhere com.microsoft:ReduceSumInteger com.microsoft:VarlenNGramHashMapping
+    com.microsoft:SampleOp Affine ImageScaler Scale ai.onnx.ml:Binarizer ai.onnx.ml:Imputer ai.onnx.ml:LabelEncoder
+    ai.onnx.ml:CategoryMapper ai.onnx.ml:Scaler
     """
 )
 
@@ -44,6 +52,8 @@ _NORM = names(
     LpNormalization MeanVarianceNormalization LRN SimplifiedLayerNormalization SkipLayerNormalization
     com.microsoft:SkipLayerNormalization com.microsoft:SkipSimplifiedLayerNormalization
     com.microsoft:GroupNorm com.microsoft:SkipGroupNorm com.microsoft:LayerNormalization
+    com.microsoft:BranchwiseRMSNorm com.microsoft:GatedRMSNorm com.microsoft:QOrderedLayerNormalization
+    ai.onnx.ml:Normalizer
     """
 )
 
@@ -51,6 +61,8 @@ _POOL = names(
     """
     MaxPool AveragePool LpPool GlobalMaxPool GlobalAveragePool GlobalLpPool MaxRoiPool RoiAlign MaxUnpool
     com.microsoft:QLinearGlobalAveragePool com.microsoft:QLinearAveragePool com.microsoft:NhwcMaxPool
+    com.microsoft:MaxpoolWithMask com.microsoft.nchwc:MaxPool com.microsoft.nchwc:AveragePool
+    com.microsoft.nchwc:GlobalMaxPool com.microsoft.nchwc:GlobalAveragePool
     """
 )
 
@@ -60,16 +72,24 @@ _MOVEMENT = names(
     ScatterElements ScatterND TensorScatter ReverseSequence OneHot NonZero Unique TopK NonMaxSuppression
     GridSample AffineGrid Col2Im ConstantOfShape EyeLike Range Trilu CenterCropPad ConcatFromSequence
     RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial SplitToSequence
-    com.microsoft:QLinearConcat
+    BlackmanWindow HammingWindow HannWindow MelWeightMatrix Crop
+    com.microsoft:QLinearConcat com.microsoft:CropAndResize com.microsoft:GridSample com.microsoft:NGramRepeatBlock
+    com.microsoft:Pad com.microsoft:Range com.microsoft:RelativePositionBias com.microsoft:RemovePadding
+    com.microsoft:RestorePadding com.microsoft:Trilu com.microsoft:UnfoldTensor com.microsoft:Unique
+    com.microsoft:QuantizeBFP com.microsoft:DequantizeBFP com.microsoft.nchwc:ReorderInput
+    com.microsoft.nchwc:ReorderOutput com.microsoft.nchwc:Upsample ai.onnx.ml:OneHotEncoder
+    ai.onnx.ml:FeatureVectorizer ai.onnx.ml:DictVectorizer
     """
 )
 
-_SELECTION = names("Slice Split Compress GatherND GatherElements")
+_SELECTION = names(
+    "Slice Split Compress GatherND GatherElements DynamicSlice com.microsoft:GatherND ai.onnx.ml:ArrayFeatureExtractor"
+)
 
 _FREE = names(
     """
     Constant Shape Size SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength
-    OptionalHasElement
+    OptionalHasElement ai.onnx.ml:ZipMap ai.onnx.ml:CastMap
     """
 )
 
@@ -172,6 +192,61 @@ COUNTERS: dict[str, Counter] = {
     "com.microsoft:FusedConv": products.conv,
     "com.microsoft:FusedGemm": products.gemm,
     "com.microsoft:FusedMatMul": products.gemm,
-    "com.microsoft:MatMulNBits": products.matmul_nbits,
     "com.microsoft:QGemm": products.qgemm,
+    "com.microsoft:DynamicQuantizeMatMul": products.dynamic_matmul,
+    "com.microsoft:FusedMatMulActivation": products.gemm,
+    "com.microsoft:GemmFastGelu": products.gemm,
+    "com.microsoft:GemmFloat8": products.gemm,
+    "com.microsoft:MatMulInteger16": products.matmul,
+    "com.microsoft:MatMulIntegerToFloat": products.matmul_to_float,
+    "com.microsoft:QOrderedMatMul": products.ordered_matmul,
+    "com.microsoft:SparseToDenseMatMul": products.gemm,
+    "com.microsoft:TransposeMatMul": products.gemm,
+    "com.microsoft:CDist": products.distances,
+    "com.microsoft:MatMulNBits": contrib.matmul_nbits,
+    "com.microsoft:MatMulBnb4": contrib.matmul_bnb4,
+    "com.microsoft:MatMulFpQ4": contrib.matmul_fpq4,
+    "com.microsoft:MatMulBlockQuantizedFp4Weight": contrib.matmul_fp4,
+    "com.microsoft:MatMulBlockQuantizedFp8Weight": contrib.matmul_fp8,
+    "com.microsoft:MatMulNBitsMlp": contrib.nbits_mlp,
+    "com.microsoft:MatMulNBitsQkv": contrib.nbits_qkv,
+    "com.microsoft:MoE": contrib.moe,
+    "com.microsoft:QMoE": contrib.q_moe,
+    "com.microsoft:DynamicQuantizeLSTM": products.quantized_lstm,
+    "com.microsoft:AttnLSTM": contrib.attn_lstm,
+    "com.microsoft:ConvTransposeWithDynamicPads": products.conv_transpose_with_pads,
+    "com.microsoft:NhwcConv": contrib.nhwc_conv,
+    "com.microsoft:NhwcFusedConv": contrib.nhwc_conv,
+    "com.microsoft:QLinearConv": contrib.qlinear_conv,
+    "com.microsoft.nchwc:Conv": products.conv,
+    "CausalConvWithState": contrib.causal_conv,
+    "com.microsoft:CausalConvWithState": contrib.causal_conv,
+    "com.microsoft:VarlenCausalConvWithState": contrib.varlen_causal_conv,
+    "com.microsoft:WordConvEmbedding": contrib.word_conv,
+    "com.microsoft:GatedRelativePositionBias": contrib.gated_position_bias,
+    "com.microsoft:DecoderAttention": attention.decoder_attention,
+    "com.microsoft:DecoderMaskedMultiHeadAttention": attention.masked_multi_head_attention,
+    "com.microsoft:DecoderMaskedSelfAttention": attention.attention,
+    "com.microsoft:DynamicSparseAttention": attention.dynamic_sparse_attention,
+    "LinearAttention": attention.linear_attention,
+    "com.microsoft:LinearAttention": attention.linear_attention,
+    "com.microsoft:GatedDeltaNet": attention.gated_delta_net,
+    "com.microsoft:LongformerAttention": attention.longformer_attention,
+    "com.microsoft:PackedAttention": attention.packed_attention,
+    "com.microsoft:PackedMultiHeadAttention": attention.packed_multi_head_attention,
+    "com.microsoft:PagedAttention": attention.paged_attention,
+    "com.microsoft:QOrderedAttention": attention.ordered_attention,
+    "com.microsoft:QOrderedLongformerAttention": attention.ordered_longformer_attention,
+    "com.microsoft:SparseAttention": attention.group_query_attention,
+    "com.microsoft:SparsePagedAttention": attention.sparse_paged_attention,
+    "com.microsoft:QEmbedLayerNormalization": _embed_norm,
+    "com.microsoft:TorchEmbedding": _gather,
+    "com.microsoft:GatherBlockQuantized": _gather,
+    "ai.onnx.ml:LinearClassifier": contrib.linear,
+    "ai.onnx.ml:LinearRegressor": contrib.linear,
+    "ai.onnx.ml:SVMClassifier": contrib.support_vectors,
+    "ai.onnx.ml:SVMRegressor": contrib.support_vectors,
+    "ai.onnx.ml:TreeEnsemble": contrib.trees,
+    "ai.onnx.ml:TreeEnsembleClassifier": contrib.trees,
+    "ai.onnx.ml:TreeEnsembleRegressor": contrib.trees,
 }

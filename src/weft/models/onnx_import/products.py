@@ -14,14 +14,14 @@ from dataclasses import replace
 from weft.errors import ModelError
 from weft.models.layer import Gemm
 from weft.models.onnx_import.drafts import Draft, Node, draft
-from weft.models.onnx_import.shapes import broadcast
-from weft.models.onnx_import.tensors import Stored, Tensor
+from weft.models.onnx_import.shapes import broadcast, operand
+from weft.models.onnx_import.tensors import Tensor
 
 Operand = tuple[Tensor, tuple[int, ...]]
 """A factor and its shape as it enters the product, after any transposition."""
 
 
-def conv(node: Node, x: int = 0, w: int = 1, bias: int = 2) -> list[Draft]:
+def conv(node: Node, x: int = 0, w: int = 1, bias: int = 2, channels: int = 1) -> list[Draft]:
     """One row per output position; the reduction runs over input channels and the kernel window."""
     data, weight = need(node, x), need(node, w)
     groups = node.attributes.integer("group", 1)
@@ -30,8 +30,8 @@ def conv(node: Node, x: int = 0, w: int = 1, bias: int = 2) -> list[Draft]:
     outs, per_group, *window = weight.shape
     if groups < 1 or outs % groups:
         raise ModelError(f"{outs} output channels do not split into {groups} groups")
-    channels = data.shape[1] if len(data.shape) > 1 else per_group * groups
-    _agree(channels, per_group * groups, "input channels", data, weight)
+    given = data.shape[channels] if len(data.shape) > 1 else per_group * groups
+    _agree(given, per_group * groups, "input channels", data, weight)
     kernel = math.prod(window)
     gemm = sized_gemm(node.outputs[0].elements // max(outs, 1), per_group * kernel, outs // groups, groups, kernel)
     return _convolved(node, gemm, weight, node.input(bias))
@@ -49,7 +49,7 @@ def deform_conv(node: Node) -> list[Draft]:
     return conv(node, bias=3)
 
 
-def conv_transpose(node: Node) -> list[Draft]:
+def conv_transpose(node: Node, bias: int = 2) -> list[Draft]:
     """One row per *input* position, spread over the window: output positions would count zeros as work."""
     data, weight = need(node, 0), need(node, 1)
     groups = node.attributes.integer("group", 1)
@@ -60,13 +60,16 @@ def conv_transpose(node: Node) -> list[Draft]:
         raise ModelError(f"{channels} input channels do not split into {groups} groups")
     _agree(data.shape[1], channels, "input channels", data, weight)
     gemm = sized_gemm(data.elements // max(data.shape[1], 1), channels // groups, outs * math.prod(window), groups)
-    return _convolved(node, gemm, weight, node.input(2))
+    return _convolved(node, gemm, weight, node.input(bias))
+
+
+def conv_transpose_with_pads(node: Node) -> list[Draft]:
+    return conv_transpose(node, bias=3)
 
 
 def gemm(node: Node, b: int = 1, c: int = 2) -> list[Draft]:
     left, right = need(node, 0), need(node, b)
-    a_shape = _transposed(left.shape, node.attributes.integer("transA", 0))
-    b_shape = _transposed(right.shape, node.attributes.integer("transB", 0))
+    a_shape, b_shape = (operand(each.shape, node.attributes, side) for each, side in ((left, "A"), (right, "B")))
     return _product(node, (left, a_shape), (right, b_shape), (node.input(c),))
 
 
@@ -83,14 +86,27 @@ def qlinear_matmul(node: Node) -> list[Draft]:
     return matmul(node, b=3)
 
 
-def matmul_nbits(node: Node) -> list[Draft]:
-    """Weights packed below a byte: the true sizes are attributes, the stored tensor is only bytes."""
-    data, packed = need(node, 0), need(node, 1)
-    k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
-    sized = sized_gemm(data.elements // max(k, 1), k, n)
-    weight = Tensor((k, n), packed.dtype, bits, constant=True, stored=(Stored(k * n, packed.dtype),))
-    bare = Node(node.name, node.op, (data,), node.outputs, node.attributes)
-    return [draft(bare, "gemm", gemm=sized, weight=weight, trained=(weight,))] if sized else []
+def dynamic_matmul(node: Node) -> list[Draft]:
+    """A product whose left side is quantised on the way, with a bias."""
+    return gemm(node, c=4)
+
+
+def matmul_to_float(node: Node) -> list[Draft]:
+    return gemm(node, c=6)
+
+
+def ordered_matmul(node: Node) -> list[Draft]:
+    """Quantised for one memory layout: in some the right matrix lies transposed."""
+    left, right = need(node, 0), need(node, 2)
+    turned = len(right.shape) == 2 and bool(left.shape) and right.shape[0] != left.shape[-1]
+    shape = right.shape[::-1] if turned else right.shape
+    return _product(node, (left, left.shape), (right, shape), (node.input(5),))
+
+
+def distances(node: Node) -> list[Draft]:
+    """Distances between all pairs of rows, computed as a product."""
+    left, right = need(node, 0), need(node, 1)
+    return _product(node, (left, left.shape), (right, right.shape[::-1]), ())
 
 
 def einsum(node: Node) -> list[Draft]:
@@ -121,6 +137,11 @@ def lstm(node: Node) -> list[Draft]:
     return _recurrent(node, gates=4)
 
 
+def quantized_lstm(node: Node) -> list[Draft]:
+    """DynamicQuantizeLSTM: the axes that meet the input and the state come before those of the gates."""
+    return _recurrent(node, gates=4, inner=1)
+
+
 def gru(node: Node) -> list[Draft]:
     return _recurrent(node, gates=3)
 
@@ -141,13 +162,12 @@ def need(node: Node, place: int) -> Tensor:
     return tensor
 
 
-def _recurrent(node: Node, gates: int) -> list[Draft]:
+def _recurrent(node: Node, gates: int, inner: int = 2) -> list[Draft]:
     """Each step multiplies its input and its state by the weights of every gate."""
     data, w, r = need(node, 0), need(node, 1), need(node, 2)
     if not len(data.shape) == len(w.shape) == len(r.shape) == 3:
         raise ModelError("a recurrent layer needs an input, W and R of 3 axes each")
-    directions, _, width = w.shape
-    hidden = r.shape[2]
+    directions, width, hidden = w.shape[0], w.shape[inner], r.shape[inner]
     # Sequence and batch are the two leading axes in either layout: their product is the same.
     gemm = sized_gemm(data.shape[0] * data.shape[1], width + hidden, gates * hidden, directions)
     if gemm is None:
@@ -190,10 +210,6 @@ def _agree(here: int, there: int, what: str, a: Tensor, b: Tensor) -> None:
     """Refuse sizes that contradict each other, unless one of them was a guess of ours."""
     if here != there and a.exact and b.exact:
         raise ModelError(f"{what} differ: {here} in {_times(a.shape)}, {there} in {_times(b.shape)}")
-
-
-def _transposed(shape: tuple[int, ...], flag: int) -> tuple[int, ...]:
-    return (*shape[:-2], shape[-1], shape[-2]) if flag and len(shape) > 1 else shape
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -30,13 +30,23 @@ def standard(node: onnx.NodeProto, op: str) -> onnx.NodeProto:
     if op not in _STANDARD:
         return node
     like, inputs = _STANDARD[op]
-    return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=node.attribute)
+    known = onnx.defs.get_schema(like).attributes
+    attributes = [each for each in node.attribute if each.name in known]
+    return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes)
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> Shape:
     """The common shape of two batches, aligned at the right; a size that disagrees is the first's."""
     pairs = list(zip_longest(reversed(first), reversed(second), fillvalue=1))
     return tuple(b if a == 1 else a for a, b in reversed(pairs))
+
+
+def operand(shape: Shape, attributes: Attributes, side: str) -> Shape:
+    """A factor as it enters the product: turned where ``transA`` says so, its first axis moved in by ``transBatchA``."""
+    if attributes.integer(f"transBatch{side}", 0) and len(shape) > 2:
+        shape = (*shape[1:-1], shape[0], shape[-1])
+    turned = attributes.integer(f"trans{side}", 0) and len(shape) > 1
+    return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
 
 
 def _shape(inputs: Inputs, place: int) -> Shape | None:
@@ -80,15 +90,12 @@ def _product(place: int) -> Rule:
     """The product of the first input and another, either transposed where an attribute says so."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
-        left, right = _shape(inputs, 0) or (), _shape(inputs, place) or ()
+        left, right = (operand(_shape(inputs, at) or (), attributes, side) for at, side in ((0, "A"), (place, "B")))
         if not left or not right:
             return None
-        left, one_row = ((1, *left), True) if len(left) == 1 else (left, False)
-        right, one_column = ((*right, 1), True) if len(right) == 1 else (right, False)
-        rows = left[-1 if attributes.integer("transA", 0) else -2]
-        columns = right[-2 if attributes.integer("transB", 0) else -1]
-        batch = broadcast(left[:-2], right[:-2])
-        return (*batch, *(() if one_row else (rows,)), *(() if one_column else (columns,)))
+        rows = left[-2:-1] if len(left) > 1 else ()
+        columns = right[-1:] if len(right) > 1 else ()
+        return (*broadcast(left[:-2], right[:-2]), *rows, *columns)
 
     return rule
 
@@ -281,6 +288,23 @@ def _slid(attributes: Attributes, at: int, spatial: Shape, window: Shape) -> int
     return max(0, (-(-room // stride) if attributes.integer("ceil_mode", 0) else room // stride) + 1)
 
 
+def _spread(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """A transposed convolution whose padding is an input."""
+    shape, kernel = _shape(inputs, 0) or (), _shape(inputs, 1) or ()
+    rank = len(shape) - 2
+    pads = _integers(inputs, 2) or ((0,) * 2 * rank if _shape(inputs, 2) is None else None)
+    if rank < 1 or len(kernel) != len(shape) or pads is None:
+        return None
+    ones = (1,) * rank
+    strides, reach = attributes.integers("strides", ones), attributes.integers("dilations", ones)
+    extra = attributes.integers("output_padding", (0,) * rank)
+    sizes = (
+        strides[at] * (shape[2 + at] - 1) + extra[at] + reach[at] * (kernel[2 + at] - 1) + 1 - pads[at] - pads[at + rank]
+        for at in range(rank)
+    )
+    return (shape[0], kernel[1] * attributes.integer("group", 1), *sizes)
+
+
 def _pooled_away(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs, 0) or ()
     ones = (1,) * (len(shape) - 2)
@@ -375,6 +399,18 @@ def _delta_net(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (query[0], max(query[1], value[1]), value[2])
 
 
+def _sequence(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """What a recurrent layer writes step by step."""
+    data, state = _shape(inputs, 0), _state(inputs, attributes)
+    return (data[0], *state) if data and state else None
+
+
+def _state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    data = _shape(inputs, 0) or ()
+    directions = 2 if attributes.text("direction") == "bidirectional" else 1
+    return (directions, data[1], attributes.integer("hidden_size", 1)) if len(data) == 3 else None
+
+
 def _words(inputs: Inputs, attributes: Attributes) -> Shape | None:
     data, weight = _shape(inputs, 0), _shape(inputs, 1)
     return (*data[:-1], weight[0]) if data and weight else None
@@ -416,8 +452,6 @@ def _vector(inputs: Inputs, attributes: Attributes) -> Shape | None:
 _CLASSES = "classlabels_ints classlabels_int64s classlabels_strings"
 
 _STANDARD = {
-    "com.microsoft:AttnLSTM": ("LSTM", 8),
-    "com.microsoft:DynamicQuantizeLSTM": ("LSTM", 8),
     "com.microsoft:FusedConv": ("Conv", 3),
     "com.microsoft:GatherND": ("GatherND", 2),
     "com.microsoft:GridSample": ("GridSample", 2),
@@ -479,12 +513,14 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "com.microsoft:CDist": (_pairs,),
     **{f"com.microsoft:{op}": (_windowed(1, True),) for op in ("NhwcConv", "NhwcFusedConv")},
     "com.microsoft:QLinearConv": (_windowed(3),),
+    "com.microsoft:ConvTransposeWithDynamicPads": (_spread,),
     "com.microsoft:QLinearAveragePool": (_windowed(None),),
     "com.microsoft:NhwcMaxPool": (_windowed(None, True),),
     "com.microsoft:QLinearGlobalAveragePool": (_pooled_away,),
     **dict.fromkeys(("CausalConvWithState", "com.microsoft:CausalConvWithState"), (_like(0), _causal_state)),
     "com.microsoft:VarlenCausalConvWithState": (_like(0), _like(4)),
     "com.microsoft:WordConvEmbedding": (_words,),
+    **{f"com.microsoft:{op}": (_sequence, _state, _state) for op in ("AttnLSTM", "DynamicQuantizeLSTM")},
     "com.microsoft:Attention": (_attention, _attention_cache),
     "com.microsoft:QAttention": (_attention,),
     "com.microsoft:PackedAttention": (_attention,),

@@ -57,12 +57,12 @@ def walk(
     for index, proto_node in execution_order(graph, scope, segments):
         name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
         try:
-            made = _CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared, guesses))
+            made = CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared, guesses))
         except ModelError as error:
             raise ModelError(f"{name} ({op}): {error}") from error
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError) as error:
             raise ModelError(f"{name} ({op}) is malformed: {error}") from error
-        if op in _CONTROL:
+        if op in CONTROL:
             made = _awaiting(made, proto_node, scope)
         made = [replace(each, step=index, segment=segments.get(index, 0)) for each in made]
         if made:
@@ -276,7 +276,7 @@ def _turns(step: _Step, body: Walked, trips: int | None) -> list[Draft]:
     return [repeated(each, 1 if trips is None else trips) for each in body.drafts] if trips != 0 else []
 
 
-_CONTROL: dict[str, Callable[[_Step], list[Draft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
+CONTROL: dict[str, Callable[[_Step], list[Draft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
 
 
 def _cost(walked: Walked) -> tuple[int, int]:

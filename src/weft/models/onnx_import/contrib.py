@@ -1,0 +1,208 @@
+"""Operators of ONNX Runtime that multiply: packed and quantised weights, experts, convolutions with a state.
+
+Their inputs are told by the schemas ONNX Runtime registers and by its ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import onnx
+
+from weft.errors import ModelError
+from weft.models.layer import Gemm
+from weft.models.onnx_import.drafts import Draft, Node, draft
+from weft.models.onnx_import.products import conv, lstm, need, sized_gemm
+from weft.models.onnx_import.tensors import Stored, Tensor, dtype_bits
+
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def chained(drafts: Sequence[Draft]) -> list[Draft]:
+    """The layers of one operator: the first reads what it reads, the last writes what it writes."""
+    last = len(drafts) - 1
+    return [
+        replace(each, reads=each.reads if not place else (), writes=each.writes if place == last else ())
+        for place, each in enumerate(drafts)
+    ]
+
+
+def named(draft: Draft, part: str) -> Draft:
+    return replace(draft, layer=replace(draft.layer, name=f"{draft.layer.name}/{part}"))
+
+
+def packed(node: Node, k: int, n: int, bits: int, place: int = 1) -> list[Draft]:
+    """A product with weights packed below a byte: the true sizes are told, the stored tensor is only bytes."""
+    data, stored = need(node, 0), need(node, place)
+    gemm = sized_gemm(data.elements // max(k, 1), k, n)
+    weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
+    bare = Node(node.name, node.op, (data,), node.outputs, node.attributes)
+    return [draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,))] if gemm else []
+
+
+def matmul_nbits(node: Node) -> list[Draft]:
+    k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
+    return packed(node, k, n, bits)
+
+
+def matmul_bnb4(node: Node) -> list[Draft]:
+    return packed(node, node.attributes.integer("K", 1), node.attributes.integer("N", 1), 4)
+
+
+def matmul_fpq4(node: Node) -> list[Draft]:
+    """The sizes of the blob are its third input."""
+    sizes = need(node, 2).value
+    if sizes is None or sizes.size != 2:
+        return [draft(node, "unknown")]
+    k, n = (int(size) for size in sizes)
+    return packed(node, k, n, 4)
+
+
+def matmul_fp4(node: Node) -> list[Draft]:
+    return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], 4)
+
+
+def matmul_fp8(node: Node) -> list[Draft]:
+    return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], 8)
+
+
+def nbits_mlp(node: Node) -> list[Draft]:
+    """A gate and what it gates, side by side."""
+    k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
+    return packed(node, k, 2 * n, bits, place=3)
+
+
+def nbits_qkv(node: Node) -> list[Draft]:
+    k, q, kv, bits = (node.attributes.integer(name, 1) for name in ("K", "Nq", "Nkv", "bits"))
+    return packed(node, k, q + 2 * kv, bits, place=3)
+
+
+def moe(node: Node) -> list[Draft]:
+    """Each token passes as many experts as ``k`` says; only the weights of experts that are met are read."""
+    return _experts(node, {"fc1": 2, "fc3": 6, "fc2": 4}, {})
+
+
+def q_moe(node: Node) -> list[Draft]:
+    usual = node.attributes.integer("expert_weight_bits", 4)
+    bits = {name: node.attributes.integer(f"{name}_expert_weight_bits", usual) for name in ("fc1", "fc2", "fc3")}
+    return _experts(node, {"fc1": 2, "fc3": 8, "fc2": 5}, bits)
+
+
+def _experts(node: Node, places: dict[str, int], bits: dict[str, int]) -> list[Draft]:
+    data = need(node, 0)
+    tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
+    drafts = []
+    for name, place in places.items():
+        stored = node.input(place)
+        if stored is None:
+            continue
+        if len(stored.shape) != 3:
+            raise ModelError(f"the weights of experts have 3 axes, {name} has {len(stored.shape)}")
+        experts, n, bytes_or_values = stored.shape
+        width = bits.get(name, 0)
+        k = bytes_or_values * 8 // max(1, width) if width else bytes_or_values
+        kept = (Stored(experts * n * k, stored.dtype),) if stored.constant else ()
+        weight = Tensor((experts, n, k), stored.dtype, width or stored.bits, constant=stored.constant, stored=kept)
+        gemm = sized_gemm(tokens, k, n)
+        if gemm is not None:
+            bare = Node(node.name, node.op, (data,), node.outputs, node.attributes)
+            layer = named(draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
+            met = min(experts, tokens) * n * k if stored.constant else 0
+            drafts.append(replace(layer, layer=replace(layer.layer, weights=met)))
+    return chained(drafts)
+
+
+def attn_lstm(node: Node) -> list[Draft]:
+    """An LSTM that looks at a memory in every step: a query, scores, the context and a layer that mixes it in."""
+    query, memory, mixed = node.input(8), node.input(11), node.input(13)
+    steps = lstm(node)
+    if query is None or memory is None or not steps or len(query.shape) != 3 or len(memory.shape) != 3:
+        return steps
+    directions, hidden, size = query.shape
+    batch, length, depth = memory.shape
+    rows = need(node, 0).shape[0] * batch
+    wide = (depth + hidden) * mixed.shape[-1] if mixed is not None else 0
+    looks = sized_gemm(rows, hidden * size + length * (size + depth) + wide, 1, directions)
+    keys = sized_gemm(batch * length, depth, size, directions)
+    extra = [named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm]
+    return chained([*extra, *steps])
+
+
+def nhwc_conv(node: Node) -> list[Draft]:
+    return conv(node, channels=-1)
+
+
+def qlinear_conv(node: Node) -> list[Draft]:
+    last = node.attributes.integer("channels_last", 0)
+    return conv(node, x=0, w=3, bias=8, channels=-1 if last else 1)
+
+
+def causal_conv(node: Node, bias: int = 2) -> list[Draft]:
+    """One window per position and channel; positions are whatever is not channels."""
+    data, weight = need(node, 0), need(node, 1)
+    if len(weight.shape) < 3:
+        raise ModelError(f"a convolution weight has at least 3 axes, not {len(weight.shape)}")
+    channels, kernel = weight.shape[0], math.prod(weight.shape[2:])
+    gemm = sized_gemm(data.elements // max(1, channels), kernel, 1, channels, kernel)
+    return [draft(node, "conv", gemm=gemm, weight=weight, trained=(weight, node.input(bias)))] if gemm else []
+
+
+def varlen_causal_conv(node: Node) -> list[Draft]:
+    return causal_conv(node, bias=3)
+
+
+def word_conv(node: Node) -> list[Draft]:
+    """The characters of each word looked up, then a window slid over them."""
+    words, weight, table = need(node, 0), need(node, 1), need(node, 3)
+    if len(words.shape) < 1 or len(weight.shape) < 3:
+        raise ModelError("a convolution over words needs words and a weight of at least 3 axes")
+    filters, window = weight.shape[0], weight.shape[-2]
+    places = max(0, words.shape[-1] - window + 1) * (words.elements // max(1, words.shape[-1]))
+    gemm = sized_gemm(places, math.prod(weight.shape[1:]), filters, kernel=window)
+    trained = (weight, node.input(2), table)
+    return [draft(node, "conv", gemm=gemm, weight=weight, trained=trained)] if gemm else []
+
+
+def gated_position_bias(node: Node) -> list[Draft]:
+    """Every head of every query through one small matrix."""
+    query, weight = need(node, 0), need(node, 3)
+    if len(weight.shape) != 2:
+        raise ModelError("the weight of the gate has 2 axes")
+    gemm: Gemm | None = sized_gemm(query.elements // max(1, weight.shape[0]), *weight.shape)
+    kind = "gemm" if weight.constant else "matmul"
+    return [draft(node, kind, gemm=gemm, weight=weight, trained=(weight, node.input(4)))] if gemm else []
+
+
+def linear(node: Node) -> list[Draft]:
+    """ai.onnx.ml LinearClassifier and LinearRegressor: the weights are an attribute."""
+    return _by_rows(node, node.attributes.length("coefficients"))
+
+
+def support_vectors(node: Node) -> list[Draft]:
+    """Every sample meets every support vector; without any, the coefficients are those of a line."""
+    vectors = node.attributes.length("support_vectors")
+    return _by_rows(node, vectors or node.attributes.length("coefficients"))
+
+
+def trees(node: Node) -> list[Draft]:
+    """Comparisons along a path: traffic, and a threshold stored per node."""
+    nodes = max(node.attributes.length(name) for name in ("nodes_values", "nodes_treeids"))
+    kept = _in_attributes((nodes,))
+    return [draft(node, "elementwise", trained=(kept,))]
+
+
+def _by_rows(node: Node, values: int) -> list[Draft]:
+    data = need(node, 0)
+    features = data.shape[-1] if data.shape else 1
+    gemm = sized_gemm(data.elements // max(1, features), features, values // max(1, features))
+    if gemm is None:
+        return []
+    weight = _in_attributes((gemm.k, gemm.n))
+    return [draft(node, "gemm", gemm=gemm, weight=weight, trained=(weight,))]
+
+
+def _in_attributes(shape: tuple[int, ...]) -> Tensor:
+    """Trained values that a node carries itself."""
+    return Tensor(shape, FLOAT, dtype_bits(FLOAT), constant=True, stored=(Stored(math.prod(shape), FLOAT),))
