@@ -18,6 +18,7 @@ from weft.models.layer import Gemm
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.ops import COUNTERS
 from weft.models.onnx_import.walk import CONTROL
+from weft.models.packaged import PACKAGED, packaged_models
 
 MS = "com.microsoft"
 rng = np.random.default_rng(5)
@@ -197,6 +198,19 @@ def test_a_token_reads_the_weights_of_the_experts_it_meets():
     experts = Op("MoE", (1, 8), (f(1, 4), f(4, 6, 8), None, f(4, 8, 6)), attributes={"k": 2})
     model = import_onnx(experts.model())
     assert (model.weights, model.parameters) == (2 * 2 * 48, 4 * 2 * 48)
+
+
+@pytest.mark.parametrize("name", ["light-squeezenet", "pp-ocr-cls", "pp-ocr-rec", "silero-vad"])
+def test_a_model_saved_by_onnx_runtime_counts_what_it_did_before(tmp_path, name):
+    """Fused by ONNX Runtime into operators of its own, which it writes into models of any opset."""
+    source, shapes = packaged_models()[name], PACKAGED[name].shapes
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "saved.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    saved = import_onnx(tmp_path / "saved.onnx", shapes=shapes)
+    assert (saved.macs, saved.guesses, saved.unknown_ops) == (import_onnx(source, shapes=shapes).macs, (), ())
 
 
 UNCOUNTED = {

@@ -16,10 +16,12 @@ from weft.models.onnx_import.tensors import Tensor
 
 Shape = tuple[int, ...]
 Inputs = Sequence[Tensor | None]
-Rule = Callable[[Inputs, Attributes], Shape | None]
+Sizes = tuple[int | None, ...]
+"""A shape with open sizes."""
+Rule = Callable[[Inputs, Attributes], Sizes | None]
 
 
-def own_shapes(op: str, inputs: Inputs, attributes: Attributes) -> Iterable[Shape | None]:
+def own_shapes(op: str, inputs: Inputs, attributes: Attributes) -> Iterable[Sizes | None]:
     """The shapes of the leading outputs, None where there is no rule or too little to apply it to."""
     known = inputs and inputs[0] is not None
     return (rule(inputs, attributes) for rule in _RULES.get(op, ())) if known else ()
@@ -288,6 +290,23 @@ def _slid(attributes: Attributes, at: int, spatial: Shape, window: Shape) -> int
     return max(0, (-(-room // stride) if attributes.integer("ceil_mode", 0) else room // stride) + 1)
 
 
+def _blocked(inputs: Inputs, attributes: Attributes) -> Sizes | None:
+    """Channels in blocks of 8 or 16, whichever suits the processor that saved the file: open where 16 leaves a rest."""
+    shape = _shape(inputs, 0) or ()
+    if len(shape) < 3:
+        return None
+    count, *others, channels = shape if attributes.integer("channels_last", 0) else (shape[0], *shape[2:], shape[1])
+    return (count, None if channels % 16 else channels, *others)
+
+
+def _unblocked(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    shape, channels = _shape(inputs, 0) or (), attributes.integer("channels", 0)
+    if len(shape) < 3 or channels < 1:
+        return None
+    last = attributes.integer("channels_last", 0)
+    return (shape[0], *shape[2:], channels) if last else (shape[0], channels, *shape[2:])
+
+
 def _spread(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """A transposed convolution whose padding is an input."""
     shape, kernel = _shape(inputs, 0) or (), _shape(inputs, 1) or ()
@@ -487,7 +506,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("Dropout", "com.microsoft:BiasDropout"), (_like(0), _like(0))),
     **dict.fromkeys(("SkipLayerNormalization", "com.microsoft:SkipLayerNormalization",
                      "com.microsoft:SkipSimplifiedLayerNormalization"), (_like(0), _normed, _normed, _like(0))),
-    **dict.fromkeys(("SimplifiedLayerNormalization", "com.microsoft:LayerNormalization"), (_like(0), _normed, _normed)),
+    **dict.fromkeys(("LayerNormalization", "SimplifiedLayerNormalization", "com.microsoft:LayerNormalization"),
+                    (_like(0), _normed, _normed)),
     "com.microsoft:SkipGroupNorm": (_like(0), _like(0)),
     "com.microsoft:DynamicQuantizeLinear": (_like(0), _fixed(), _fixed()),
     **dict.fromkeys(("GreaterOrEqual", "LessOrEqual"), (_common(0, 1),)),
@@ -513,6 +533,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "com.microsoft:CDist": (_pairs,),
     **{f"com.microsoft:{op}": (_windowed(1, True),) for op in ("NhwcConv", "NhwcFusedConv")},
     "com.microsoft:QLinearConv": (_windowed(3),),
+    "com.microsoft.nchwc:ReorderInput": (_blocked,),
+    "com.microsoft.nchwc:ReorderOutput": (_unblocked,),
     "com.microsoft:ConvTransposeWithDynamicPads": (_spread,),
     "com.microsoft:QLinearAveragePool": (_windowed(None),),
     "com.microsoft:NhwcMaxPool": (_windowed(None, True),),
