@@ -140,6 +140,8 @@ def one_at_a_time(
     A schedulable layer is one that multiplies, with the others around it; or, not *by_layer*, everything between two
     exits. Before each of them the scheduler takes *decision_s*.
     """
+    if not model.layers:
+        raise ProfileError(f"{model.name}: nothing in it takes time, so there is nothing to schedule")
     ends = {each.after for each in model.exits}
     pieces: list[list[int]] = [[]]
     for index, layer in enumerate(model.layers):

@@ -46,6 +46,8 @@ def group_layers(model: Model, *, max_groups: int | None = None) -> tuple[LayerG
     """The smallest groups of *model* that break no chain; of more than *max_groups* the smallest neighbours join."""
     if max_groups is not None and max_groups < 1:
         raise ModelError(f"{model.name}: max_groups = {max_groups} must be at least 1")
+    if not model.layers:
+        raise ModelError(f"{model.name}: nothing in it takes time, so there is nothing to place")
     cuts = [0, *(end for end in model.block_ends if not _held(model.layers, end)), len(model.layers)]
     crossing = _crossing(model)
     groups = [_group(model.layers[here:there], crossing.get(there)) for here, there in pairwise(cuts)]

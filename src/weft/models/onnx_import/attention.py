@@ -69,7 +69,7 @@ def ordered_attention(node: Node) -> list[Draft]:
 
 
 def decoder_attention(node: Node) -> list[Draft]:
-    """DecoderAttention: keys are the query's own, another sequence's (static_kv) or, then, all from a cache (use_past)."""
+    """DecoderAttention: keys are the query's own or another sequence's (static_kv), then maybe cached (use_past)."""
     query, key, cache = need(node, 0), need(node, 1), node.input(6)
     rows, batch, width = _axes(query, 3)
     static, past = _flag(node, 8), _flag(node, 9)

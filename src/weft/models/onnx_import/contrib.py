@@ -126,7 +126,9 @@ def attn_lstm(node: Node) -> list[Draft]:
     wide = (depth + hidden) * mixed.shape[-1] if mixed is not None else 0
     looks = sized_gemm(rows, hidden * size + length * (size + depth) + wide, 1, directions)
     keys = sized_gemm(batch * length, depth, size, directions)
-    extra = [named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm]
+    extra = [
+        named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm
+    ]
     return chained([*extra, *steps])
 
 

@@ -125,12 +125,15 @@ def _shift(call: Call) -> Array:
 
 def _clip(call: Call) -> Array:
     value = call.need(0)
-    low, high = call.value(1), call.value(2)
-    low = low if low is not None else call.attributes.number("min")
-    high = high if high is not None else call.attributes.number("max")
+    low, high = (_limit(call, place, name) for place, name in ((1, "min"), (2, "max")))
     value = value if low is None else np.maximum(value, low)
     value = value if high is None else np.minimum(value, high)
     return value.astype(call.need(0).dtype)
+
+
+def _limit(call: Call, place: int, name: str) -> Array | float | None:
+    given = call.value(place)
+    return call.attributes.number(name) if given is None else given
 
 
 def _cast(call: Call) -> Array:
@@ -218,10 +221,6 @@ def _transpose(call: Call) -> Array:
     return np.transpose(call.need(0), call.attributes.integers("perm", ()) or None)
 
 
-def _identity(call: Call) -> Array:
-    return call.need(0)
-
-
 # Choosing and joining
 
 
@@ -261,7 +260,7 @@ def _gather(call: Call) -> Array:
 def _elements(call: Call) -> tuple[Array, ...]:
     """Where the elements lie that indices name along one axis, each at its own place along the others."""
     indices, axis = call.need(1), call.attributes.integer("axis", 0)
-    places = list(np.indices(indices.shape))
+    places: list[Array] = [*np.indices(indices.shape)]
     places[axis] = indices
     return tuple(places)
 
@@ -313,8 +312,8 @@ def _constant_of_shape(call: Call) -> Array:
 
 
 def _range(call: Call) -> Array:
-    start, limit, step = (call.need(place).reshape(()) for place in range(3))
-    return np.arange(start, limit, step, dtype=start.dtype)
+    start, limit, step = (call.need(place).item() for place in range(3))
+    return np.arange(start, limit, step, dtype=call.need(0).dtype)
 
 
 def _expand(call: Call) -> Array:
@@ -331,15 +330,22 @@ def _pad(call: Call) -> Array | None:
     value = call.need(0)
     amounts = call.integers("pads", 1) or call.attributes.integers("paddings", ())
     axes = call.integers("axes", 3) or range(value.ndim)
-    mode = call.attributes.text("mode") or "constant"
-    if mode not in ("constant", "edge", "reflect") or min(amounts, default=0) < 0:
+    if min(amounts, default=0) < 0:
         return None
     widths = [(0, 0)] * value.ndim
     for axis, before, after in zip(axes, amounts, amounts[len(amounts) // 2 :], strict=False):
         widths[axis] = (before, after)
-    fill = call.value(2)
-    filling = {"constant_values": call.attributes.number("value") or 0 if fill is None else fill.item()}
-    return np.pad(value, widths, mode, **(filling if mode == "constant" else {}))
+    match call.attributes.text("mode") or "constant":
+        case "constant":
+            fill = call.value(2)
+            number = call.attributes.number("value") or 0.0 if fill is None else fill.item()
+            return np.pad(value, widths, "constant", constant_values=number)
+        case "edge":
+            return np.pad(value, widths, "edge")
+        case "reflect":
+            return np.pad(value, widths, "reflect")
+        case _:
+            return None
 
 
 def _one_hot(call: Call) -> Array:
@@ -355,27 +361,35 @@ def _triangle(call: Call) -> Array:
     return np.asarray(cut(call.need(0), 0 if diagonal is None else int(diagonal.reshape(()))))
 
 
+_UNARY: Mapping[str, Callable[[Array], Any]] = {
+    "Abs": np.abs, "Neg": np.negative, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sqrt": np.sqrt,
+    "Exp": np.exp, "Log": np.log, "Reciprocal": np.reciprocal, "Sign": np.sign, "Not": np.logical_not,
+    "BitwiseNot": np.invert, "Identity": np.asarray,
+}  # fmt: skip
+
+_BINARY: Mapping[str, Callable[[Array, Array], Any]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divide, "Pow": np.power,
+    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
+}  # fmt: skip
+
+_LOGICAL: Mapping[str, Callable[[Array, Array], Any]] = {
+    "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Equal": np.equal, "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal,
+}  # fmt: skip
+
+_REDUCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ReduceSum": np.sum, "ReduceProd": np.prod, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceMean": np.mean,
+}  # fmt: skip
+
 RULES: Mapping[str, Rule] = {
-    **{name: _unary(function) for name, function in {
-        "Abs": np.abs, "Neg": np.negative, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sqrt": np.sqrt,
-        "Exp": np.exp, "Log": np.log, "Reciprocal": np.reciprocal, "Sign": np.sign, "Not": np.logical_not,
-        "BitwiseNot": np.invert,
-    }.items()},
-    **{name: _binary(function) for name, function in {
-        "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divide, "Pow": np.power,
-        "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
-    }.items()},
-    **{name: _binary(function, logical=True) for name, function in {
-        "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Equal": np.equal, "Greater": np.greater,
-        "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal,
-    }.items()},
+    **{name: _unary(function) for name, function in _UNARY.items()},
+    **{name: _binary(function) for name, function in _BINARY.items()},
+    **{name: _binary(function, logical=True) for name, function in _LOGICAL.items()},
     **{name: _variadic(function) for name, function in {"Sum": np.add, "Min": np.minimum, "Max": np.maximum}.items()},
-    **{name: _reduction(function) for name, function in {
-        "ReduceSum": np.sum, "ReduceProd": np.prod, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceMean": np.mean,
-    }.items()},
+    **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
     "ArgMax": _extreme(np.argmax), "ArgMin": _extreme(np.argmin), "TopK": _top,
     "Mod": _modulo, "Mean": _mean, "BitShift": _shift, "Clip": _clip, "Where": _where, "CumSum": _cumulated,
-    "Cast": _cast, "CastLike": _cast_like, "Identity": _identity,
+    "Cast": _cast, "CastLike": _cast_like,
     "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Transpose": _transpose,
     "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "GatherElements": _gather_elements,
     "GatherND": _gather_nd, "ScatterND": _scatter_nd, "ScatterElements": _scatter_elements,

@@ -127,11 +127,12 @@ class Inference:
         inferred, reason = self._inferred(node, op, inputs)
         found = dict(inferred)
         rules = own_shapes(op, inputs, Attributes(node))
-        for name, shape in zip(node.output, rules, strict=False):
+        for name, ours in zip(node.output, rules, strict=False):
             known = tensor_type(found.get(name))
-            if shape is not None and (known is None or not known.HasField("shape")):
+            theirs = _inferred_dims(known)
+            if ours is not None and (theirs is None or None in theirs):
                 dtype = known.elem_type if known is not None else TensorProto.UNDEFINED
-                found[name] = onnx.helper.make_tensor_type_proto(dtype, shape)
+                found[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(theirs, ours))
         return _Types(found, reason)
 
     def _inferred(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
@@ -162,8 +163,8 @@ class Inference:
         dims = first if first is not None else second
         if dims is None:
             return Tensor(like.shape if like else (), dtype, dtype_bits(dtype), exact=False)
-        if second is not None and len(second) == len(dims):
-            dims = [there if here is None else here for here, there in zip(dims, second, strict=True)]
+        if second is not None:
+            dims = list(_merged(dims, second))
         shape = tuple(1 if size is None else size for size in dims)
         return Tensor(shape, dtype, dtype_bits(dtype), exact=None not in dims)
 
@@ -234,6 +235,13 @@ def _inferred_dims(tensor: Any) -> Dims | None:
     if tensor is None or not tensor.HasField("shape"):
         return None
     return [size_of(dim) for dim in tensor.shape.dim]
+
+
+def _merged(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | None]:
+    """Sizes that ONNX infers, and ours where it leaves them open."""
+    if theirs is None or len(theirs) != len(ours):
+        return ours if theirs is None else theirs
+    return [there if here is None else here for here, there in zip(theirs, ours, strict=True)]
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from weft.errors import ModelError
 from weft.models.layer import Gemm
 from weft.models.onnx_import.drafts import Draft, Node, draft
-from weft.models.onnx_import.shapes import broadcast, operand
+from weft.models.onnx_import.shape_rules import broadcast, operand
 from weft.models.onnx_import.tensors import Tensor
 
 Operand = tuple[Tensor, tuple[int, ...]]
