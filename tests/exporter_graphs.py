@@ -397,10 +397,11 @@ def a_branch_on_a_shape(opset: int) -> Case:
     s, then, other = Sketch(opset), Sketch(opset, names=100), Sketch(opset, names=200)
     is_one = s.op("Equal", s.size("x", 1), s.constant(1))
     squeezed, same = then.squeeze("x", 1), other.op("Identity", "x")
-    taken = s.op(
-        "If", is_one,
-        then_branch=then.graph("then", [], [info(squeezed, F32)]), else_branch=other.graph("else", [], [info(same, F32)]),
-    )  # fmt: skip
+    branches = {
+        "then_branch": then.graph("then", [], [info(squeezed, F32)]),
+        "else_branch": other.graph("else", [], [info(same, F32)]),
+    }
+    taken = s.op("If", is_one, **branches)
     return s.case({"x": (3, 1, 4)}, s.op("Relu", taken))
 
 
@@ -503,7 +504,9 @@ def local_functions(opset: int) -> Case:
     target = helper.make_node("Concat", ["n", "minus"], ["target"], axis=0)
     out = helper.make_node("Reshape", ["flat", "target"], ["b"])
     opsets = [helper.make_opsetid("", opset)]
-    function = helper.make_function("pkg.torchlib", "aten_column", ["a"], ["b"], [ones, flat, shape, target, out], opsets)
+    function = helper.make_function(
+        "pkg.torchlib", "aten_column", ["a"], ["b"], [ones, flat, shape, target, out], opsets
+    )
     column = s.op("aten_column", "x", domain="pkg.torchlib")
     y = s.op("aten_column", s.op("Relu", column), domain="pkg.torchlib")
     model = s.model([info("x", F32, ["a", "b"])], [info(y, F32)], [function], [("pkg.torchlib", 1)])
@@ -578,7 +581,9 @@ def strided_slices(opset: int) -> Case:
     s = Sketch(opset)
     part = s.slice(s.slice("x", 1, 2**31 - 1, axis=1), 0, -1, axis=2)
     row = s.squeeze(s.slice("x", 0, 1, axis=1), 1)
-    padded = s.op("Pad", "x", pads=[0, 1, 2, 0, 3, 0]) if opset < 11 else s.op("Pad", "x", s.initial([0, 1, 2, 0, 3, 0]))
+    padded = (
+        s.op("Pad", "x", pads=[0, 1, 2, 0, 3, 0]) if opset < 11 else s.op("Pad", "x", s.initial([0, 1, 2, 0, 3, 0]))
+    )
     return s.case({"x": (2, 5, 6)}, part, row, padded)
 
 
@@ -644,7 +649,9 @@ def a_scan_with_an_axis_of_samples(opset: int) -> Case:
     s, body = Sketch(opset), Sketch(opset, names=100)
     new = body.op("Add", "row", "state")
     out = body.op("Relu", new)
-    scanned = body.graph("body", [info("state", F32, [3]), info("row", F32, [3])], [info(new, F32, [3]), info(out, F32, [3])])
+    scanned = body.graph(
+        "body", [info("state", F32, [3]), info("row", F32, [3])], [info(new, F32, [3]), info(out, F32, [3])]
+    )
     state, steps = s.ops("Scan", "", "h", "x", outputs=2, body=scanned, num_scan_inputs=1)
     return s.case({"h": (2, 3), "x": (2, 6, 3)}, state, steps, fixed=True)
 
@@ -845,8 +852,10 @@ def columns_encoded_and_joined(opset: int) -> Case:
 def linear_models_and_clusters(opset: int) -> Case:
     s = Sketch(opset)
     line = s.op("LinearRegressor", "x", domain=ML, coefficients=[0.1] * 6, intercepts=[0.0, 1.0], targets=2)
-    squares = s.op("ReduceSumSquare", "x", axes=[1], keepdims=1) if opset < 18 else s.op(
-        "ReduceSumSquare", "x", s.initial([1]), keepdims=1
+    squares = (
+        s.op("ReduceSumSquare", "x", axes=[1], keepdims=1)
+        if opset < 18
+        else s.op("ReduceSumSquare", "x", s.initial([1]), keepdims=1)
     )
     centres = s.op("Gemm", "x", s.weight(4, 3), squares, alpha=-2.0, transB=1)
     nearest = s.op("ArgMin", centres, axis=1, keepdims=0)

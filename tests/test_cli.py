@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+from onnx_graphs import node, proto, tensor
 from weft.cli.main import main
 from weft.devices import load_npu
 from weft.profiles import read_profile
@@ -137,6 +139,20 @@ def test_compare_shows_every_policy_beside_the_bound(
         assert name in shown
     runs = json.loads(out.read_text())["runs"]
     assert all(run["stp"] <= run["bound_stp"] * (1 + 1e-9) for run in runs)
+
+
+def test_shapes_that_stay_unknown_are_told_on_standard_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nodes = [node("NonZero", ["x"], [f"y{place}"], name=f"find{place}") for place in range(5)]
+    path, out = tmp_path / "found.onnx", tmp_path / "m.json"
+    onnx.save(proto(nodes, [tensor("x", 4, 5)], [f"y{place}" for place in range(5)]), path)
+    code, _, err = run(capsys, "models", "show", str(path), "--json", str(out))
+    lines = err.splitlines()
+    assert code == 0
+    assert [line.partition(" (")[0] for line in lines[:3]] == [f"weft: found: find{place}" for place in range(3)]
+    assert lines[3:] == ["weft: found: 2 more shapes are not known; weft models show --json lists them"]
+    assert len(json.loads(out.read_text())["guesses"]) == 5
 
 
 def test_models_show_writes_counts_and_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

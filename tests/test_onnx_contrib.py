@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own: their shapes are those it produces, their products those of the operators spelled out."""
+"""Operators of ONNX Runtime's own: their shapes are those it produces, and their products are counted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from exporter_graphs import F32, I64, Sketch, info
-from onnx import helper, numpy_helper
-from onnx_graphs import node, only, proto, tensor, weight
+from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
-from runtime_shapes import agree, inferred
 
-from weft.models.layer import Gemm
+from exporter_graphs import F32, I64, Sketch, info
+from runtime_shapes import agree, inferred
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.ops import COUNTERS
 from weft.models.onnx_import.walk import CONTROL
@@ -74,10 +72,13 @@ RUN = [
     Op("FusedMatMul", (5, 2, 8), (f(2, 8, 6),), 2 * 5 * 8 * 6, attributes={"transBatchA": 1}),
     Op("TransposeMatMul", (2, 8, 5), (f(8, 6),), 2 * 5 * 8 * 6, attributes={"transA": 1}),
     Op("FusedGemm", (5, 8), (f(8, 6), f(6)), 5 * 8 * 6, attributes={"activation": "Relu"}),
-    Op("FusedConv", (1, 3, 8, 8), (f(4, 3, 3, 3), f(4)), 64 * 27 * 4, attributes={"activation": "Relu", "pads": [1, 1, 1, 1]}),
+    Op("FusedConv", (1, 3, 8, 8), (f(4, 3, 3, 3), f(4)), 64 * 27 * 4, attributes={"activation": "Relu", "pads": [1, 1,
+       1, 1]}),
     Op("CDist", (5, 8), (f(6, 8),), 5 * 8 * 6, attributes={"metric": "sqeuclidean"}),
-    Op("MatMulNBits", (2, 5, 32), (u8(6, 1, 16), f(6)), 2 * 5 * 32 * 6, attributes={"K": 32, "N": 6, "bits": 4, "block_size": 32}),
-    Op("MatMulBnb4", (2, 5, 32), (u8(96), f(12)), 2 * 5 * 32 * 6, attributes={"K": 32, "N": 6, "block_size": 16, "quant_type": 1}),
+    Op("MatMulNBits", (2, 5, 32), (u8(6, 1, 16), f(6)), 2 * 5 * 32 * 6, attributes={"K": 32, "N": 6, "bits": 4,
+       "block_size": 32}),
+    Op("MatMulBnb4", (2, 5, 32), (u8(96), f(12)), 2 * 5 * 32 * 6, attributes={"K": 32, "N": 6, "block_size": 16,
+       "quant_type": 1}),
     Op("QGemm", (5, 8), (S, Z, u8(8, 6), S, Z, None, S, Z), 5 * 8 * 6, dtype=onnx.TensorProto.UINT8),
     Op("Attention", (2, 5, 8), (f(8, 24), f(24)), 10 * 8 * 24 + 2 * 2 * 5 * 5 * 8, 2, {"num_heads": 2}),
     Op("MultiHeadAttention", (2, 5, 8), (f(2, 7, 8), f(2, 7, 12)), 2 * 5 * 7 * 8 + 2 * 5 * 7 * 12, 3, {"num_heads": 2}),
@@ -90,7 +91,8 @@ RUN = [
     Op("GatherBlockQuantized", (9, 32), (i64(1, 2), f(9, 2)), attributes={"block_size": 32, "bits": 4},
        dtype=onnx.TensorProto.UINT8),
     Op("AttnLSTM", (5, 2, 3),
-       (f(1, 16, 3 + 6), f(1, 16, 4), f(1, 32), None, None, None, None, f(1, 4, 7), f(1, 8, 7), f(1, 7), f(2, 10, 8), None,
+       (f(1, 16, 3 + 6), f(1, 16, 4), f(1, 32), None, None, None, None, f(1, 4, 7), f(1, 8, 7), f(1, 7), f(2, 10, 8),
+       None,
         f(1, 8 + 4, 6)),
        10 * (9 + 4) * 16 + 20 * 8 * 7 + 10 * (4 * 7 + 10 * (7 + 8) + 12 * 6), 3, {"hidden_size": 4}),
     Op("QLinearMul", (2, 3), (S, Z, u8(4, 1, 3), S, Z, S, Z), dtype=onnx.TensorProto.UINT8),
@@ -107,22 +109,31 @@ RUN = [
     Op("Pad", (2, 3), (i64(1, 0, 0, 2), np.array(0, np.float32))),
     Op("GatherND", (2, 3, 4), (np.array([[0, 1], [1, 2]], np.int64),)),
     Op("CropAndResize", (1, 2, 8, 8), (f(3, 4), i32([0, 0, 0]), i32([5, 6])), attributes={"mode": "bilinear"}),
-    Op("MaxpoolWithMask", (1, 2, 8, 8), (i32(np.ones((1, 2, 8, 8))),), attributes={"kernel_shape": [2, 2], "strides": [2, 2]}),
+    Op("MaxpoolWithMask", (1, 2, 8, 8), (i32(np.ones((1, 2, 8, 8))),), attributes={"kernel_shape": [2, 2],
+       "strides": [2, 2]}),
     Op("MurmurHash3", (2, 3), dtype=onnx.TensorProto.INT32),
     Op("QLinearAdd", (2, 3), (S, Z, u8(3), S, Z, S, Z), dtype=onnx.TensorProto.UINT8),
     Op("QLinearSigmoid", (2, 3), (S, Z, S, Z), dtype=onnx.TensorProto.UINT8),
     Op("QLinearLeakyRelu", (2, 3), (S, Z, S, Z), dtype=onnx.TensorProto.UINT8),
-    Op("QLinearGlobalAveragePool", (1, 4, 5, 3), (S, Z, S, Z), attributes={"channels_last": 1}, dtype=onnx.TensorProto.UINT8),
-    Op("QLinearAveragePool", (1, 3, 8, 9), (S, Z, S, Z), attributes={"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1], "ceil_mode": 1}, dtype=onnx.TensorProto.UINT8),
-    Op("QLinearConv", (1, 8, 9, 3), (S, Z, u8(4, 3, 3, 3), S, Z, S, Z), 4 * 7 * 27 * 4, attributes={"channels_last": 1, "kernel_shape": [3, 3], "strides": [2, 1], "pads": [0, 0, 1, 0]}, dtype=onnx.TensorProto.UINT8),
-    Op("NhwcMaxPool", (1, 8, 9, 3), attributes={"kernel_shape": [2, 2], "strides": [2, 2]}, dtype=onnx.TensorProto.UINT8),
+    Op("QLinearGlobalAveragePool", (1, 4, 5, 3), (S, Z, S, Z), attributes={"channels_last": 1},
+       dtype=onnx.TensorProto.UINT8),
+    Op("QLinearAveragePool", (1, 3, 8, 9), (S, Z, S, Z), attributes={"kernel_shape": [3, 3], "strides": [2, 2],
+       "pads": [0, 0, 1, 1], "ceil_mode": 1}, dtype=onnx.TensorProto.UINT8),
+    Op("QLinearConv", (1, 8, 9, 3), (S, Z, u8(4, 3, 3, 3), S, Z, S, Z), 4 * 7 * 27 * 4,
+       attributes={"channels_last": 1, "kernel_shape": [3, 3], "strides": [2, 1], "pads": [0, 0, 1, 0]},
+       dtype=onnx.TensorProto.UINT8),
+    Op("NhwcMaxPool", (1, 8, 9, 3), attributes={"kernel_shape": [2, 2], "strides": [2, 2]},
+       dtype=onnx.TensorProto.UINT8),
     Op("QLinearSoftmax", (2, 3), (S, Z, S, Z), attributes={"axis": -1, "opset": 13}, dtype=onnx.TensorProto.UINT8),
-    Op("RotaryEmbedding", (2, 5, 8), (np.zeros((1,), np.int64), f(6, 2), f(6, 2)), attributes={"num_heads": 2, "rotary_embedding_dim": 0}),
+    Op("RotaryEmbedding", (2, 5, 8), (np.zeros((1,), np.int64), f(6, 2), f(6, 2)), attributes={"num_heads": 2,
+       "rotary_embedding_dim": 0}),
     Op("NGramRepeatBlock", (2, 5), (f(2, 9),), attributes={"ngram_size": 3}, dtype=I64),
-    Op("MoE", (2, 5, 8), (f(10, 3), f(3, 6, 8), f(3, 6), f(3, 8, 6), f(3, 8)), 10 * 2 * 2 * 8 * 6, attributes={"k": 2, "activation_type": "relu"}),
+    Op("MoE", (2, 5, 8), (f(10, 3), f(3, 6, 8), f(3, 6), f(3, 8, 6), f(3, 8)), 10 * 2 * 2 * 8 * 6, attributes={"k": 2,
+       "activation_type": "relu"}),
     Op("WordConvEmbedding", (3, 7), (f(4, 1, 2, 5), f(4), f(9, 5)), 3 * 6 * 10 * 4, dtype=onnx.TensorProto.INT32),
     Op("QuantizeLinear", (2, 3), (S, Z)),
-    Op("LinearAttention", (2, 5, 8), (f(2, 5, 8), f(2, 5, 12)), 2 * 2 * 5 * 4 * 6 * 2, 2, {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}),
+    Op("LinearAttention", (2, 5, 8), (f(2, 5, 8), f(2, 5, 12)), 2 * 2 * 5 * 4 * 6 * 2, 2, {"q_num_heads": 2,
+       "kv_num_heads": 2, "update_rule": "linear"}),
     Op("CausalConvWithState", (2, 6, 9), (f(6, 1, 3), f(6)), 2 * 6 * 9 * 3, 2),
 ]  # fmt: skip
 """Operators that ONNX Runtime has code for on a processor."""
@@ -140,7 +151,8 @@ TOKENS = i32(np.zeros((2, 5)))
 ELSEWHERE = [
     (Op("MultiHeadAttention", (2, 5, 2, 3, 4), (), 2 * 2 * 5 * 5 * 8, 1, {"num_heads": 2}), (2, 5, 8)),
     (Op("MultiHeadAttention", (2, 5, 8), (f(2, 7, 2, 2, 4),), 2 * 2 * 5 * 7 * 8, 1, {"num_heads": 2}), (2, 5, 8)),
-    (Op("DecoderMaskedMultiHeadAttention", (2, 1, 8), (f(2, 1, 8), f(2, 1, 8), None, None, f(2, 2, 6, 4), f(2, 2, 6, 4)),
+    (Op("DecoderMaskedMultiHeadAttention", (2, 1, 8), (f(2, 1, 8), f(2, 1, 8), None, None, f(2, 2, 6, 4), f(2, 2, 6,
+           4)),
         2 * 2 * 7 * 8, attributes={"num_heads": 2}), (2, 1, 8)),
     (Op("DecoderMaskedSelfAttention", (2, 1, 8), (f(8, 24), f(24), None, f(2, 2, 2, 6, 4)), 2 * 8 * 24 + 2 * 2 * 7 * 8,
         attributes={"num_heads": 2}), (2, 1, 8)),
@@ -155,9 +167,11 @@ ELSEWHERE = [
         2 * 16 * 8 * 24 + 2 * 16 * 5 * 8, attributes={"num_heads": 2, "window": 2}), (1, 16, 8)),
     (Op("QOrderedAttention", (1, 5, 8), (S, S, S, S, f(8, 8), f(8, 8), f(8, 8)), 3 * 5 * 8 * 8 + 2 * 5 * 5 * 8,
         attributes={"num_heads": 2}), (1, 5, 8)),
-    (Op("PagedAttention", (3, 8), (f(3, 8), f(3, 8), f(9, 16, 2, 4), f(9, 16, 2, 4), i32([0, 3]), i32([7]), i32([[0, 1]])),
+    (Op("PagedAttention", (3, 8), (f(3, 8), f(3, 8), f(9, 16, 2, 4), f(9, 16, 2, 4), i32([0, 3]), i32([7]), i32([[0,
+           1]])),
         2 * 3 * 32 * 8, attributes={"num_heads": 2, "kv_num_heads": 2}), (3, 8)),
-    (Op("SparsePagedAttention", (3, 16), (None, None, f(9, 16, 2, 4), f(9, 16, 2, 4), i32([0, 3]), i32([7]), i32([[0, 1]]),
+    (Op("SparsePagedAttention", (3, 16), (None, None, f(9, 16, 2, 4), f(9, 16, 2, 4), i32([0, 3]), i32([7]), i32([[0,
+           1]]),
         None, i32(np.zeros((3, 6)))), 2 * 3 * 6 * 8, attributes={"num_heads": 2, "kv_num_heads": 1}), (3, 8)),
     (Op("DynamicSparseAttention", (1, 3, 8), (f(1, 3, 8), f(1, 3, 8), None, None, None, None, i32(np.zeros((3, 6)))),
         2 * 3 * 6 * 8, attributes={"num_heads": 2, "kv_num_heads": 2}), (1, 3, 8)),
@@ -168,7 +182,8 @@ ELSEWHERE = [
         attributes={"k": 1, "expert_weight_bits": 4}), (2, 5, 8)),
     (Op("MatMulNBitsMlp", (5, 32), (None, None, u8(6, 1, 16), f(6), None, u8(6, 1, 16), f(6)), 5 * 32 * 12,
         attributes={"K": 32, "N": 6, "bits": 4}), (5, 6)),
-    (Op("MatMulNBitsQkv", (5, 32), (None, f(32), u8(6, 1, 16), f(6), None, u8(2, 1, 16), f(2), None, u8(2, 1, 16), f(2)),
+    (Op("MatMulNBitsQkv", (5, 32), (None, f(32), u8(6, 1, 16), f(6), None, u8(2, 1, 16), f(2), None, u8(2, 1, 16),
+           f(2)),
         5 * 32 * 10, 3, {"K": 32, "Nq": 6, "Nkv": 2, "bits": 4}), (5, 6)),
     (Op("MatMulBlockQuantizedFp4Weight", (5, 32), (u8(6, 16), u8(6, 2), S), 5 * 32 * 6), (5, 6)),
     (Op("MatMulBlockQuantizedFp8Weight", (5, 32), (u8(6, 32), f(6, 1)), 5 * 32 * 6), (5, 6)),
@@ -220,8 +235,8 @@ UNCOUNTED = {
     "BifurcationDetector DynamicTimeWarping Inverse Irfft Rfft Tokenizer PackedSparseAttentionIndexer "
     "SparseAttentionIndexer",
     # Fourier transforms, texts, images; plugins of TensorRT and leftovers of the first year of ONNX.
-    "": "DFT Det ImageDecoder RegexFullMatch STFT SequenceMap StringConcat StringNormalizer StringSplit TfIdfVectorizer "
-    "DisentangledAttention_TRT EfficientNMS_TRT GRUUnit GivenTensorFill MultilevelCropAndResize_TRT "
+    "": "DFT Det ImageDecoder RegexFullMatch STFT SequenceMap StringConcat StringNormalizer StringSplit "
+    "TfIdfVectorizer DisentangledAttention_TRT EfficientNMS_TRT GRUUnit GivenTensorFill MultilevelCropAndResize_TRT "
     "PyramidROIAlign_TRT",
 }
 """Operators without arithmetic of ours: a model with one of them says so when it is read."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from exporter_graphs import BOOL, F32, I64, Sketch, info
 from onnx import helper
+
+from exporter_graphs import BOOL, F32, I64, Sketch, info
 from onnx_graphs import node, proto, tensor, weight
 from runtime_shapes import agree
-
 from weft.devices import load_npu
-from weft.errors import ModelError
+from weft.errors import ModelError, ProfileError
+from weft.mapping.grouping import group_layers
 from weft.models.onnx_import import import_onnx
 from weft.profiles import estimate
+from weft.program import Clock, one_at_a_time
 
 
 def products(s: Sketch) -> list[str]:
@@ -26,8 +28,8 @@ def joined(s: Sketch) -> list[str]:
 
 def viewed(s: Sketch) -> list[str]:
     flat = s.view("x", s.size("x", 0), 2, 2)
-    return [flat, s.op("NonZero", "x"), s.unsqueeze("x", 0), s.op("Gather", "x", s.op("ConstantOfShape", s.op("Shape", "x"),
-            value=helper.make_tensor("v", I64, [1], [0])), axis=1)]  # fmt: skip
+    zeros = s.op("ConstantOfShape", s.op("Shape", "x"), value=helper.make_tensor("v", I64, [1], [0]))
+    return [flat, s.op("NonZero", "x"), s.unsqueeze("x", 0), s.op("Gather", "x", zeros, axis=1)]
 
 
 @pytest.mark.parametrize("opset", [11, 13, 17, 21])
@@ -72,7 +74,9 @@ def test_a_loop_that_never_turns_hands_its_state_on():
 def test_a_scan_over_nothing_costs_nothing():
     sketch, body = Sketch(17), Sketch(17, names=100)
     new = body.op("MatMul", "state", "row")
-    graph = body.graph("body", [info("state", F32), info("row", F32)], [info(new, F32), info(body.op("Relu", new), F32)])
+    graph = body.graph(
+        "body", [info("state", F32), info("row", F32)], [info(new, F32), info(body.op("Relu", new), F32)]
+    )
     made = sketch.ops("Scan", sketch.weight(4, 4), "x", outputs=2, body=graph, num_scan_inputs=1)
     model = sketch.case({"x": (0, 4, 4)}, *made, fixed=True).model
     assert import_onnx(model).layers == ()
@@ -82,3 +86,11 @@ def test_pricing_a_model_in_which_nothing_takes_time_is_refused_in_one_line():
     model = import_onnx(proto([node("Identity", ["x"], ["y"])], [tensor("x", 2)], ["y"]), name="still")
     with pytest.raises(ModelError, match=r"^still: no layer has weights, so there is nothing to fetch"):
         estimate(model, load_npu("tpuv3-like"))
+
+
+def test_a_model_in_which_nothing_takes_time_is_neither_placed_nor_scheduled():
+    model = import_onnx(proto([node("Identity", ["x"], ["y"])], [tensor("x", 2)], ["y"]), name="still")
+    with pytest.raises(ModelError, match=r"^still: nothing in it takes time, so there is nothing to place$"):
+        group_layers(model)
+    with pytest.raises(ProfileError, match=r"^still: nothing in it takes time, so there is nothing to schedule$"):
+        one_at_a_time(model, (), Clock.of(load_npu("tpuv3-like")))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+
 from exporter_graphs import IDIOMS, Sketch, attention
 from runtime_shapes import agree
-
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.fold import RULES
 from weft.models.packaged import PACKAGED, packaged_models
@@ -65,7 +65,10 @@ FOLDED: list[tuple[str, list[tuple[object, type]], dict[str, object], range]] = 
     ("Not", [([True, False], B)], {}, range(9, 24)),
     ("BitwiseNot", [(N, np.int32)], {}, range(18, 24)),
     *((op, [(N, I), ([2, 3, -2], I)], {}, range(9, 24)) for op in ("Add", "Sub", "Mul", "Div")),
-    *((op, [(N, np.int32), ([2, 3, 2], np.int32)], {}, range(18, 24)) for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")),
+    *(
+        (op, [(N, np.int32), ([2, 3, 2], np.int32)], {}, range(18, 24))
+        for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+    ),
     ("Pow", [([2.0, 3.0], F), ([3.0], F)], {}, range(9, 24)),
     ("Pow", [([2, 3], I), ([3.0], F)], {}, range(12, 24)),
     *((op, [([True, False], B), ([True, True], B)], {}, range(9, 24)) for op in ("And", "Or", "Xor")),
@@ -82,11 +85,20 @@ FOLDED: list[tuple[str, list[tuple[object, type]], dict[str, object], range]] = 
     ("Where", [([True, False], B), ([1, 2], I), ([3, 4], I)], {}, range(9, 24)),
     ("CumSum", [(N, I), (1, np.int32)], {"reverse": 1, "exclusive": 1}, range(11, 24)),
     *((op, [(N, np.int32)], {"axes": [1], "keepdims": 0}, range(9, 13)) for op in ("ReduceSum", "ReduceProd")),
-    *((op, [(N, np.int32)], {"axes": [1], "keepdims": 1}, range(13, 18)) for op in ("ReduceProd", "ReduceMax", "ReduceMin")),
-    *((op, [(N, np.int32), ([0], I)], {}, range(18, 24)) for op in ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin")),
+    *(
+        (op, [(N, np.int32)], {"axes": [1], "keepdims": 1}, range(13, 18))
+        for op in ("ReduceProd", "ReduceMax", "ReduceMin")
+    ),
+    *(
+        (op, [(N, np.int32), ([0], I)], {}, range(18, 24))
+        for op in ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin")
+    ),
     ("ReduceMean", [([[1.0, 2.0]], F)], {"axes": [1]}, range(9, 18)),
     ("ReduceSum", [(N, I)], {"noop_with_empty_axes": 1}, range(13, 24)),
-    *((op, [([[1.0, 3.0, 3.0], [2.0, 0.0, 0.0]], F)], {"axis": 1, "select_last_index": 1}, range(12, 24)) for op in ("ArgMax", "ArgMin")),
+    *(
+        (op, [([[1.0, 3.0, 3.0], [2.0, 0.0, 0.0]], F)], {"axis": 1, "select_last_index": 1}, range(12, 24))
+        for op in ("ArgMax", "ArgMin")
+    ),
     ("ArgMax", [([[1.0, 3.0, 3.0]], F)], {"axis": 1, "keepdims": 0}, range(9, 24)),
     ("Reshape", [(N, I), ([0, -1, 1], I)], {}, range(9, 24)),
     ("Flatten", [([[[1.0], [2.0]]], F)], {"axis": 2}, range(9, 24)),

@@ -11,6 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from weft.errors import ModelError
 from weft.models.onnx_import import import_onnx
+from weft.models.onnx_import.fold import RULES
+from weft.models.onnx_import.ops import COUNTERS
+from weft.models.onnx_import.shapes import RULES as SHAPES
 
 
 def small_file() -> bytes:
@@ -149,3 +152,62 @@ def test_changed_fields(tmp_path, data):
                 dim = data.draw(st.sampled_from(graph.input[0].type.tensor_type.shape.dim))
                 dim.dim_value = data.draw(NUMBERS)
     import_bytes(tmp_path / "small.onnx", proto.SerializeToString())
+
+
+SMALL = st.integers(-3, 4)
+VALUES = st.one_of(
+    st.builds(lambda sizes: np.zeros(sizes, np.float32), st.lists(st.integers(0, 3), max_size=4)),
+    st.builds(lambda numbers: np.array(numbers, np.int64), st.lists(SMALL, max_size=4)),
+    st.builds(lambda number: np.array(number, np.int64), SMALL),
+    st.builds(lambda number: np.array(number, np.bool_), st.booleans()),
+)
+ATTRIBUTES = st.dictionaries(
+    st.sampled_from(
+        [
+            "axis",
+            "axes",
+            "perm",
+            "to",
+            "starts",
+            "ends",
+            "split",
+            "keepdims",
+            "pads",
+            "mode",
+            "num_heads",
+            "K",
+            "N",
+            "bits",
+            "k",
+            "value",
+        ]
+    ),
+    st.one_of(SMALL, st.lists(SMALL, min_size=1, max_size=3), st.sampled_from(["", "edge"])),
+    max_size=3,
+)
+DOMAINS = [("", 11), ("com.microsoft", 1), ("ai.onnx.ml", 3), ("com.microsoft.nchwc", 1)]
+
+
+@FUZZ
+@given(
+    op=st.sampled_from(sorted({*RULES, *SHAPES, *COUNTERS})),
+    inputs=st.lists(VALUES, max_size=5),
+    attributes=ATTRIBUTES,
+    opset=st.integers(1, 23),
+    known=st.booleans(),
+)
+def test_operators_with_rules_of_ours_answer_any_input(op, inputs, attributes, opset, known):
+    """Nodes that no runtime would run: of known values, or of an input that a query brings."""
+    domain, _, kind = op.rpartition(":")
+    node = helper.make_node(
+        kind, [f"i{place}" for place in range(len(inputs))], ["y", "z"], domain=domain, **attributes
+    )
+    constants = [numpy_helper.from_array(value, f"i{place}") for place, value in enumerate(inputs)]
+    query = [] if known or not constants else [constants.pop(0)]
+    given = [helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in query]
+    graph = helper.make_graph([node], "one", given, [helper.make_empty_tensor_value_info("y")], constants)
+    opsets = [helper.make_opsetid(name, version if name else opset) for name, version in DOMAINS]
+    try:
+        import_onnx(helper.make_model(graph, opset_imports=opsets))
+    except ModelError as error:
+        assert "\n" not in str(error)

@@ -223,6 +223,6 @@ def test_real_models_agree_with_known_counts(name):
     assert model.macs / 1e6 == pytest.approx(megamacs, rel=0.03)
     assert model.parameters / 1e6 == pytest.approx(parameters, rel=0.03)
     assert model.name == name
-    assert not model.unknown_ops
+    assert (model.unknown_ops, model.guesses) == ((), ())
     assert len({layer.name for layer in model.layers}) == len(model.layers)
     assert Path(found[name]).suffix == ".onnx"

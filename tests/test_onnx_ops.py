@@ -350,6 +350,52 @@ def test_a_size_that_depends_on_data_is_taken_as_one():
     assert [layer.output_elements for layer in model.layers] == [2, 2]
 
 
+def test_an_unknown_shape_is_told_once_with_its_node_and_why():
+    model = read(
+        [node("NonZero", ["x"], ["places"], name="find"), node("Neg", ["places"], ["y"])], [tensor("x", 4, 5)], ["y"]
+    )
+    assert model.guesses == (
+        "find (NonZero): the shape of 'places' is not known, taken as 2x1: "
+        "it depends on values that are not known before a query",
+    )
+
+
+def test_an_operator_without_a_rule_names_itself():
+    model = read([node("Frobnicate", ["x"], ["y"], domain="acme", name="frob")], [tensor("x", 2, 5)], ["y"])
+    assert model.guesses == (
+        "frob (acme:Frobnicate): the shape of 'y' is not known, taken as 2x5: weft has no rule for it",
+    )
+
+
+def test_what_onnx_could_not_infer_is_told_with_its_reason():
+    model = read([node("Transpose", ["x"], ["y"], name="turn", perm=[0, 5])], [tensor("x", 2, 3)], ["y"])
+    (guess,) = model.guesses
+    assert guess.startswith("turn (Transpose): the shape of 'y' is not known, taken as 2x3: ")
+    assert "perm" in guess
+
+
+def test_what_follows_a_guessed_shape_is_a_guess_too():
+    """Sizes of what NonZero found are no sizes to refuse a model for."""
+    model = read(
+        [
+            node("NonZero", ["x"], ["places"]),
+            node("Shape", ["places"], ["s"]),
+            node("ConstantOfShape", ["s"], ["ones"]),
+            node("MatMul", ["ones", "w"], ["y"]),
+        ],
+        [tensor("x", 4, 5)],
+        ["y"],
+        [weight("w", 7, 3)],
+    )
+    assert len(model.guesses) == 1
+
+
+def test_arithmetic_that_no_runtime_can_do_is_refused_by_its_node():
+    nodes = [node("Gather", ["s", "nine"], ["n"], name="pick"), node("Reshape", ["x", "n"], ["y"])]
+    with pytest.raises(ModelError, match=r"pick \(Gather\) is malformed: index 9 is out of bounds"):
+        read(nodes, [tensor("x", 2, 3)], ["y"], [ints("s", 2, 3), ints("nine", 9)])
+
+
 def test_a_reshape_to_an_unknown_shape_keeps_its_elements():
     model = read(
         [node("Reshape", ["x", "s"], ["h"]), node("Relu", ["h"], ["y"])],

@@ -189,3 +189,29 @@ def test_functions_that_call_themselves_are_refused():
     )
     with pytest.raises(ModelError, match="functions cannot be inlined"):
         read([node("F", ["x"], ["y"], domain="acme")], [tensor("x", 3)], ["y"], functions=[function])
+
+
+def test_guesses_within_a_body_name_the_way_to_it():
+    body = graph([node("NonZero", ["x"], ["p"], name="find")], [], ["p"])
+    other = graph([node("Identity", ["q"], ["r"])], [], ["r"])
+    model = read(
+        [node("If", ["c"], ["y"], name="either", then_branch=body, else_branch=other)],
+        [tensor("c", dtype=BOOL), tensor("x", 4, 4), tensor("q", 1, 1, dtype=I64)],
+        ["y"],
+    )
+    assert [guess.partition(" (")[0] for guess in model.guesses] == ["either/then/find"]
+
+
+def test_a_loop_of_unknown_length_says_so():
+    body = graph(
+        [node("Identity", ["c"], ["d"]), node("Relu", ["s"], ["t"]), node("Identity", ["t"], ["u"])],
+        [tensor("i", dtype=I64), tensor("c", dtype=BOOL), tensor("s", 4)],
+        ["d", "t", "u"],
+    )
+    model = read(
+        [node("Loop", ["n", "", "x"], ["y", "rows"], name="turns", body=body)],
+        [tensor("n", dtype=I64), tensor("x", 4)],
+        ["y", "rows"],
+    )
+    (guess,) = model.guesses
+    assert guess.startswith("turns (Loop): the shape of 'rows' is not known, taken as 1x4: how often the loop runs")

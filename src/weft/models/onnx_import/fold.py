@@ -137,7 +137,9 @@ def _limit(call: Call, place: int, name: str) -> Array | float | None:
 
 
 def _cast(call: Call) -> Array:
-    to = next(each for each in call.attributes.node.attribute if each.name == "to")
+    to = next((each for each in call.attributes.node.attribute if each.name == "to"), None)
+    if to is None:
+        raise ModelError("it does not say what to cast to")
     number = onnx.TensorProto.DataType.Value(to.s.decode()) if to.s else to.i  # a text before opset 6
     return call.need(0).astype(onnx.helper.tensor_dtype_to_np_dtype(number))
 

@@ -43,7 +43,8 @@ def import_onnx(
 ) -> Model:
     """The layers of an ONNX model. *shapes*: input name -> full shape, where the file leaves it open.
 
-    A leading size that is open and not given is the batch and taken as 1. *exits*: the outputs that
+    A leading size that is open and not given is the batch and taken as 1; what stays unknown after that is told in
+    the model's ``unknown_ops`` and ``guesses``. *exits*: the outputs that
     are exits, from shallow to deep, the last being the end; without them, those the file marks.
     """
     if isinstance(source, onnx.ModelProto):

@@ -63,7 +63,7 @@ from weft.models.onnx_import.shape_rules_windows import blocked, pooled_away, sp
 def own_shapes(op: str, inputs: Inputs, attributes: Attributes) -> Iterable[Sizes | None]:
     """The shapes of the leading outputs, None where there is no rule or too little to apply it to."""
     known = inputs and inputs[0] is not None
-    return (rule(inputs, attributes) for rule in _RULES.get(op, ())) if known else ()
+    return (rule(inputs, attributes) for rule in RULES.get(op, ())) if known else ()
 
 
 def standard(node: onnx.NodeProto, op: str) -> onnx.NodeProto:
@@ -109,7 +109,7 @@ _SAME = """
 """
 """Operators whose first output, where nothing else tells, has the shape of their first input."""
 
-_RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_SAME.split(), (like(0),)),
     **dict.fromkeys(("Dropout", "com.microsoft:BiasDropout"), (like(0), like(0))),
     **dict.fromkeys(("SkipLayerNormalization", "com.microsoft:SkipLayerNormalization",
