@@ -22,7 +22,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from weft.models.onnx_import.attributes import Attributes
 from weft.models.onnx_import.fold import Call, fold
-from weft.models.onnx_import.shapes import own_shapes, standard
+from weft.models.onnx_import.shapes import has_rules, own_shapes, standard
 from weft.models.onnx_import.tensors import (
     INTEGERS,
     Array,
@@ -123,22 +123,22 @@ class Inference:
         return Tensor((), TensorProto.STRING, 8, constant=True)
 
     def _types(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
-        """What ONNX infers; where it finds no shape, what our own rules say."""
+        """What ONNX infers; where it leaves a size open, what our own rules say."""
         inferred, reason = self._inferred(node, op, inputs)
+        if not has_rules(op) or all(_complete(inferred.get(name)) for name in node.output if name):
+            return _Types(inferred, reason)
         found = dict(inferred)
-        rules = own_shapes(op, inputs, Attributes(node))
-        for name, ours in zip(node.output, rules, strict=False):
+        for name, ours in zip(node.output, own_shapes(op, inputs, Attributes(node)), strict=False):
             known = tensor_type(found.get(name))
-            theirs = _inferred_dims(known)
-            if ours is not None and (theirs is None or None in theirs):
+            if ours is not None:
                 dtype = known.elem_type if known is not None else TensorProto.UNDEFINED
-                found[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(theirs, ours))
+                found[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(_inferred_dims(known), ours))
         return _Types(found, reason)
 
     def _inferred(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
-        node = standard(node, op)
-        domain = "" if ":" not in qualified(node) else node.domain
-        schema = _schema(node.op_type, self.opsets.get(domain, 0) if qualified(node) == op else 0, domain)
+        node, like = standard(node, op)
+        domain, _, kind = like.rpartition(":")
+        schema = _schema(kind, self.opsets.get(domain, 0) if like == op else 0, domain)
         if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
             return _Types({}, "weft has no rule for it")
         given = {name: t for name, t in zip(node.input, inputs, strict=False) if t is not None}
@@ -235,6 +235,11 @@ def _inferred_dims(tensor: Any) -> Dims | None:
     if tensor is None or not tensor.HasField("shape"):
         return None
     return [size_of(dim) for dim in tensor.shape.dim]
+
+
+def _complete(inferred: onnx.TypeProto | None) -> bool:
+    dims = _inferred_dims(tensor_type(inferred))
+    return dims is not None and None not in dims
 
 
 def _merged(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | None]:

@@ -66,14 +66,18 @@ def own_shapes(op: str, inputs: Inputs, attributes: Attributes) -> Iterable[Size
     return (rule(inputs, attributes) for rule in RULES.get(op, ())) if known else ()
 
 
-def standard(node: onnx.NodeProto, op: str) -> onnx.NodeProto:
-    """The node of ONNX's own that has the same shapes, else *node* itself."""
+def has_rules(op: str) -> bool:
+    return op in RULES
+
+
+def standard(node: onnx.NodeProto, op: str) -> tuple[onnx.NodeProto, str]:
+    """The node of ONNX's own that has the same shapes and its operator, else *node* and *op* themselves."""
     if op not in _STANDARD:
-        return node
+        return node, op
     like, inputs = _STANDARD[op]
     known = onnx.defs.get_schema(like).attributes
     attributes = [each for each in node.attribute if each.name in known]
-    return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes)
+    return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes), like
 
 
 _CLASSES = "classlabels_ints classlabels_int64s classlabels_strings"
