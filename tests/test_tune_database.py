@@ -6,13 +6,17 @@ import math
 import sqlite3
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from weft.errors import EvaluationError, TuneError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import FIXED
+from weft.tuning import database
 from weft.tuning.database import Database, opened
 from weft.tuning.evaluation import Score
 
@@ -120,3 +124,26 @@ def test_processes_write_side_by_side(tmp_path: Path):
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     with Database(path) as scores:
         assert len(scores) == 3 * 31
+
+
+def test_a_process_that_is_opening_the_same_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The other one has begun when this one turns to its log, and is done as soon as this one waits."""
+    other = sqlite3.connect(tmp_path / "scores.db", isolation_level=None)
+
+    class Met(sqlite3.Connection):
+        def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+            if "WAL" in statement and not waited:
+                other.execute("BEGIN IMMEDIATE")
+            return super().execute(statement, *values)
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        other.execute("COMMIT")
+
+    waited: list[float] = []
+    monkeypatch.setattr(database.sqlite3, "connect", partial(sqlite3.connect, factory=Met))
+    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with Database(tmp_path / "scores.db") as scores:
+        scores.keep("net", "full", ONE, 0.0, Score(0.5))
+    other.close()
+    assert len(waited) == 1

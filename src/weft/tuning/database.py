@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ APPLICATION = 0x77656674
 VERSION = 1
 WAIT_S = 60.0
 """For another process that writes."""
+_LOOK_S = 0.01
+"""How often a file that another process is opening is tried again."""
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS scores (
@@ -113,8 +116,23 @@ class Database:
         ask(f"PRAGMA application_id = {APPLICATION}")
         ask(f"PRAGMA user_version = {VERSION}")
         ask("COMMIT")
-        ask("PRAGMA journal_mode = WAL")  # a commit then costs microseconds, and survives the end of the process
+        self._log_ahead()
         ask("PRAGMA synchronous = NORMAL")
+
+    def _log_ahead(self) -> None:
+        """Have commits cost microseconds and survive the end of the process.
+
+        This is the one statement for which SQLite itself does not wait while another process opens the file, too.
+        """
+        until_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until_s:
+                    raise
+            time.sleep(_LOOK_S)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
