@@ -64,7 +64,7 @@ def test_many_keep_their_order_and_failures_their_place(workers: int) -> None:
 
 def test_workers_call_at_the_same_time() -> None:
     """Each call waits for the other; one after another they would break the barrier."""
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=600)
     evaluator = CallableEvaluator(lambda configuration, subset: float(both.wait() >= 0), workers=2)
     assert evaluator.evaluate_many([of_width(2), of_width(3)], "full") == [Score(1.0), Score(1.0)]
 

@@ -36,7 +36,8 @@ from weft.tuning.packed import read_packed
 from weft.tuning.trials import Progress
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_S = 120
+PATIENCE_S = 600
+"""After that something that should have happened has not; nothing here is meant to come near it."""
 SMALL = """
 name = "tiny"
 [[layer]]
