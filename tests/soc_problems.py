@@ -1,8 +1,16 @@
-"""Problems for the mapping tests, drawn at random: units, contention, models, forbidden units, pipelines, repeats."""
+"""Problems for the mapping tests, drawn at random: units, contention, models, forbidden units, pipelines, repeats.
+
+And the clock by which the solver goes in them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
 import numpy as np
+import pytest
 
 from weft.devices.soc import Contention, Pccs, Sharing, Soc, Unit
 from weft.mapping.problem import Group, Problem, Task, UnitCost
@@ -14,6 +22,19 @@ XAVIER = Soc(
     bandwidth_gb_s=136.5,
     units=(Unit(name="gpu", contention=XAVIER_GPU), Unit(name="dla", contention=XAVIER_DLA)),
 )
+
+
+LOOK_S = 0.01
+"""What a look at the solver's clock takes in tests; 500 states are expanded between two looks."""
+
+
+@contextmanager
+def steady_solver() -> Iterator[None]:
+    """For the solver time passes only when it looks at the clock: a limit is so much work, on every machine."""
+    looks = count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.mapping.solver.perf_counter", lambda: LOOK_S * next(looks))
+        yield
 
 
 def synthetic(seed: int, tasks: int = 2, groups: int = 12) -> Problem:

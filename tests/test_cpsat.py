@@ -22,6 +22,8 @@ from weft.mapping.z3_model import solve_z3
 
 NEAR = 2e-5
 """Part of a value that may be lost to whole ticks."""
+PATIENCE_S = 600
+"""For proofs that take a part of a second."""
 
 
 def calm(problem: Problem) -> Problem:
@@ -101,7 +103,7 @@ SMALL = [
 
 @cache
 def solved(index: int, objective: str) -> BlindResult:
-    return contention_free(SMALL[index], objective, time_limit_s=60)
+    return contention_free(SMALL[index], objective, time_limit_s=PATIENCE_S)
 
 
 def test_the_small_problems_have_what_makes_mapping_hard():
@@ -128,7 +130,7 @@ def test_a_cap_on_switches_is_kept():
     tighter = 0
     for problem in SMALL[:12]:
         try:
-            result = contention_free(problem, "latency", time_limit_s=60, max_switches=0)
+            result = contention_free(problem, "latency", time_limit_s=PATIENCE_S, max_switches=0)
         except WorkloadError:
             continue
         assert most_switches(problem, result.schedule.units) == 0
@@ -173,7 +175,7 @@ def test_whoever_can_begin_first_does():
 def test_a_hint_does_no_harm_even_if_it_has_too_many_switches():
     problem = pair(model("a", *(group(f"g{i}", 1, 2) for i in range(3))), model("b", group("x", 1, 2)))
     hint = Schedule(((0, 1, 0), (0,)))
-    result = contention_free(problem, "latency", time_limit_s=60, max_switches=0, hint=hint)
+    result = contention_free(problem, "latency", time_limit_s=PATIENCE_S, max_switches=0, hint=hint)
     assert result.value_s == pytest.approx(3e-3) and most_switches(problem, result.schedule.units) == 0
 
 
@@ -186,13 +188,13 @@ def test_without_time_there_is_still_a_plan_and_a_bound():
 
 def test_groups_that_take_no_time_are_no_trouble():
     problem = pair(model("a", group("x", 0, 0), group("y", 0, 0)), model("b", group("x", 1, 0)))
-    result = contention_free(problem, "latency", time_limit_s=60)
+    result = contention_free(problem, "latency", time_limit_s=PATIENCE_S)
     assert result.proved and result.value_s == result.bound_s == 0
 
 
 def test_the_same_seed_gives_the_same_plan():
     problem = random_problem(5, groups=6, plain=True)
-    first, second = (contention_free(problem, "latency", time_limit_s=60, seed=7) for _ in range(2))
+    first, second = (contention_free(problem, "latency", time_limit_s=PATIENCE_S, seed=7) for _ in range(2))
     assert first == second
 
 
@@ -225,7 +227,7 @@ def test_z3_finds_the_best_of_all_schedules():
     pytest.importorskip("z3")
     for seed in range(6):
         problem = two_groups(seed)
-        result = solve_z3(problem, time_limit_s=120)
+        result = solve_z3(problem, time_limit_s=PATIENCE_S)
         assert result.proved and result.schedule
         ways = [
             schedule
@@ -235,7 +237,7 @@ def test_z3_finds_the_best_of_all_schedules():
         best = min(simulate(problem, schedule).makespan_s for schedule in ways)
         assert result.makespan_s <= best * 1.0005  # starts are free there, and times rounded
         assert simulate(problem, result.schedule).makespan_s == pytest.approx(result.makespan_s, rel=1e-3)
-        assert contention_free(problem, "latency", time_limit_s=60).bound_s <= result.makespan_s * 1.0005
+        assert contention_free(problem, "latency", time_limit_s=PATIENCE_S).bound_s <= result.makespan_s * 1.0005
 
 
 def test_z3_knows_contention_by_hand():
@@ -244,7 +246,7 @@ def test_z3_knows_contention_by_hand():
     heavy = [replace(group("x", 1, 1), costs={u: UnitCost(1e-3, 80.0) for u in ("gpu", "dla")}) for _ in range(2)]
     problem = Problem(soc("gpu", "dla", contention=TIGHT), (model("a", heavy[0]), model("b", heavy[1])))
     slow = problem.soc.slow_down(0, 80.0, 80.0)
-    result = solve_z3(problem, time_limit_s=60)
+    result = solve_z3(problem, time_limit_s=PATIENCE_S)
     assert result.proved and result.makespan_s == pytest.approx(min(2.0, slow) * 1e-3, rel=1e-3)
 
 
@@ -252,9 +254,9 @@ def test_z3_keeps_pipelines_stretches_and_caps():
     pytest.importorskip("z3")
     groups = (group("x", 1, 9, leave=False), group("y", None, 2), group("z", 1, None))
     problem = pair(model("a", *groups), model("b", group("x", 1, 2), after=("a",)))
-    result = solve_z3(problem, time_limit_s=60, max_switches=1)
+    result = solve_z3(problem, time_limit_s=PATIENCE_S, max_switches=1)
     assert result.proved and result.schedule
     assert result.schedule.units == ((1, 1, 0), (0,))
     assert result.makespan_s == pytest.approx(13e-3, rel=1e-3)
     with pytest.raises(WorkloadError, match="a needs at least 1 switch"):
-        solve_z3(problem, time_limit_s=60, max_switches=0)
+        solve_z3(problem, time_limit_s=PATIENCE_S, max_switches=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ XAVIER = load_soc("xavier")
 TIES = 2e-4
 """Schedules of a scenario may differ by its ties (1e-4) and are as good as each other."""
 VGG, ALEX = ("vgg19", "resnet152"), ("alexnet", "resnet101")
+PATIENCE_S = 600.0
+"""After that something that should have happened has not; nothing here is meant to come near it."""
 
 
 class Stepped:
@@ -147,7 +150,7 @@ def test_nobody_waits_until_a_busy_process_has_read_its_problem(planner: Planner
     large = replace(first, groups=(Group("g" * 1_000_000, first.groups[0].costs), *first.groups[1:]))
     asking = Thread(target=planner.plan, args=(Problem(XAVIER, (large, second)), Options()))
     asking.start()
-    asking.join(30.0)
+    asking.join(PATIENCE_S)
     waited = asking.is_alive()
     os.kill(planner.process_id, signal.SIGCONT)
     asking.join()
@@ -173,7 +176,14 @@ def test_no_process_is_left_behind() -> None:
         os.kill(process_id, 0)
 
 
-def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem() -> None:
+def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are killed only wait for that, so that none has found anything before."""
+    idle = tmp_path / "python"
+    idle.write_text("#!/bin/sh\nexec sleep 1000\n")
+    idle.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(idle))
     with Planner() as made:
         made.plan(problem_of(ALEX), Options())
         for _ in range(MOST_RESTARTS + 1):
@@ -184,6 +194,7 @@ def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem() -> None
             assert {news.found.kind for news in said} == {LOST}
         assert "died 4 times" in said[-1].found.message
         assert not made.searching
+        monkeypatch.undo()
         made.plan(problem_of(ALEX), Options())
         assert made.restarts == 0
         assert all_news(made)[-1].found.proved
@@ -259,9 +270,17 @@ def test_the_same_seed_gives_the_same_schedules(planner: Planner) -> None:
     assert both[0].seed == 3
 
 
+class Doomed(Planner):
+    """Its process stands still once it is warm, so that it has found nothing when it is killed."""
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        os.kill(self.process_id, signal.SIGSTOP)
+
+
 def test_frames_go_on_when_the_planner_is_killed() -> None:
-    with Planner(CLOCK.now_s) as made:
-        CLOCK.on_sleep = lambda: made.searching and made.wait()
+    with Doomed(CLOCK.now_s) as made:
+        CLOCK.on_sleep = lambda: killed and made.searching and made.wait()
 
         def kill_once(frame: Frame) -> None:
             if not killed:
@@ -367,7 +386,7 @@ class Patient:
         self._planner, self.warm_up = planner, planner.warm_up
 
     def plan(self, problem: Problem, options: Options) -> int:
-        return self._planner.plan(problem, replace(options, time_limit_s=60.0))
+        return self._planner.plan(problem, replace(options, time_limit_s=PATIENCE_S))
 
     def news(self) -> list[News]:
         return [news for news in self._planner.news() if news.found.kind == "better"]

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from reproductions import check_published, check_whole
+from soc_problems import steady_solver
 from weft.errors import InputError
 from weft.mapping.baselines.blind import without_contention
 from weft.papers import PAPERS
@@ -47,6 +48,12 @@ from weft.papers.haxconn.lab import (
 PAPER = published("haxconn")
 FITTED = 2.4
 FEW = ("caffenet", "googlenet", "resnet18")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steady():
+    with steady_solver():
+        yield
 
 
 @pytest.fixture(scope="module")
