@@ -217,7 +217,6 @@ def test_the_loops_are_right_with_the_jit_off():
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "JIT off: 20 equal\n", "")
 
