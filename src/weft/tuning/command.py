@@ -92,7 +92,7 @@ class CommandEvaluator:
         return f"command-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """Run the command once, on a thread: only the main one hears Ctrl-C, so that meets none half-started."""
+        """Run the command once, on a thread: Ctrl-C, which only the main thread hears, meets no half-started one."""
         (result,) = self.evaluate_many([configuration], subset)
         if isinstance(result, EvaluationError):
             raise result
