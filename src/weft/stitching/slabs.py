@@ -11,7 +11,7 @@ where kernels are wide, columns are first sorted by their remainder, so that unf
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,9 +72,9 @@ class _Geometry(NamedTuple):
 
 def _geometry(step: Step, graph: Graph) -> _Geometry | None:
     """None if *step* is no convolution that can be cut."""
-    if step.op != "Conv" or step.inputs[1] not in graph.constants or len(graph.shapes[step.inputs[0]]) != 4:
+    if step.op != "Conv" or len(graph.shapes[step.inputs[0]]) != 4 or not _stored(graph, step.inputs[1:]):
         return None
-    tall, wide = step.attributes["kernel_shape"]
+    tall, wide = graph.constants[step.inputs[1]].shape[2:]
     down, across = step.attributes.get("strides", (1, 1))
     top, left, _, right = step.attributes.get("pads", (0, 0, 0, 0))
     count = -(-tall // down)
@@ -88,6 +88,11 @@ def _geometry(step: Step, graph: Graph) -> _Geometry | None:
     top, below = top - down * outer[0], below - down * outer[1]
     phases, taps, lead, left, right = _columns(wide, across, left, right, width, graph.shapes[step.outputs[0]][3])
     return _Geometry(count, down, rows - sum(outer), (top, left, below, right), outer, phases, taps, lead)
+
+
+def _stored(graph: Graph, names: Sequence[str]) -> bool:
+    """Whether all of them are constants; an island may compute its weights, or leave the bias out by an empty name."""
+    return all(name in graph.constants for name in names)
 
 
 def _columns(wide: int, across: int, left: int, right: int, width: int, out: int) -> tuple[int, int, int, int, int]:
@@ -225,12 +230,14 @@ class _Rewriting:
 
     def _flattened(self, step: Step) -> bool:
         """Do an elementwise *step* on flat tensors, if it has one."""
-        tensors = [name for name in step.inputs if name not in self._constants]
+        tensors = [name for name in step.inputs if name and name not in self._constants]
+        if not any(name in self._flat for name in tensors):
+            return False
         shape = self._shapes[step.outputs[0]]
         same = all(self._shapes[name] == shape for name in tensors)
         unary = step.op in _UNARY
         both = step.op in ("Add", "Mul") and len(tensors) == len(step.inputs)
-        if not (same and (unary or both)) or not any(name in self._flat for name in tensors):
+        if not (same and (unary or both)):
             return False
         flat = (1, shape[0] * shape[1], *shape[2:])
         inputs = tuple(self._flatten(name, flat, step.layer) if name in tensors else name for name in step.inputs)

@@ -131,6 +131,6 @@ class _Maker:
             return None
         counts = count(made.counted)
         mine = sum(self.family.nets[model].weights for model in models)
-        everyone = sum(net.weights for net in self.family.nets)
+        everyone = sum(net.weights for net in self.family.nets) or 1  # models may be nothing but pools
         left = (self.limits.memory_bytes - counts.activation_bytes) * mine / everyone - counts.table_bytes
         return max(0, int(left))

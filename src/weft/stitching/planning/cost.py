@@ -17,6 +17,8 @@ from weft.errors import StitchError, unknown_name
 from weft.stitching.counts import ITEM_BYTES, PRODUCTS, VIEWS, depth
 from weft.stitching.graph import DYNAMIC, Graph, Step
 
+Shape = tuple[int, ...]
+
 
 class Cost(Protocol):
     """Anything that tells what graphs cost: a model of a machine, or a clock beside one."""
@@ -86,10 +88,8 @@ class Modelled:
             return 0.0
         moved_s = self._bytes(step, graph) / self.machine.bytes_per_s
         if step.op == "Conv":
-            work = _Product.of_conv(
-                step, graph, self._shape(graph, step.inputs[0]), self._shape(graph, step.outputs[0])
-            )
-            return self.machine.launch_s + self._product(work, moved_s)
+            shapes = (self._shape(graph, name) for name in (*step.inputs[:2], step.outputs[0]))
+            return self.machine.launch_s + self._product(_Product.of_conv(step, *shapes), moved_s)
         if step.op in PRODUCTS:
             return self.machine.launch_s + self._product(self._of_matrices(step, graph), moved_s)
         return self.machine.launch_s + moved_s
@@ -139,11 +139,12 @@ class _Product(NamedTuple):
     strided: bool = False
 
     @staticmethod
-    def of_conv(step: Step, graph: Graph, source: tuple[int, ...], output: tuple[int, ...]) -> _Product:
-        weight = graph.constants[step.inputs[1]].shape
+    def of_conv(step: Step, source: Shape, weight: Shape, output: Shape) -> _Product:
+        """Over pictures of any number of dimensions; a shape that an island does not know counts as ones."""
+        pictures, outs = (source or (1,))[0], (weight or (1,))[0]
         groups = int(step.attributes.get("group", 1))
-        strides = tuple(step.attributes.get("strides", (1, 1)))
-        unfolds = weight[2:] != (1, 1) or strides != (1, 1)
+        strides = tuple(step.attributes.get("strides", ())) or (1,)
+        unfolds = any(size != 1 for size in (*weight[2:], *strides))
         return _Product(
-            weight[0] // groups, prod(weight[1:]), prod(output[2:]), source[0], groups, unfolds, strides[1] > 1
+            outs // groups, prod(weight[1:]), prod(output[2:]), pictures, groups, unfolds, strided=strides[-1] > 1
         )
