@@ -114,7 +114,7 @@ def _inputs_to_blame(evidence: Evidence, layer: Layer, claim: Claim, tolerance: 
     """The input channels that are to go rather than the outputs of *claim*."""
     inputs = evidence.common(layer.inputs[0], claim.one, claim.two)
     nothing = Claim(claim.one, claim.two, Common(*(column[:0] for column in inputs)))
-    if role(layer) == "depthwise" or not len(inputs.classes):
+    if role(layer) != "dense" or not len(inputs.classes):  # the others' weights do not go by the input's channels
         return nothing
     rows = claim.channels
     some = np.unique(np.linspace(0, len(rows.classes) - 1, _SAMPLE).astype(int))
