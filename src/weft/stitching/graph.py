@@ -88,7 +88,7 @@ class Builder:
 
     def constant(self, array: Array, hint: str = "c", *, weight: bool = False) -> str:
         """The name under which *array* is stored."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._stored:
             name = self._stored[key] = self._fresh(hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ from weft.stitching.onnx_writer import OPSET
 from weft.stitching.reading.draft import Foreign, Picture, Shape
 from weft.stitching.reading.onnx_folding import is_float
 from weft.stitching.reading.onnx_rows import follow
-from weft.stitching.reading.onnx_source import Node, Source
+from weft.stitching.reading.onnx_source import COARSE, Node, Source, type_name
 
 _MOST_STORED = 4096
 """Larger constants say nothing about shapes and are left out of the inference."""
 
 _SHOWN = 4
+
+_RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +78,10 @@ class OnnxIsland:
             attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
             shapes = [(rows, *self.view) if each == self.output else self._shape(each, rows) for each in node.output]
             read = [names[each] for each in node.input]
-            names.update(
-                zip(node.output, builder.add_many(node.op_type, *read, shapes=shapes, **attributes), strict=True)
-            )
+            if node.op_type == "QuantizeLinear":
+                read[0] = _kept_in_floats(builder, read[0])
+            made = builder.add_many(node.op_type, *read, shapes=shapes, **attributes)
+            names |= {theirs: mine for theirs, mine in zip(node.output, made, strict=True) if theirs}
         inside = (self.value.channels, self.value.height, self.value.width)
         return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
 
@@ -93,6 +96,7 @@ class Surveyor:
         self, source: Source, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
     ) -> None:
         self._opset = source.opset
+        self._coarse = source.precision in COARSE
         self._rows = rows
         self._pictures = pictures
         self._constants = constants
@@ -100,13 +104,22 @@ class Surveyor:
         """Tensors inside islands -> the node that writes them."""
         self._kinds: dict[str, Kind] = {}
 
+    def as_read(self, node: Node) -> Node:
+        """*node* in the types that are computed in: float32 for doubles, and for halves in a file of halves."""
+        to = node.integer("to", 0) if node.op == "Cast" else 0
+        if to != TensorProto.DOUBLE and not (self._coarse and is_float(to)):
+            return node
+        proto = helper.make_node("Cast", node.proto.input, node.proto.output, node.proto.name, to=TensorProto.FLOAT)
+        return replace(node, attributes={each.name: each for each in proto.attribute}, proto=proto)
+
     def look_at(self, node: Node) -> None:
         """Infer what *node* writes; its inputs are known."""
         _require_portable(node)
+        self._require_certain(node)
         read = [name for name in node.inputs if name]
         types = {name: _type(self.kind(name)) for name in read}
         small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
-        data = {name: numpy_helper.from_array(_in_float32(self._constants[name]), name) for name in small}
+        data = {name: numpy_helper.from_array(self._held(name), name) for name in small}
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
@@ -115,19 +128,31 @@ class Surveyor:
             raise Foreign("the shapes of its outputs cannot be told") from error
         self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
 
+    def _require_certain(self, node: Node) -> None:
+        """No result can be compared with one that is drawn anew in every run."""
+        trains = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
+        if node.op in _RANDOM or (trains and self._constants.get(trains, np.True_).any()):
+            raise Foreign(f"{node.op} cannot be an island either: it draws random numbers")
+
     def kind(self, tensor: str) -> Kind:
         if tensor in self._constants:
-            array = _in_float32(self._constants[tensor])
+            array = self._held(tensor)
             return Kind(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         if tensor in self._pictures:
             return Kind(TensorProto.FLOAT, (self._rows, *self._pictures[tensor].view))
         return self._kinds.get(tensor, Kind(TensorProto.UNDEFINED, None))
 
+    def _held(self, name: str) -> Array:
+        """A constant in the type that it is computed in; see ``as_read``."""
+        array = self._constants[name]
+        wide = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
+        return array.astype(np.float32) if wide else array
+
     def is_value(self, tensor: str) -> bool:
         """Whether it can flow between operations: rows of vectors or of pictures."""
         kind = self.kind(tensor)
         shape = kind.shape or ()
-        return is_float(kind.dtype) and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
+        return kind.dtype == TensorProto.FLOAT and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
 
     def island(self, node: Node, output: str) -> tuple[OnnxIsland, list[str]]:
         """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
@@ -136,10 +161,13 @@ class Surveyor:
         inputs = [each for each in read if each in self._pictures]
         if not inputs:
             raise Foreign("it reads constants only")
-        stored = {each: _in_float32(self._constants[each]) for each in read if each in self._constants}
+        stored = {each: self._held(each) for each in read if each in self._constants}
         protos, stored = self._converted(nodes, inputs, output, stored)
         followed = follow(protos, stored, inputs, lambda name: self._known(name, stored), self._rows)
-        shape = self.kind(output).shape
+        kind = self.kind(output)
+        shape = kind.shape
+        if kind.dtype != TensorProto.FLOAT:
+            raise Foreign(f"its output {output} is of type {type_name(kind.dtype)}; float outputs can be stitched")
         if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
             raise Foreign(f"its output {output} is not known to be rows")
         kept = tuple((each, self._pictures[each].view) for each in inputs)
@@ -181,6 +209,16 @@ class Surveyor:
         except Exception as error:  # the converter's own, for operators it cannot bring over
             raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
         return list(after.node), {each.name: numpy_helper.to_array(each) for each in after.initializer}
+
+
+def _kept_in_floats(builder: Builder, value: str) -> str:
+    """*value*, but not right after a product.
+
+    Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes integers of float32 weights, and
+    takes kernels for integers: the answers would not be the model's own.
+    """
+    lowest = builder.constant(np.array(np.finfo(np.float32).min), "lowest")
+    return builder.add("Max", value, lowest, shape=builder.shape(value))
 
 
 def value_of(view: Shape) -> Value:
@@ -236,10 +274,6 @@ def _spelled(attribute: AttributeProto) -> str:
     if isinstance(held, TensorProto):
         held = np.asarray(numpy_helper.to_array(held)).tolist()
     return f" {attribute.name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
-
-
-def _in_float32(array: Array) -> Array:
-    return array if array.dtype.kind in "iubSUO" else array.astype(np.float32)
 
 
 def _type(kind: Kind) -> onnx.TypeProto:

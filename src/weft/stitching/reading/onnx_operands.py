@@ -22,6 +22,8 @@ class Operands:
     constants: Mapping[str, Array]
     rows: int
     opset: int
+    coarse: bool
+    """Whether the file is in half precision."""
 
     @property
     def name(self) -> str:

@@ -22,7 +22,10 @@ from weft.stitching.reading.onnx_folding import constant_node, fold
 from weft.stitching.reading.onnx_islands import Surveyor
 from weft.stitching.reading.onnx_operands import Operands
 from weft.stitching.reading.onnx_ops import HANDLERS
-from weft.stitching.reading.onnx_source import Node, Source, load, open_source
+from weft.stitching.reading.onnx_source import COARSE, Node, Source, load, open_source
+
+_TAKES_PADS = ("Conv", "Pad")
+"""Operators that take zeros which are still to be written around what they read."""
 
 
 def read_net(
@@ -79,6 +82,8 @@ class _Reading:
         return self._draft.finish(title, outputs, self._rows)
 
     def _read(self, node: Node) -> None:
+        if node.op not in _TAKES_PADS:
+            self._flush(node)
         if node.op == "Constant":
             self._constants[node.outputs[0]] = constant_node(node, self._source.folder)
         elif node.op == "Shape" and node.inputs and self._surveyor.kind(node.inputs[0]).shape is not None:
@@ -104,18 +109,22 @@ class _Reading:
         try:
             if handler is None:
                 raise Foreign("it is not understood")
-            operands = Operands(node, self._draft, self._pictures, self._constants, self._rows, self._source.opset)
-            self._pictures[node.outputs[0]] = handler(operands)
+            self._pictures[node.outputs[0]] = handler(self._operands(node))
         except Foreign as error:
             self._keep_foreign(node, str(error))
+
+    def _operands(self, node: Node) -> Operands:
+        source = self._source
+        return Operands(
+            node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
+        )
 
     def _keep_foreign(self, node: Node, why: str) -> None:
         """Keep a node as an island, or as part of one; *why* it is none of ours."""
         if not self._islands:
             raise Foreign(why)
-        for name in node.inputs:
-            if name in self._pictures:
-                self._pictures[name] = self._draft.flush(self._pictures[name])
+        node = self._surveyor.as_read(node)
+        self._flush(node)
         self._surveyor.look_at(node)
         for name in filter(None, node.outputs):
             if name not in self._source.outputs and not self._surveyor.is_value(name):
@@ -124,6 +133,12 @@ class _Reading:
             island, read = self._surveyor.island(node, name)
             inputs = [self._pictures[each] for each in read]
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
+
+    def _flush(self, node: Node) -> None:
+        """Make real the zeros around what *node* reads: they are part of its shape."""
+        for name in node.inputs:
+            if name in self._pictures:
+                self._pictures[name] = self._draft.flush(self._pictures[name])
 
     def _refusal(self, node: Node, why: str) -> str:
         way_out = "it cannot be kept as an island" if self._islands else "--islands runs it for each model separately"

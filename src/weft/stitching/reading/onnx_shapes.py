@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from onnx import TensorProto
+
 from weft.errors import ModelError
 from weft.stitching.reading.draft import Foreign, Picture
 from weft.stitching.reading.onnx_folding import is_float
@@ -115,8 +117,11 @@ def _dropout(o: Operands) -> Picture:
 
 
 def _cast(o: Operands) -> Picture:
-    if not is_float(o.node.integer("to", 0)):
+    to = o.node.integer("to", 0)
+    if not is_float(to):
         raise Foreign("it makes other numbers than floats")
+    if to in (TensorProto.FLOAT16, TensorProto.BFLOAT16) and not o.coarse:
+        raise Foreign("it rounds to half precision in a model that is not")
     return o.picture()
 
 

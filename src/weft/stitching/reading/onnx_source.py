@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ FLOATS: Mapping[int, str] = {
     TensorProto.BFLOAT16: "bfloat16",
 }
 """Types of numbers that can be read, and what they are called."""
+COARSE = ("float16", "bfloat16")
+"""Those of half precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,7 @@ class Source:
     def stored(self, name: str) -> Array:
         return to_array(self.tensors[name], self.folder)
 
-    @property
+    @cached_property
     def precision(self) -> str:
         """The type of most of its weights."""
         sizes: Counter[int] = Counter()
@@ -197,10 +200,14 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise ModelError(f"its input {value.name} is not a tensor of known rank")
     if kind.elem_type not in FLOATS:
-        names = {number: name for name, number in TensorProto.DataType.items()}
-        found = names.get(kind.elem_type, str(kind.elem_type)).lower()
-        raise ModelError(f"its input {value.name} is of type {found}; float inputs can be stitched")
+        raise ModelError(f"its input {value.name} is of type {type_name(kind.elem_type)}; float inputs can be stitched")
     return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in kind.shape.dim)
+
+
+def type_name(number: int) -> str:
+    """What ONNX calls a type of numbers."""
+    names: dict[int, str] = {each: name for name, each in TensorProto.DataType.items()}
+    return names.get(number, str(number)).lower()
 
 
 def _node(proto: onnx.NodeProto, read: set[str]) -> Node:
