@@ -130,6 +130,8 @@ class Steps:
         from weft.stitching.planning.planner import ANYWHERE
 
         asked, both = self.asked, (self.family, self.sharing)
+        if asked.dynamic:
+            self._require_free_rows()
         settings: dict[str, Any] = {
             "form": asked.form, "cost": self.cost, "dynamic": asked.dynamic,
             "slabs": asked.slabs and asked.machine == "cpu",
@@ -144,6 +146,15 @@ class Steps:
             self.groups = (assemble(*both, **settings, slack=asked.slack, progress=advance),)
         if asked.measure and self.groups[0].contest is not None:
             self._settle(self.groups[0], self.groups[0].contest)
+
+    def _require_free_rows(self) -> None:
+        """Refuse models that answer a row by the rows beside it; only what is kept as it stands in a file can do so."""
+        from weft.runtime.stitch_check import tied_rows
+
+        for net in self.family.nets:
+            foreign = any(op.kind == "island" for op in net.ops)
+            if why := tied_rows(net, CLOSE, threads=self.asked.threads) if foreign else "":
+                raise StitchError(f"{net.name} {why}; leave out --dynamic")
 
     def _settle(self, made: Stitched, contest: Contest) -> None:
         """Choose by the times that are shown."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.errors import StitchError
-from weft.runtime.sessions import first_line, open_session
+from weft.runtime.stitching import answers, opened
 from weft.runtime.tensors import Array
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
@@ -17,12 +17,13 @@ from weft.stitching.graph import Graph
 from weft.stitching.lowering import port_name
 from weft.stitching.net import Net
 from weft.stitching.onnx_writer import to_onnx
+from weft.stitching.reading.onnx_source import COARSE
 
 _FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 """Inputs of models that can be compared as they are; others only as they were read."""
-_COARSE = ("float16", "bfloat16")
-"""Models that compute in these are off by themselves: a graph is judged by what was read, and this is told beside."""
 
+_SEVERAL = 3
+"""Batches that a model is given at once to see whether it keeps their rows apart."""
 
 Feed = Mapping[str, Array]
 
@@ -56,47 +57,63 @@ def largest_difference(
         {port.name: _drawn(rng, (count, *port.shape), net) for port in net.inputs}
         for net, count in zip(family.nets, rows, strict=True)
     ]
-    answers = _answers(graph, family, feeds, threads)
+    found = _together(graph, family, feeds, threads)
     worst, coarse = Difference(0.0, ""), 0.0
     for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
-        judged = None if net.stored in _COARSE else source
+        # one in half precision is off by itself: the graph is judged by what was read, and this is told beside
+        judged = None if net.stored in COARSE else source
         for port, wanted in zip(net.outputs, _alone(net, judged, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
-            worst = max(worst, Difference(_relative(answers[name], wanted), name))
+            worst = max(worst, Difference(_relative(found[name], wanted), name))
         if source != judged:
             for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
-                coarse = max(coarse, _relative(answers[port_name(family, task, port)], wanted))
+                coarse = max(coarse, _relative(found[port_name(family, task, port)], wanted))
     return worst._replace(coarse=coarse)
+
+
+def tied_rows(net: Net, close: float, *, threads: int = 1, seed: int = 0) -> str:
+    """Why *net* cannot take any number of rows, in words; empty if it answers several batches as it does each."""
+    rng = np.random.default_rng(seed)
+    feed = {port.name: _drawn(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
+    apart = _alone(net, None, feed, threads)
+    session = opened(to_onnx(plain_graph(net, dynamic=True)).SerializeToString(), threads, net.name, optimise=False)
+    names = [port.name for port in net.outputs]
+    try:
+        together = answers(session, names, feed, net.name)
+    except StitchError:
+        return f"runs with the number of rows in its file ({net.batch}) only"
+    mixed = (name for name, *pair in zip(names, together, apart, strict=True) if _relative(*pair) > close)
+    return next((f"answers a row by the rows beside it in {name}" for name in mixed), "")
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
     """Numbers that a model in half precision takes as they are."""
     drawn = rng.standard_normal(shape, np.float32)
-    return drawn.astype(np.float16).astype(np.float32) if net.stored in _COARSE else drawn
+    return drawn.astype(np.float16).astype(np.float32) if net.stored in COARSE else drawn
 
 
-def _answers(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
-    session = _opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
+    session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
     joined = {
         port_name(family, task, port): feeds[task][port.name]
         for task, net in enumerate(family.nets)
         for port in net.inputs
     }
     names = [tensor.name for tensor in graph.outputs]
-    return dict(zip(names, _run(session, names, joined, graph.name), strict=True))
+    return dict(zip(names, answers(session, names, joined, graph.name), strict=True))
 
 
 def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
     """What the model answers by itself, a batch at a time."""
-    session = None if source is None else _opened(source, threads, source.name, optimise=False)
+    session = None if source is None else opened(source, threads, source.name, optimise=False)
     kinds = {each.name: each.type for each in session.get_inputs()} if session else {}
     if session is None or not all(kind in _FED for kind in kinds.values()):
-        session, kinds = _opened(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False), {}
+        session, kinds = opened(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False), {}
     names = [port.name for port in net.outputs]
     parts = []
     for batch in _batches(feed, net.batch):
         given = {name: array.astype(_FED[kinds.get(name, "tensor(float)")]) for name, array in batch.items()}
-        parts.append(_run(session, names, given, net.name))
+        parts.append(answers(session, names, given, net.name))
     return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
@@ -104,21 +121,6 @@ def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
     total = len(next(iter(feed.values())))
     for start in range(0, total, rows):
         yield {name: array[start : start + rows] for name, array in feed.items()}
-
-
-def _opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
-    try:
-        return open_session(source, threads, optimise=optimise)
-    except Exception as error:  # the C++ side raises a dozen unrelated kinds
-        raise StitchError(f"{title} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
-
-
-def _run(session: Any, names: list[str], feed: Feed, title: str) -> list[Array]:
-    try:
-        found: list[Array] = session.run(names, feed)
-    except Exception as error:  # see above
-        raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
-    return found
 
 
 def _relative(found: Array, wanted: Array) -> float:

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,8 @@ class Runner:
     """A graph loaded in ONNX Runtime, with made-up inputs."""
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
-        try:
-            self._session: Any = open_session(to_onnx(graph).SerializeToString(), threads, optimise=True)
-        except Exception as error:  # the C++ side raises a dozen unrelated kinds
-            raise StitchError(f"{graph.name} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
+        self._name = graph.name
+        self._session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
         rng = np.random.default_rng(seed)
         self.feed: dict[str, Array] = {
             each.name: rng.standard_normal([rows if size == DYNAMIC else size for size in each.shape], np.float32)
@@ -61,8 +60,24 @@ class Runner:
 
     def __call__(self) -> list[Array]:
         """Run once."""
-        outputs: list[Array] = self._session.run(None, self.feed)
-        return outputs
+        return answers(self._session, None, self.feed, self._name)
+
+
+def opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
+    """A session over a graph or a model's file; *title* is what messages call it."""
+    try:
+        return open_session(source, threads, optimise=optimise)
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds
+        raise StitchError(f"{title} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
+
+
+def answers(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
+    """The outputs *names*, or all, for *feed*."""
+    try:
+        found: list[Array] = session.run(names, feed)
+    except Exception as error:  # see above
+        raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
+    return found
 
 
 def race(
