@@ -133,6 +133,13 @@ def test_rounding_to_half_precision_on_the_way_is_kept(tmp_path):
     assert "it rounds to half precision" in outcome(family(*nodes), tmp_path)
 
 
+def test_a_model_in_half_precision_may_store_no_weights(tmp_path):
+    made = model([node("Reshape", ["x", "flat"], ["y"])], {"flat": np.array([2, -1])}, dtype=TensorProto.FLOAT16)
+    assert outcome([made] * 2, tmp_path) == STITCHED
+    made.graph.input.insert(0, helper.make_tensor_value_info("flat", TensorProto.INT64, [2]))  # as old files list it
+    assert outcome([made] * 2, tmp_path) == STITCHED
+
+
 def test_doubles_in_an_island_are_computed_in_float32(tmp_path):
     nodes = [
         node("ArgMax", ["s"], ["i"], axis=1),

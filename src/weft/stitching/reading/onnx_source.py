@@ -99,13 +99,15 @@ class Source:
 
     @cached_property
     def precision(self) -> str:
-        """The type of most of its weights."""
+        """The type of most of its weights, or of an input where none is stored."""
         sizes: Counter[int] = Counter()
         for each in self.tensors.values():
             if each.data_type in FLOATS:
                 sizes[each.data_type] += math.prod(each.dims)
-        most = sizes.most_common(1)
-        return FLOATS[most[0][0]] if most else "float32"
+        if not sizes:
+            read = (each for each in self.proto.graph.input if each.name in self.inputs)  # old files list constants too
+            sizes.update(each.type.tensor_type.elem_type for each in read)
+        return FLOATS[sizes.most_common(1)[0][0]]
 
 
 def open_source(model: onnx.ModelProto, folder: Path | None) -> Source:
