@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import typer
+from typer.core import TyperCommand
 
 from weft.cli.stitch import command
 from weft.errors import WeftError
 from weft.runtime.stitched import tasks_in
 
+CALLED = typer.Context(TyperCommand("stitch"))
+"""What the command sees of its own line: it is called, and nothing was typed."""
 STITCHED = "stitched"
 NOT_RUNNABLE = "not runnable"
 """ONNX Runtime does not take the models themselves."""
@@ -110,7 +114,7 @@ def outcome(models: Sequence[onnx.ModelProto], folder: Path, *, jumpy: bool = Fa
     if not runnable(files):
         return NOT_RUNNABLE
     try:
-        command([str(path) for path in files], str(folder / "out.onnx"), **{"measure": False} | settings)
+        command(CALLED, [str(path) for path in files], str(folder / "out.onnx"), **{"measure": False} | settings)
     except WeftError as error:
         text = str(error)
         assert error.exit_code == 2
