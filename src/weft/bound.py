@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -51,11 +52,19 @@ class Prices:
         """What that much of both resources is worth."""
         return self.compute * demand.compute + self.memory * demand.memory
 
+    def queries(self, program: Program, layers: int) -> float:
+        """Queries that so many layers issued in order are; the one in flight counts by its share at these prices."""
+        whole, begun = divmod(layers, len(program))
+        total = self.of(Demand(program.total_compute, program.total_fetch, 0.0))
+        done = self.of(Demand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
+        return whole + (done / total if total else 0.0)
+
 
 def demand_of(program: Program, buffer: int) -> Demand:
     return Demand(program.total_compute, program.total_fetch, alone_ticks(program, buffer))
 
 
+@lru_cache(maxsize=256)  # one run asks for the same few models many times
 def alone_ticks(program: Program, buffer: int) -> float:
     """Steady-state ticks per query of a model that runs alone with eager prefetch.
 

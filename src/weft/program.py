@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -108,6 +108,36 @@ class Program:
     def compute_bound(self) -> bool:
         """On which side of the device's balance point the model lies."""
         return self.total_compute > self.total_fetch
+
+    def cut(self, most: int, cost: int = 0) -> Program:
+        """The same with every layer of more than *most* ticks of weights in equal pieces of at most that.
+
+        cost: ticks of computing that every piece but the first adds to its layer.
+        """
+        counts = [max(1, -(-fetch // most)) for fetch in self.fetch]
+        extra = [0 if part == 0 else cost for count in counts for part in range(count)]
+        compute = _parted(self.compute, counts)
+        return replace(
+            self,
+            names=tuple(piece for name, count in zip(self.names, counts, strict=True) for piece in _named(name, count)),
+            fetch=_parted(self.fetch, counts),
+            compute=tuple(busy + more for busy, more in zip(compute, extra, strict=True)),
+            weight_bytes=_parted(self.weight_bytes, counts),
+            exits=tuple(sum(counts[:layers]) for layers in self.exits),
+        )
+
+
+def _parted(values: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Each value in as many nearly equal parts as its count says; their sum is the value."""
+    return tuple(
+        value * (part + 1) // count - value * part // count
+        for value, count in zip(values, counts, strict=True)
+        for part in range(count)
+    )
+
+
+def _named(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}[{part + 1}/{count}]" for part in range(count)]
 
 
 def lower(profile: Profile, npu: Npu) -> Program:

@@ -14,8 +14,9 @@ from weft.engine.compiled import compiled_order, replayed
 from weft.engine.engine import Engine
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
+from weft.engine.trial import settled
 from weft.errors import WorkloadError
-from weft.policies import Option, Policy, Setting, make_policy
+from weft.policies import Option, Policy, Setting, described, make_policy
 from weft.profiles import Profile, spill_together
 from weft.program import MAX_TICKS, Clock, lower
 from weft.reports.report import Report, report
@@ -26,6 +27,7 @@ from weft.workloads import Saturated
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_QUERIES = 100
+MOST_PIECES = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,61 +46,65 @@ def simulate(
     *,
     options: Mapping[str, Option] | None = None,
     spill: bool = False,
+    pieces: int | None = None,
     compiled: bool = True,
 ) -> Run:
     """Run saturated streams of these profiles on a simulated NPU.
 
     spill: pay for activations that do not fit together on the memory channel instead of refusing them.
+    pieces: cut layers so that none takes more than this part of the weight buffer; None leaves it to the policy.
     compiled: use a kernel where the policy has one; the outcome is the same.
     """
     workload = workload or Saturated(DEFAULT_QUERIES)
-    setting = make_setting(profiles, npu, workload, spill=spill)
-    chooser = make_policy(policy, setting, options)
-    quota = _quota(setting, workload)
-    work = _work(setting, quota)
-    order = compiled_order(chooser, work, quota) if compiled else None
+    setting = make_setting(profiles, npu, workload, spill=spill, pieces=pieces)
+    asked = make_policy(policy, setting, options)
+    chooser = settled(asked)
+    setting = chooser.setting
+    order = compiled_order(chooser, setting.work, setting.quota) if compiled else None
     if order is not None:
         times = replayed(setting, order)
     else:
-        order, times = _plain(chooser, work, quota)
+        order, times = _plain(chooser)
     clock = Clock.of(npu)
-    settings = _settings(profiles, npu, policy, workload, options)
+    settings = _settings(profiles, npu, policy, workload, options) | {"pieces": setting.pieces or 1}
     trace = _trace(setting, clock, order, times, settings)
-    return Run(trace, report(trace, setting, clock, fixed_mix=quota, band=chooser.band, remark=chooser.remark))
+    remark = chooser.remark or _choice(asked, chooser)
+    return Run(trace, report(trace, setting, clock, fixed_mix=setting.quota, band=chooser.band, remark=remark))
 
 
-def make_setting(profiles: Sequence[Profile], npu: Npu, workload: Saturated, *, spill: bool = False) -> Setting:
+def _choice(asked: Policy, chosen: Policy) -> str:
+    """What a trial before the run decided, if it decided anything."""
+    said = [f"as {described(chosen)}"] if described(chosen) != described(asked) else []
+    if chosen.setting.pieces != asked.setting.pieces and chosen.setting.pieces != 1:
+        said.append(f"layers in pieces of at most 1/{chosen.setting.pieces} of the weight buffer")
+    return f"after a trial: {', '.join(said)}" if said else ""
+
+
+def make_setting(
+    profiles: Sequence[Profile], npu: Npu, workload: Saturated, *, spill: bool = False, pieces: int | None = None
+) -> Setting:
     """Check that the models fit on the device together, and lower them to its clock."""
     if not profiles:
         raise WorkloadError("nothing to run: give at least one model or profile")
+    if pieces is not None and not 1 <= pieces <= MOST_PIECES:
+        raise WorkloadError(f"pieces = {pieces} must be from 1, which leaves layers whole, to {MOST_PIECES}")
     if spill:
         profiles = spill_together(list(profiles), npu)
     else:
         check_activations(npu, [(profile.model, profile.peak_activation_bytes) for profile in profiles])
     mix = workload.rounds_of_mix(len(profiles)) if workload.mix else None
-    programs = tuple(lower(profile, npu) for profile in profiles)
-    return Setting(programs, Clock.of(npu).buffer, workload.rounds, mix, workload.max_lag)
-
-
-def _quota(setting: Setting, workload: Saturated) -> list[int] | None:
-    """Queries of each stream where the mix is given: every one of them runs to its end."""
-    if setting.mix is None:
-        return None
-    return [max(1, round(part * workload.rounds)) for part in setting.mix]
-
-
-def _work(setting: Setting, quota: Sequence[int] | None) -> int:
-    """Ticks of work to issue; refused where the clock could overflow."""
-    counts = quota or [setting.rounds] * len(setting.programs)
-    totals = [count * p.total_work for count, p in zip(counts, setting.programs, strict=True)]
-    if 4 * sum(totals) * len(totals) > MAX_TICKS:
+    programs, clock = tuple(lower(profile, npu) for profile in profiles), Clock.of(npu)
+    piece_cost = clock.ticks(npu.piece_cycles / npu.clock_hz)
+    setting = Setting(programs, clock.buffer, workload.rounds, mix, workload.max_lag, piece_cost=piece_cost)
+    if 4 * setting.work * len(programs) > MAX_TICKS:
         raise WorkloadError("the run is too long for the clock; lower --queries or check the profile's times and sizes")
-    return sum(totals)
+    return setting if pieces is None else setting.cut(pieces)
 
 
-def _plain(policy: Policy, work: int, quota: Sequence[int] | None) -> tuple[Ints, Ints]:
-    executor = SimulatedNpu(policy.setting)
-    Engine(SaturatedStreams(policy.setting, policy.band, work, quota), policy, executor).run()
+def _plain(policy: Policy) -> tuple[Ints, Ints]:
+    setting = policy.setting
+    executor = SimulatedNpu(setting)
+    Engine(SaturatedStreams(setting, policy.band, setting.work, setting.quota), policy, executor).run()
     order = np.array([head.stream for head, _ in executor.log], np.int64)
     times = np.array([tuple(issue) for _, issue in executor.log], np.int64)
     return order, times

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.bound import alone_ticks
 from weft.devices import Npu
-from weft.engine.compiled import compiled_order, replayed
+from weft.engine.trial import Judge
 from weft.errors import WorkloadError
 from weft.policies.aimt import AiMt
 from weft.profiles import Profile
@@ -67,24 +66,13 @@ def sweep_aimt(
         raise WorkloadError("a sweep needs at least one workload and one value of each threshold")
     workload = Saturated(queries)
     settings = [make_setting(profiles, npu, workload, spill=True) for profiles in workloads]
-    alone = [[alone_ticks(program, setting.buffer) for program in setting.programs] for setting in settings]
+    judges = [Judge.of(setting) for setting in settings]
     grid = [(compute, memory) for compute in compute_thresholds for memory in memory_thresholds]
     points = []
     for done, (compute, memory) in enumerate(grid):
         if progress:
             progress(done, len(grid))
-        logs = [math.log(_stp(AiMt(s, compute, memory), times)) for s, times in zip(settings, alone, strict=True)]
+        stps = [sum(judge.shares(AiMt(s, compute, memory))) for s, judge in zip(settings, judges, strict=True)]
+        logs = list(map(math.log, stps))
         points.append(GridPoint(compute, memory, math.exp(math.fsum(logs) / len(logs))))
     return Sweep(tuple(points))
-
-
-def _stp(policy: AiMt, alone: Sequence[float]) -> float:
-    """System throughput of one run; the queries in flight at its end count by their share of the model's work."""
-    programs = policy.setting.programs
-    order = compiled_order(policy, policy.setting.rounds * sum(program.total_work for program in programs), None)
-    assert order is not None  # aimt has a kernel
-    served = 0.0
-    for stream, (program, alone_time) in enumerate(zip(programs, alone, strict=True)):
-        queries, layers = divmod(int((order == stream).sum()), len(program))
-        served += (queries + sum(program.work[:layers]) / program.total_work) * alone_time
-    return served / float(replayed(policy.setting, order)[-1, 3])

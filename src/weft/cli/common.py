@@ -47,6 +47,10 @@ Cost = Annotated[str, typer.Option("--cost", help="Cost model: pipelined, scales
 Mix = Annotated[str | None, typer.Option("--mix", help="Queries of each model per round, as 1:1 or 2:1:3.")]
 MaxLag = Annotated[float, typer.Option("--max-lag", help="Rounds a model may fall behind the mix.")]
 Spill = Annotated[bool, typer.Option("--spill", help="Pay for activations that do not fit instead of refusing.")]
+Pieces = Annotated[
+    int | None,
+    typer.Option("--pieces", help="Cut layers larger than this part of the buffer, 8 for an eighth; 1 cuts none."),
+]
 Shapes = Annotated[
     list[str] | None, typer.Option("--shape", help="[MODEL:]INPUT=1x3x224x224 for an open dimension; repeatable.")
 ]

@@ -14,6 +14,7 @@ from weft.cli.common import (
     MaxLag,
     Mix,
     Models,
+    Pieces,
     ProfileFiles,
     Queries,
     SeqLen,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from weft.policies import Option
     from weft.profiles import Profile
     from weft.reports.report import Report
+    from weft.simulation import Run
 
 
 def command(
@@ -52,6 +54,7 @@ def command(
     mix: Mix = None,
     max_lag: MaxLag = 0.25,
     spill: Spill = False,
+    pieces: Pieces = None,
     shape: Shapes = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Find the best thresholds for aimt first.")] = False,
     json_file: JsonFile = None,
@@ -78,23 +81,30 @@ def command(
     if sweep and "aimt" not in names:
         raise InputError(f"--sweep does not apply to --policies {policies}: it is for aimt; add that, or leave it out")
     options: dict[str, dict[str, Option]] = {}
-    runs = []
-    with progress_bar("simulating", len(names) + sweep) as advance:
+    with progress_bar("simulating", 2 * len(names) + sweep) as advance:
         if sweep:
             advance("sweeping aimt")
             options["aimt"] = dict(sweep_aimt([profiles], npu).options)
-        for name in names:
-            runs.append(simulate(profiles, npu, name, workload, options=options.get(name), spill=spill))
+
+        def run(name: str, pieces: int | None) -> Run:
+            done = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
             advance()
-    reports = [run.report for run in runs]
-    print_comparison(reports, f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {_batches(profiles)}")
+            return done
+
+        runs = [run(name, pieces) for name in names]
+        smallest = max(each.report.pieces for each in runs)
+        alike = [run(name, smallest).report for name in names if smallest > 1 and pieces is None]
+    reports = [each.report for each in runs]
+    title = f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {_batches(profiles)}"
+    print_comparison(reports, title, alike)
     if "aimt" in options:
         tuned = ", ".join(f"{key} {value:g}" for key, value in options["aimt"].items())
         console.print(f"[dim]aimt with {tuned}[/dim]", highlight=False)
     if json_file:
-        write_json(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
+        raw = {"runs": reports, "in_pieces": alike}
+        write_json(json_file, {"format": 1} | {key: [each.as_dict() for each in raw[key]] for key in raw})
     if html:
-        best_run = max(runs, key=lambda run: run.report.stp)
+        best_run = max(runs, key=lambda each: each.report.stp)
         write_html(best_run.trace, html, report=best_run.report.as_dict())
         console.print(f"timeline of {best_run.report.policy}: {html}", highlight=False)
 
@@ -103,16 +113,20 @@ def _batches(profiles: list[Profile]) -> str:
     return " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
 
 
-def print_comparison(reports: list[Report], title: str) -> None:
-    columns = ("policy", "STP", "of bound", "ANTT", "worst", "PE", "DRAM", "queries")
+def print_comparison(reports: list[Report], title: str, in_pieces: list[Report]) -> None:
+    """The runs side by side; *in_pieces*: the same with the pieces that one of them chose, if one did."""
+    columns = ["policy", "STP", "of bound", "ANTT", "worst", "PE", "DRAM", "queries"]
+    if in_pieces:
+        columns.insert(2, f"in 1/{in_pieces[0].pieces}")
     table = plain_table(title, columns)
     best = max(report.stp for report in reports)
-    for report in reports:
+    for index, report in enumerate(reports):
         style = "bold" if report.stp == best else ""
         add_row(
             table,
             report.policy,
             number(report.stp),
+            *([number(in_pieces[index].stp)] if in_pieces else []),
             f"{report.fraction_of_bound:.1%}",
             number(report.antt, 2),
             number(report.max_slowdown, 2),
@@ -123,5 +137,8 @@ def print_comparison(reports: list[Report], title: str) -> None:
         )
     console.print(table)
     console.print(f"[dim]no schedule can exceed STP {reports[0].bound_stp:.3f}; 1.0 is one model at a time[/dim]")
+    if in_pieces:
+        part = in_pieces[0].pieces
+        console.print(f"[dim]in 1/{part}: STP with every layer in pieces of at most 1/{part} of the weight buffer[/dim]")
     for remark in dict.fromkeys(f"{report.policy}: {report.remark}" for report in reports if report.remark):
         console.print(f"[yellow]{remark}[/yellow]", highlight=False)

@@ -14,6 +14,7 @@ from weft.cli.common import (
     MaxLag,
     Mix,
     Models,
+    Pieces,
     ProfileFiles,
     Queries,
     SeqLen,
@@ -122,6 +123,7 @@ def command(
     mix: Mix = None,
     max_lag: MaxLag = 0.25,
     spill: Spill = False,
+    pieces: Pieces = None,
     shape: Shapes = None,
     option: Options = None,
     json_file: JsonFile = None,
@@ -161,7 +163,9 @@ def command(
     npu = load_npu(device or DEFAULT_DEVICE)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
-    run = simulate(profiles, npu, policy or "weft", saturated, options=parse_options(option), spill=spill)
+    run = simulate(
+        profiles, npu, policy or "weft", saturated, options=parse_options(option), spill=spill, pieces=pieces
+    )
     print_report(run.report)
     if json_file:
         write_json(json_file, run.report.as_dict())

@@ -58,6 +58,8 @@ class Npu(BaseModel):
     """Activation bytes per cycle for work that is no matrix product (pooling, adding, normalising)."""
     chunk_mib: Positive | None = None
     """Largest piece of a layer that is bigger than the weight buffer; an eighth of the buffer by default."""
+    piece_cycles: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Cycles of the array that a layer cut in two takes longer; folds follow each other without a gap, so none."""
 
     @property
     def clock_hz(self) -> float:

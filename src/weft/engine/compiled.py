@@ -18,8 +18,10 @@ from weft.kernels.replay import replay
 from weft.kernels.rollout import Rules, Streams, weave_rollout
 from weft.policies.aimt import AiMt
 from weft.policies.base import Policy, Setting
+from weft.policies.in_order import Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.weft import Weft
+from weft.program import Program
 
 Ints = npt.NDArray[np.int64]
 
@@ -72,4 +74,16 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         return lambda chosen: weave_greedy(fetch, compute, first, heavy, setting.buffer, work, chosen)
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen)
+    if type(policy) in (Fifo, RoundRobin):
+        in_a_row = setting.rounds if type(policy) is Fifo else 1
+        return lambda chosen: _whole_queries(setting.programs, in_a_row, work, chosen)
     return None
+
+
+def _whole_queries(programs: Sequence[Program], in_a_row: int, work: int, chosen: Ints) -> int:
+    """So many queries of each stream in turn until *work* is issued; returns the number of issues."""
+    turn = np.repeat(np.arange(len(programs)), [in_a_row * len(program) for program in programs])
+    done = np.concatenate([np.tile(np.array(program.work, np.int64), in_a_row) for program in programs]).cumsum()
+    turns, rest = divmod(work - 1, int(done[-1]))
+    chosen[:] = np.resize(turn, len(chosen))
+    return turns * len(turn) + int(np.searchsorted(done, rest, side="right")) + 1

@@ -80,6 +80,13 @@ def options_of(name: str) -> dict[str, Option]:
     return {f.name: f.default for f in fields(POLICIES[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
 
 
+def described(policy: Policy) -> str:
+    """A registered policy by its name, and by its options where they are not the defaults."""
+    name = next(name for name, kind in POLICIES.items() if kind is type(policy))
+    changed = [f"{key}={getattr(policy, key)}" for key, usual in options_of(name).items() if getattr(policy, key) != usual]
+    return f"{name} ({', '.join(changed)})" if changed else name
+
+
 __all__ = [
     "POLICIES",
     "Band",
@@ -90,6 +97,7 @@ __all__ = [
     "Start",
     "View",
     "check_policy",
+    "described",
     "make_policy",
     "make_request_policy",
     "options_of",

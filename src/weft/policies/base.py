@@ -6,8 +6,8 @@ and what it may know grows by fields of ``View``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from weft.devices.decoupled import NpuState
@@ -78,6 +78,34 @@ class Setting:
     """Rounds a stream may fall behind, where there is a mix to fall behind of."""
     lanes: int = 1
     """How many layers of different queries a host computes at a time."""
+    pieces: int | None = None
+    """No layer takes more than this part of the buffer, an eighth for 8; None leaves cutting to the policy."""
+    piece_cost: int = 0
+    """Ticks of computing that every piece but the first adds to its layer."""
+    whole: Sequence[Program] | None = None
+    """The programs before layers were cut."""
+
+    @property
+    def uncut(self) -> Sequence[Program]:
+        """The models as they are: standalone times and the bound are theirs, whatever is cut."""
+        return self.programs if self.whole is None else self.whole
+
+    @property
+    def quota(self) -> list[int] | None:
+        """Queries of each stream where the mix is given: every one of them runs to its end."""
+        return None if self.mix is None else [max(1, round(part * self.rounds)) for part in self.mix]
+
+    @property
+    def work(self) -> int:
+        """Ticks of work the run will issue."""
+        counts = self.quota or [self.rounds] * len(self.programs)
+        return sum(count * program.total_work for count, program in zip(counts, self.programs, strict=True))
+
+    def cut(self, pieces: int) -> Setting:
+        """The same with layers in pieces of at most this part of the buffer; 1 leaves them whole."""
+        most = max(1, self.buffer // pieces)
+        programs = tuple(program.cut(most, self.piece_cost) for program in self.uncut)
+        return replace(self, programs=programs, pieces=pieces, whole=self.uncut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +165,13 @@ class Policy:
     def waits(self) -> int | None:
         """Percent of the time a request is allowed that its batch waits to be filled; None: as its stream says."""
         return None
+
+    cuts: ClassVar[tuple[int, ...]] = (1,)
+    """Into how many pieces to the buffer it may have layers cut, fewest first, where that is left to it."""
+
+    def contenders(self) -> Iterator[Policy]:
+        """Who may decide in its place, where a trial before the run shows them to be better; itself first."""
+        yield self
 
     def decide(self, view: View) -> Start:
         """Pick one of ``view.candidates``."""

@@ -10,19 +10,26 @@ the bound wants (or the one the user asked for), each stream with a least share:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import ClassVar
 
-from weft.bound import Demand, best_mix, demand_of, mix_prices, prices
+from weft.bound import Demand, alone_ticks, best_mix, mix_prices, prices
 from weft.devices.decoupled import NpuState, issue
 from weft.errors import InputError
+from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Start, View
 from weft.policies.fairness import Band, may_go
+from weft.policies.in_order import RoundRobin
 from weft.policies.layerweaver import Layerweaver
 
 PRICE_UNIT = 2**20
+NEARER = 16
+"""Layers per stream of the second rollouts that are tried."""
+THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
+"""Of ``aimt``, coarser than a sweep's: it is seldom the best, and then by little."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,14 @@ class Weft(Policy):
     """Rollouts over priced idle time. Keeps the rest of its last plan, so every run needs an object of its own."""
 
     serves_requests: ClassVar[bool] = False
+    cuts: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16)
 
     horizon: int = 32
     """Layers per stream that each candidate is played out for."""
     commit: int = 8
     """Layers of the best play that are issued before looking again."""
+    trial: bool = True
+    """Try other horizons, other policies' rules and smaller pieces before the run, and go on with the best."""
     _plan: deque[int] = field(default_factory=deque, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,6 +52,18 @@ class Weft(Policy):
             raise InputError(
                 f"horizon = {self.horizon}, commit = {self.commit}: must be 1 <= commit <= horizon <= 4096"
             )
+
+    def contenders(self) -> Iterator[Policy]:
+        """Rollouts near and far; and what others would do, except with a mix, where their kernels have no band."""
+        yield self
+        if not self.trial:
+            return
+        if self.commit <= NEARER != self.horizon:
+            yield replace(self, horizon=NEARER)
+        if self.setting.mix is None:
+            yield Layerweaver(self.setting, failsafe=False)
+            yield from (AiMt(self.setting, *thresholds) for thresholds in THRESHOLDS)
+            yield RoundRobin(self.setting)
 
     @property
     def length(self) -> int:
@@ -51,10 +73,10 @@ class Weft(Policy):
     @cached_property
     def _demands(self) -> list[Demand]:
         """What a query takes of each resource; the channel's idle time that no order avoids counts as taken."""
+        buffer = self.setting.buffer
         return [
-            replace(demand, memory=demand.memory + program.inherent_idle(self.setting.buffer))
-            for program in self.setting.programs
-            for demand in [demand_of(program, self.setting.buffer)]
+            Demand(program.total_compute, program.total_fetch + program.inherent_idle(buffer), alone_ticks(whole, buffer))
+            for program, whole in zip(self.setting.programs, self.setting.uncut, strict=True)
         ]
 
     @cached_property

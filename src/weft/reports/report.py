@@ -56,6 +56,8 @@ class Report:
     makespan_s: float
     max_lag: float | None
     """Furthest any stream fell behind the mix, in rounds; None where there was no mix to keep."""
+    pieces: int
+    """No layer took more than this part of the weight buffer at a time; 1 where layers were left whole."""
     remark: str
     streams: tuple[StreamReport, ...]
 
@@ -78,7 +80,7 @@ def report(
 
     fixed_mix: queries of each stream, where the proportion was given and not chosen.
     """
-    demands = [demand_of(program, setting.buffer) for program in setting.programs]
+    demands = [demand_of(program, setting.buffer) for program in setting.uncut]
     dual = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
     streams = tuple(
         _stream(trace, index, demand, dual, clock, setting.programs[index]) for index, demand in enumerate(demands)
@@ -100,6 +102,7 @@ def report(
         dram_utilisation=float(trace.weight_bytes.sum()) / clock.bytes_per_s / makespan,
         makespan_s=makespan,
         max_lag=_max_lag(trace, setting, band, all_done=fixed_mix is not None) if band else None,
+        pieces=setting.pieces or 1,
         remark=remark,
         streams=streams,
     )
@@ -107,7 +110,8 @@ def report(
 
 def _stream(trace: Trace, index: int, demand: Demand, dual: Prices, clock: Clock, program: Program) -> StreamReport:
     mine = trace.stream == index
-    completed, layers_left = divmod(int(mine.sum()), len(program))
+    issued = int(mine.sum())
+    completed = issued // len(program)
     ends = trace.compute_end_s[mine & (trace.layer == len(program) - 1)]
     latencies = np.diff(ends, prepend=0.0)
     alone_s = demand.alone * clock.tick_s
@@ -115,19 +119,12 @@ def _stream(trace: Trace, index: int, demand: Demand, dual: Prices, clock: Clock
     return StreamReport(
         model=trace.streams[index],
         queries=completed,
-        progress=completed + _share(program, layers_left, demand, dual),
+        progress=dual.queries(program, issued),
         standalone_s=alone_s,
         mean_latency_s=mean,
         max_latency_s=float(latencies.max()) if completed else None,
         slowdown=mean / alone_s if mean is not None else None,
     )
-
-
-def _share(program: Program, layers: int, demand: Demand, dual: Prices) -> float:
-    """How much of a query its first *layers* layers are, at the bound's prices."""
-    whole = dual.of(demand)
-    done = dual.of(Demand(sum(program.compute[:layers]), sum(program.fetch[:layers]), 0.0))
-    return done / whole if whole else 0.0
 
 
 def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> float:

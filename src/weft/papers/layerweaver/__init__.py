@@ -59,6 +59,7 @@ def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene]
         ("weight buffer", lambda tick: sensitivity.weight_buffer(out, settings, half)),
         ("NCF tables", lambda tick: sensitivity.table_chunks(out, settings, half)),
         ("weft and the bound", lambda tick: ours.near_the_bound(out, settings, queries)),
+        ("small buffer", lambda tick: ours.small_buffer(settings, half)),
     ]
 
 

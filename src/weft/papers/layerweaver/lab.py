@@ -39,6 +39,9 @@ FOURS: tuple[Models, ...] = tuple(
 """Two compute-intensive and two memory-intensive models each (section IV-C)."""
 
 ROOM_MIB = 2.0**16
+CUT_PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, ENCODERS))
+"""The twelve of a CNN and an encoder, whose layers are large against a small buffer."""
+
 FAILSAFE_OFF: Options = (("failsafe", False),)
 
 
@@ -97,19 +100,31 @@ def one_sided(scene: Scene, models: Models) -> bool:
 
 
 def played(
-    scene: Scene, models: Models, policy: str, rounds: int, options: Options = (), mix: tuple[float, ...] | None = None
+    scene: Scene,
+    models: Models,
+    policy: str,
+    rounds: int,
+    options: Options = (),
+    mix: tuple[float, ...] | None = None,
+    pieces: int | None = None,
 ) -> Run:
     """One simulated run."""
     profiles = [profile(scene, model) for model in models]
-    return simulate(profiles, scene.npu, policy, Saturated(rounds, mix), options=dict(options))
+    return simulate(profiles, scene.npu, policy, Saturated(rounds, mix), options=dict(options), pieces=pieces)
 
 
 @lru_cache(maxsize=8192)
 def measured(
-    scene: Scene, models: Models, policy: str, rounds: int, options: Options = (), mix: tuple[float, ...] | None = None
+    scene: Scene,
+    models: Models,
+    policy: str,
+    rounds: int,
+    options: Options = (),
+    mix: tuple[float, ...] | None = None,
+    pieces: int | None = None,
 ) -> Report:
     """The report of one run; the same run is made once."""
-    return played(scene, models, policy, rounds, options, mix).report
+    return played(scene, models, policy, rounds, options, mix, pieces).report
 
 
 @lru_cache(maxsize=64)
