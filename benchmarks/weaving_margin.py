@@ -1,7 +1,7 @@
 """Is ``weft`` ever below a policy it could imitate? Pairs of models on two NPUs with buffers from 48 to 6 MiB.
 
 Every rival gets the pieces that ``weft`` chose, and once more whole layers. A rival that leaves a model less than
-its least share counts separately: ``weft`` may not do that. Deterministic; what is measured is the schedule, not the machine.
+its least share counts separately: ``weft`` may not do that. What is measured is schedules, so any machine will do.
 
     python benchmarks/weaving_margin.py --jobs 16
 """
@@ -12,7 +12,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -76,7 +76,7 @@ def pairs(count: int) -> list[tuple[Variant, Variant]]:
     return [FIRST, *drawn]
 
 
-@lru_cache(maxsize=None)
+@cache
 def model_of(variant: Variant) -> Model:
     return load_model(variant.name, parameters={variant.key: variant.value} if variant.key else None)
 
@@ -162,8 +162,11 @@ def main() -> None:
     for row in run_all(cases, asked.queries, asked.jobs):
         rows.append(row)
         if row["of_rival"] < 1 - TOLERANCE or len(rows) % 80 == 0:
-            print(f"{len(rows)}/{len(cases)} {row['pair']} {row['npu']} {row['buffer_mib']:g} MiB: "
-                  f"{row['weft']:.4f} in 1/{row['pieces']}, {row['rival']} {row['rival_stp']:.4f}", flush=True)  # fmt: skip
+            print(
+                f"{len(rows)}/{len(cases)} {row['pair']} {row['npu']} {row['buffer_mib']:g} MiB: {row['weft']:.4f} "
+                f"in 1/{row['pieces']}, {row['rival']} {row['rival_stp']:.4f}",
+                flush=True,
+            )
     found = summary(rows)
     for key, value in found.items():
         print(f"{key}: {value}")

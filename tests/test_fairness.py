@@ -17,7 +17,6 @@ from weft.policies import POLICIES, Band, make_policy
 from weft.policies.fairness import ROUND, may_go
 from weft.policies.in_order import InOrder
 from weft.profiles import LayerCost, Profile, estimate
-from weft.program import lower
 from weft.simulation import make_setting, simulate
 from weft.workloads import Saturated
 
@@ -70,13 +69,18 @@ def test_policies_of_whole_queries_keep_a_mix_to_the_round_and_cut_no_query():
 def test_two_equal_streams_in_a_narrow_band_take_turns_under_every_other_policy():
     pair = [profile(name, (10, 20), (20, 10)) for name in "ab"]
     for policy in set(POLICIES) - set(WHOLE_QUERIES):
-        order = simulate(pair, small_npu(100), policy, Saturated(4, mix=(1, 1), max_lag=0.01)).trace.stream.tolist()
+        workload = Saturated(4, mix=(1, 1), max_lag=0.01)
+        order = simulate(pair, small_npu(100), policy, workload, pieces=1).trace.stream.tolist()
         assert order in ([0, 1] * 8, [0, 1, 1, 0] * 4), policy
 
 
 def test_without_a_mix_only_weft_keeps_one():
     pair = [profile("a", (10, 20), (20, 10)), profile("b", (20, 10))]
-    lags = {policy: simulate(pair, small_npu(100), policy, Saturated(2)).report.max_lag for policy in POLICIES}
+    own = {"weft": {"trial": False}}
+    lags = {
+        policy: simulate(pair, small_npu(100), policy, Saturated(2), options=own.get(policy)).report.max_lag
+        for policy in POLICIES
+    }
     assert [policy for policy, lag in lags.items() if lag is not None] == ["weft"]
 
 
@@ -92,8 +96,9 @@ def test_the_lag_never_exceeds_the_band_or_the_largest_layer_and_every_query_ask
     mix = tuple(part / min(mix) for part in mix)
     band = data.draw(st.sampled_from([0.01, 0.25, 0.6, 2.0]))
     rounds = data.draw(st.sampled_from([6, 12]))  # whole queries of 1, 4/3, 3/2, 2, 3 and 4 a round
-    run = simulate(models, npu, policy, Saturated(rounds, mix=mix, max_lag=band))
-    programs = [lower(model, npu) for model in models]
+    workload = Saturated(rounds, mix=mix, max_lag=band)
+    run = simulate(models, npu, policy, workload)
+    programs = make_setting(models, npu, workload, pieces=run.report.pieces).programs
     lag = float(largest_lag(programs, run.trace.stream.tolist(), mix))
     assert lag <= max(claimed(policy, band), float(largest_share(programs, mix))) + ROUNDING
     assert run.report.max_lag == pytest.approx(lag, abs=ROUNDING)
@@ -106,7 +111,7 @@ def test_an_unequal_mix_of_real_models_is_kept(policy):
     npu = load_npu("tpuv3-like")
     pair = [estimate(zoo.load(model), npu) for model in ("mobilenet-v2", "bert-base")]
     run = simulate(pair, npu, policy, Saturated(5, mix=(3, 1), max_lag=0.5))
-    programs = [lower(model, npu) for model in pair]
+    programs = make_setting(pair, npu, Saturated(5), pieces=run.report.pieces).programs
     assert [stream.queries for stream in run.report.streams] == [15, 5]
     assert largest_lag(programs, run.trace.stream.tolist(), (3, 1)) <= claimed(policy, 0.5) + ROUNDING
 
@@ -150,14 +155,15 @@ def test_a_number_of_queries_that_makes_no_sense_is_refused(rounds):
 
 @settings(max_examples=80, derandomize=True, deadline=None)
 @given(given_=profiles(streams=4))
-def test_under_weft_every_stream_completes_queries_and_keeps_to_the_best_mix(given_):
+def test_under_weft_every_stream_completes_queries_and_its_own_rollouts_keep_to_the_best_mix(given_):
     models, npu = given_
-    rounds = 40  # at a tenth of its equal share a stream has four, and at most one in arrears
-    run = simulate(models, npu, "weft", Saturated(rounds))
+    workload = Saturated(40)  # at a tenth of its equal share a stream has four, and at most one in arrears
+    run = simulate(models, npu, "weft", workload)
     assert all(stream.queries >= 1 for stream in run.report.streams)
-    setting = make_setting(models, npu, Saturated(rounds))
+    rolled = simulate(models, npu, "weft", workload, options={"trial": False})
+    setting = make_setting(models, npu, workload)
     mix = make_policy("weft", setting).band.mix
-    lag = float(largest_lag(setting.programs, run.trace.stream.tolist(), mix))
+    lag = float(largest_lag(setting.programs, rolled.trace.stream.tolist(), mix))
     assert lag <= max(0.25, float(largest_share(setting.programs, mix))) + ROUNDING
 
 

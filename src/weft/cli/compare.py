@@ -139,6 +139,8 @@ def print_comparison(reports: list[Report], title: str, in_pieces: list[Report])
     console.print(f"[dim]no schedule can exceed STP {reports[0].bound_stp:.3f}; 1.0 is one model at a time[/dim]")
     if in_pieces:
         part = in_pieces[0].pieces
-        console.print(f"[dim]in 1/{part}: STP with every layer in pieces of at most 1/{part} of the weight buffer[/dim]")
+        console.print(
+            f"[dim]in 1/{part}: STP with every layer in pieces of at most 1/{part} of the weight buffer[/dim]"
+        )
     for remark in dict.fromkeys(f"{report.policy}: {report.remark}" for report in reports if report.remark):
         console.print(f"[yellow]{remark}[/yellow]", highlight=False)

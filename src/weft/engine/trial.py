@@ -61,7 +61,7 @@ class Judge:
 
 
 def settled(policy: Policy) -> Policy:
-    """The policy for the run: the best contender at the pieces that pay, or the policy itself where it has no rivals."""
+    """The policy for the run: the best contender at the pieces that pay, or itself where it has no rivals."""
     if len(list(policy.contenders())) == 1:
         return policy
     setting, judge = policy.setting, Judge.of(policy.setting)

@@ -83,7 +83,9 @@ def options_of(name: str) -> dict[str, Option]:
 def described(policy: Policy) -> str:
     """A registered policy by its name, and by its options where they are not the defaults."""
     name = next(name for name, kind in POLICIES.items() if kind is type(policy))
-    changed = [f"{key}={getattr(policy, key)}" for key, usual in options_of(name).items() if getattr(policy, key) != usual]
+    changed = [
+        f"{key}={getattr(policy, key)}" for key, usual in options_of(name).items() if getattr(policy, key) != usual
+    ]
     return f"{name} ({', '.join(changed)})" if changed else name
 
 

@@ -75,7 +75,9 @@ class Weft(Policy):
         """What a query takes of each resource; the channel's idle time that no order avoids counts as taken."""
         buffer = self.setting.buffer
         return [
-            Demand(program.total_compute, program.total_fetch + program.inherent_idle(buffer), alone_ticks(whole, buffer))
+            Demand(
+                program.total_compute, program.total_fetch + program.inherent_idle(buffer), alone_ticks(whole, buffer)
+            )
             for program, whole in zip(self.setting.programs, self.setting.uncut, strict=True)
         ]
 

@@ -165,11 +165,14 @@ def throughputs(
     rounds: int,
     options: Options = (),
     combinations: Sequence[Models] = PAIRS,
+    pieces: int | None = None,
 ) -> Throughputs:
     """Run every combination. Where Layerweaver's failsafe fires, models run one at a time: that is 1 by definition."""
     guarded = policy == "layerweaver" and options != FAILSAFE_OFF
     stps = tuple(
-        1.0 if guarded and one_sided(scene, models) else measured(scene, models, policy, rounds, options).stp
+        1.0
+        if guarded and one_sided(scene, models)
+        else measured(scene, models, policy, rounds, options, None, pieces).stp
         for models in combinations
     )
     return Throughputs(stps, tuple(bound(scene, models) for models in combinations))

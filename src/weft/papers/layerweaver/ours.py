@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 from weft.papers import pictures
 from weft.papers.base import Part, Row, Table
-from weft.papers.layerweaver.lab import CUT_PAIRS, FAILSAFE_OFF, PAIRS, Models, Options, Scene, geomean, measured, profile
+from weft.papers.layerweaver.lab import (
+    CUT_PAIRS,
+    FAILSAFE_OFF,
+    PAIRS,
+    Models,
+    Options,
+    Scene,
+    geomean,
+    measured,
+    profile,
+)
 from weft.simulation import make_setting
 from weft.workloads import Saturated
 

@@ -38,6 +38,7 @@ ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
 BUFFERS_MIB = (8, 12, 16, 24, 32, 48, 64, 96)
 CHUNKS_MIB = (1, 2, 4, 6, 12, 24, 48)
 LARGEST_CHUNK_MIB = 6.0
+WEAVERS = (("weft", "weft", None, "D"), ("weft, whole layers", "weft", 1, "s"), ("layerweaver", "layerweaver", 1, "o"))
 
 
 class Curve(NamedTuple):
@@ -299,12 +300,12 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
     for letter, base in zip("ab", scenes, strict=True):
         settings = [base.on(weight_buffer_mib=size, chunk_mib=min(LARGEST_CHUNK_MIB, size / 2)) for size in BUFFERS_MIB]
         curves = []
-        for policy, mark in (("weft", "D"), ("layerweaver", "o")):
-            results = [throughputs(scene, policy, queries, (), pairs) for scene in settings]
-            colour = pictures.POLICIES[policy]
+        for name, policy, pieces, mark in WEAVERS:
+            results = [throughputs(scene, policy, queries, (), pairs, pieces) for scene in settings]
+            colour, style = pictures.POLICIES[policy], "--" if policy == "weft" and pieces else "-"
             curves += [
-                Curve(f"{policy}, geomean", [result.fraction for result in results], colour, "-", mark),
-                Curve(f"{policy}, worst pair", [min(result.fractions) for result in results], colour, ":", mark),
+                Curve(f"{name}, geomean", [result.fraction for result in results], colour, style, mark),
+                Curve(f"{name}, worst pair", [min(result.fractions) for result in results], colour, ":", mark),
             ]
         sides.append(Side(base, f"({letter}) {base}", BUFFERS_MIB, curves))
     title = "Weight buffer: how near to the bound a schedule comes"
@@ -316,11 +317,12 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
 
 def _buffer_row(side: Side) -> Row:
     at = BUFFERS_MIB.index(16)
-    weft, _, woven, _ = (curve.values[at] for curve in side.curves)
+    weft, whole, woven = (curve.values[at] for curve in side.curves[::2])
     return Row(
         f"Weight buffer, {side.base.npu.name} batch {side.base.batch}",
         "fraction of the bound at 16 MiB, weft, geomean", None, weft, "",
-        f"layerweaver {woven:.4f}; the paper fixes 48 MB and says a larger buffer would help",
+        f"{whole:.4f} with whole layers, layerweaver {woven:.4f}; the paper fixes 48 MB and says a larger buffer "
+        "would help",
     )  # fmt: skip
 
 
@@ -333,7 +335,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Part:
         curves = [
             Curve(
                 policy,
-                [throughputs(scene, policy, queries, (), pairs).fraction for scene in settings],
+                [throughputs(scene, policy, queries, (), pairs, pieces=1).fraction for scene in settings],
                 pictures.POLICIES[policy],
                 mark=mark,
             )
