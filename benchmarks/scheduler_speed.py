@@ -1,7 +1,8 @@
 """How fast a decision is: ``layerweaver`` and ``weft`` in steady state, against the printed pseudo-code compiled.
 
 Also what ``weft`` spends before a run on trying others and smaller pieces. One thread. Variants are
-interleaved and the fastest of the repeats counts, because the machine is shared. Writes benchmarks/results/scheduler_speed.json and .png.
+interleaved and the fastest of the repeats counts, because the machine is shared. Writes
+benchmarks/results/scheduler_speed.json and .png.
 
     make bench
 """
@@ -183,7 +184,8 @@ def main() -> None:
     for row in tried:
         print(
             f"{'+'.join(row['models']):>62} {row['buffer_mib']:g} MiB: trial {row['trial_ms']:.0f} ms, "
-            f"{row['chosen']} in 1/{row['pieces']}, {row['decisions_per_round']} decisions a round for {row['layers_per_round']} layers"
+            f"{row['chosen']} in 1/{row['pieces']}, "
+            f"{row['decisions_per_round']} decisions a round for {row['layers_per_round']} layers"
         )
     growth = scaling(repeats)
     print("models -> ns/layer: ", ", ".join(f"{k}: {cost * 1e3:.0f}" for k, cost in growth["us_per_layer_by_models"]))

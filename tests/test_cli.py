@@ -155,6 +155,25 @@ def test_shapes_that_stay_unknown_are_told_on_standard_error(
     assert len(json.loads(out.read_text())["guesses"]) == 5
 
 
+def test_compare_gives_every_policy_the_pieces_that_weft_chose(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    chip, out, profile = device_file(tmp_path), tmp_path / "c.json", tmp_path / "large.json"
+    # three quarters of the buffer each, so whole layers can hardly be fetched while another computes
+    layers = [{"name": f"l{i}", "compute_s": 1.2e-3, "weight_bytes": 12_000_000} for i in range(4)]
+    profile.write_text(json.dumps({**PROFILE, "layers": layers}))
+    arguments = ("-d", str(chip), "--profile", str(profile), "--profile", str(profile), "-n", "6", "-p", "fifo,weft")
+    code, shown, _ = run(capsys, "compare", *arguments, "--json", str(out))
+    assert code == 0
+    raw = json.loads(out.read_text())
+    (fifo, weft), alike = raw["runs"], raw["in_pieces"]
+    assert fifo["pieces"] == 1 < weft["pieces"] == alike[0]["pieces"] == alike[1]["pieces"]
+    assert f"in 1/{weft['pieces']}" in shown
+    code, shown, _ = run(capsys, "compare", *arguments, "--pieces", "1", "--json", str(out))
+    raw = json.loads(out.read_text())
+    assert [each["pieces"] for each in raw["runs"]] == [1, 1] and raw["in_pieces"] == []
+
+
 def test_models_show_writes_counts_and_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "m.json"
     code, _, _ = run(capsys, "models", "show", "resnet50", "--layers", "--json", str(out))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.papers import PAPERS
 from weft.papers.base import Figure, Reproduction, Row, Table, beside, published
 from weft.papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
 from weft.papers.layerweaver.lab import (
+    CUT_PAIRS,
     FOURS,
     PAIRS,
     Scene,
@@ -166,6 +168,7 @@ def test_the_sensitivities(tmp_path):
     check(sensitivity.weight_buffer(tmp_path, (A, B), 8, TWO))
     check(sensitivity.table_chunks(tmp_path, (A, B), 8))
     check(ours.near_the_bound(tmp_path, (A, B), 8, TWO))
+    check(ours.small_buffer((A, B), 8, TWO[:1]))
 
 
 def test_one_weight_row_per_cycle_makes_bert_compute_bound_on_the_memory_centric_npu():
@@ -199,6 +202,13 @@ def test_a_reproduction_reports_its_steps_in_order(tmp_path):
 def test_impossible_settings_are_refused(tmp_path, bad, message):
     with pytest.raises(InputError, match=message):
         PAPERS["layerweaver"](tmp_path, **bad)
+
+
+@pytest.mark.parametrize("tokens", [16, 64])
+@pytest.mark.parametrize("scene", [A, B], ids=str)
+def test_with_a_quarter_of_the_buffer_weft_cuts_layers_and_reaches_97_percent_of_the_bound(scene, tokens):
+    small = replace(scene, seq_len=tokens).on(weight_buffer_mib=12.0)
+    assert geomean(throughputs(small, "weft", 24, (), CUT_PAIRS).fractions) >= 0.97
 
 
 @pytest.mark.parametrize(("letter", "scene", "least"), [("a", A, 1.55), ("b", B, 1.50)])
