@@ -45,8 +45,7 @@ def test_every_point_is_what_simulate_reports():
         options = {"compute_threshold": point.compute_threshold, "memory_threshold": point.memory_threshold}
         reports = [simulate(pair, NPU, "aimt", Saturated(20), options=options).report for pair in PAIRS]
         wanted = math.sqrt(reports[0].stp * reports[1].stp)
-        # only the query in flight at the end is counted differently: by work here, by priced share there
-        assert point.stp == pytest.approx(wanted, rel=0.01)
+        assert point.stp == pytest.approx(wanted)
 
 
 def test_more_points_can_only_help():

@@ -222,7 +222,7 @@ def test_the_reports_numbers_are_those_counted_from_the_spans(scene):
 
 @every_policy(examples=25)
 def test_the_reported_lag_is_the_one_counted_from_the_order(scene):
-    setting = make_setting(scene.models, scene.npu, scene.workload)
+    setting = make_setting(scene.models, scene.npu, scene.workload, pieces=scene.run.report.pieces)
     band = make_policy(scene.policy, setting).band
     if band is None or (scene.policy == "weft" and scene.workload.mix is None and scene.run.report.max_lag is None):
         assert scene.run.report.max_lag is None  # weft may have gone on as another policy, which keeps no band
