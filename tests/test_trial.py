@@ -13,6 +13,7 @@ from weft.engine.trial import settled
 from weft.errors import WorkloadError
 from weft.models.sources import load_model
 from weft.policies import Setting, make_policy
+from weft.policies.weft import Weft
 from weft.profiles import Profile, estimate
 from weft.simulation import make_setting, simulate
 from weft.workloads import Saturated
@@ -58,6 +59,14 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
 def test_a_policy_without_rivals_is_not_tried():
     setting = Setting((program("a", (10, 30)),), 100, 5)
     policy = make_policy("layerweaver", setting)
+    assert settled(policy) is policy
+
+
+def test_a_policy_that_inherits_from_weft_is_not_replaced():
+    class Own(Weft):
+        """Ours to change."""
+
+    policy = Own(Setting((program("a", (10, 30)), program("b", (30, 10))), 100, 5))
     assert settled(policy) is policy
 
 
