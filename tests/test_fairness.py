@@ -119,7 +119,7 @@ def test_an_unequal_mix_of_real_models_is_kept(policy):
 def test_a_mix_may_be_given_in_any_unit():
     pair = [profile("a", (10, 20)), profile("b", (20, 10))]
     orders = [
-        simulate(pair, small_npu(100), "weft", Saturated(5, mix=mix)).trace.stream.tolist()
+        simulate(pair, small_npu(100), "weft", Saturated(5, mix=mix), pieces=1).trace.stream.tolist()
         for mix in ((3.0, 1.0), (0.75, 0.25), (300.0, 100.0))
     ]
     assert orders[0] == orders[1] == orders[2]
