@@ -57,7 +57,7 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
     judge = trial.Judge.of(setting)
     assert min(judge.shares(greedy)) < trial.LEAST_SHARE / 3
     assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
-    assert trial._tried(greedy, judge).stp == 0
+    assert trial._tried(greedy, judge, 50).stp == 0
 
 
 def test_a_policy_without_rivals_is_not_tried():

@@ -18,6 +18,9 @@ from weft.policies.base import Policy, Setting
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""
+FINAL_ROUNDS = 100
+CLOSE = 0.005
+"""Where the policy's own best and the best other are so near to each other, more rounds decide between them."""
 WORTH_IMITATING = 0.0005
 """Share of the throughput that another policy must add: it keeps no band."""
 NEAR_ENOUGH = 0.99
@@ -60,44 +63,62 @@ class Judge:
         ]
 
 
+class Heat(NamedTuple):
+    """The best of the policy's own kind and the best of the others, at one size of pieces."""
+
+    own: Outcome
+    other: Outcome
+
+    @property
+    def winner(self) -> Outcome:
+        return self.other if self.other.stp > self.own.stp * (1 + WORTH_IMITATING) else self.own
+
+
 def settled(policy: Policy) -> Policy:
     """The policy for the run: the best contender at the pieces that pay, or itself where it has no rivals."""
     if len(list(policy.contenders())) == 1:
         return policy
     setting, judge = policy.setting, Judge.of(policy.setting)
-    best: Outcome | None = None
+    best: Heat | None = None
     for pieces in policy.cuts if setting.pieces is None else (setting.pieces,):
         cut = setting.cut(pieces)
-        if best and _issues(cut) == _issues(best.policy.setting):
+        if best and _issues(cut) == _issues(best.own.policy.setting):
             continue
-        outcome = _best(replace(policy, setting=cut), judge)
-        if best is None or outcome.stp > best.stp * (1 + WORTH_CUTTING):
-            best = outcome
-        if best.stp >= NEAR_ENOUGH * judge.dual.bound:
+        heat = _heat(replace(policy, setting=cut), judge)
+        if best is None or heat.winner.stp > best.winner.stp * (1 + WORTH_CUTTING):
+            best = heat
+        if best.winner.stp >= NEAR_ENOUGH * judge.dual.bound:
             break
     assert best is not None  # there is always a way to cut, if only not at all
-    return best.policy
+    return _final(best, judge).policy
 
 
 def _issues(setting: Setting) -> int:
     return sum(map(len, setting.programs))
 
 
-def _best(policy: Policy, judge: Judge) -> Outcome:
-    """The contender with the greatest throughput; the policy's own kind is preferred, then the first."""
-    tried = [_tried(contender, judge) for contender in policy.contenders()]
-    mine = max((each for each in tried if type(each.policy) is type(policy)), key=_stp)
-    best = max(tried, key=_stp)
-    return best if best.stp > mine.stp * (1 + WORTH_IMITATING) else mine
+def _heat(policy: Policy, judge: Judge) -> Heat:
+    tried = [_tried(contender, judge, ROUNDS) for contender in policy.contenders()]
+    own = max((each for each in tried if type(each.policy) is type(policy)), key=_stp)
+    others = (each for each in tried if type(each.policy) is not type(policy))
+    return Heat(own, max(others, key=_stp, default=own))
+
+
+def _final(heat: Heat, judge: Judge) -> Outcome:
+    """The winner of a heat; of a close one, after a longer run of both."""
+    close = abs(heat.own.stp - heat.other.stp) < CLOSE * heat.own.stp
+    if close and heat.own is not heat.other and heat.own.policy.setting.rounds > ROUNDS:
+        heat = Heat(*(_tried(each.policy, judge, FINAL_ROUNDS) for each in heat))
+    return heat.winner
 
 
 def _stp(outcome: Outcome) -> float:
     return outcome.stp
 
 
-def _tried(policy: Policy, judge: Judge) -> Outcome:
+def _tried(policy: Policy, judge: Judge, rounds: int) -> Outcome:
     """A short run. Who keeps no band and leaves a stream less than its least share comes to nothing."""
-    short = replace(policy.setting, rounds=min(policy.setting.rounds, ROUNDS))
+    short = replace(policy.setting, rounds=min(policy.setting.rounds, rounds))
     shares = judge.shares(replace(policy, setting=short))
     starved = policy.band is None and min(shares) < LEAST_SHARE / len(shares)
     return Outcome(policy, 0.0 if starved else sum(shares))
