@@ -85,6 +85,7 @@ OPTIONS = {
     "mix": Ways(workload=_RATES, bench=_SENT),
     "max_lag": Ways(workload=_RATES, bench=_SENT),
     "spill": Ways(workload=_FITS, bench=_SEGMENTS),
+    "pieces": Ways(workload="a workload's layers stay whole", bench=_SEGMENTS),
     "shape": Ways(profiles=PROFILES_ONLY["shape"], workload="each stream has its shapes in the file", bench=_SEGMENTS),
     "option": Ways(),
     "json_file": Ways(),
