@@ -122,6 +122,12 @@ def test_the_greedy_kernel_issues_what_the_plain_loop_and_the_scanning_pseudo_co
     )
 
 
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(scene=scenes(streams=4), rounds=st.integers(1, 3))
+def test_layerweaver_with_its_failsafe_issues_what_the_plain_loop_issues(scene, rounds):
+    assert_equal("layerweaver", Setting(*scene, rounds), {})
+
+
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(
     scene=scenes(streams=6),

@@ -74,8 +74,8 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         return lambda chosen: weave_greedy(fetch, compute, first, heavy, setting.buffer, work, chosen)
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen)
-    if type(policy) in (Fifo, RoundRobin):
-        in_a_row = setting.rounds if type(policy) is Fifo else 1
+    if type(policy) in (Fifo, RoundRobin, Layerweaver):  # layerweaver's failsafe is fifo
+        in_a_row = 1 if type(policy) is RoundRobin else setting.rounds
         return lambda chosen: _whole_queries(setting.programs, in_a_row, work, chosen)
     return None
 
