@@ -54,19 +54,18 @@ class Bench:
     def __init__(self, net: Trained, folder: Path, slo_ms: float) -> None:
         self.net, self.slo_ms = net, slo_ms
         self.threshold = net.card().threshold
-        self._folder = folder
-        _, record, self._samples = net.export(folder / f"{net.name}.onnx")
+        self._models, self._cache = folder / "models", folder / "cache"
+        self._models.mkdir()
+        _, record, self._samples = net.export(self._models / f"{net.name}.onnx")
         settings = f"max_batch = {MAX_BATCH}\nqueue_size = 65536\nexit_threshold = {self.threshold}\n"
-        (folder / f"{net.name}.toml").write_text(settings + f'exit_record = "{record.name}"\n')
+        (self._models / f"{net.name}.toml").write_text(settings + f'exit_record = "{record.name}"\n')
 
     def run(self, contender: Contender, seconds: float, seed: int = 0, **arrivals: Any) -> LoadResult:
         options = [word for option in contender.options for word in ("--option", option)]
         stream = {"model": self.net.name, "deadline_ms": self.slo_ms, "samples": str(self._samples), **arrivals}
         raw = {"duration_s": seconds, "warmup_s": min(2.0, seconds / 5), "seed": seed, "stream": [stream]}
-        cache = str(self._folder / "cache")
-        with ServerProcess(
-            str(self._folder), "--policy", contender.policy, *options, "--lanes", "1", "--cache", cache
-        ) as server:
+        settings = ["--policy", contender.policy, *options, "--lanes", "1", "--cache", str(self._cache)]
+        with ServerProcess(str(self._models), *settings) as server:
             return run_load(parse_workload(raw, "benchmark"), server.url, deadlines="soft", grace_s=PATIENCE_S)
 
     def alone(self) -> tuple[np.ndarray, np.ndarray]:
