@@ -7,6 +7,7 @@ times of whole layers. Who keeps no band and leaves a stream less than its least
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,9 +19,8 @@ from weft.policies.base import Policy, Setting
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""
-FINAL_ROUNDS = 100
-CLOSE = 0.005
-"""Where the policy's own best and the best other are so near to each other, more rounds decide between them."""
+FINAL_ROUNDS, CLOSE = 100, 0.005
+"""More rounds decide between those whose throughput is so near to the best one's."""
 WORTH_IMITATING = 0.0005
 """Share of the throughput that another policy must add: it keeps no band."""
 NEAR_ENOUGH = 0.99
@@ -63,53 +63,42 @@ class Judge:
         ]
 
 
-class Heat(NamedTuple):
-    """The best of the policy's own kind and the best of the others, at one size of pieces."""
-
-    own: Outcome
-    other: Outcome
-
-    @property
-    def winner(self) -> Outcome:
-        return self.other if self.other.stp > self.own.stp * (1 + WORTH_IMITATING) else self.own
-
-
 def settled(policy: Policy) -> Policy:
     """The policy for the run: the best contender at the pieces that pay, or itself where it has no rivals."""
     if len(list(policy.contenders())) == 1:
         return policy
-    setting, judge = policy.setting, Judge.of(policy.setting)
-    best: Heat | None = None
+    setting, judge, kind = policy.setting, Judge.of(policy.setting), type(policy)
+    best: list[Outcome] = []
     for pieces in policy.cuts if setting.pieces is None else (setting.pieces,):
         cut = setting.cut(pieces)
-        if best and _issues(cut) == _issues(best.own.policy.setting):
+        if best and _issues(cut) == _issues(best[0].policy.setting):
             continue
-        heat = _heat(replace(policy, setting=cut), judge)
-        if best is None or heat.winner.stp > best.winner.stp * (1 + WORTH_CUTTING):
-            best = heat
-        if best.winner.stp >= NEAR_ENOUGH * judge.dual.bound:
+        tried = [_tried(each, judge, ROUNDS) for each in replace(policy, setting=cut).contenders()]
+        if not best or _winner(tried, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
+            best = tried
+        if _winner(best, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
             break
-    assert best is not None  # there is always a way to cut, if only not at all
-    return _final(best, judge).policy
+    return _winner(_final(best, judge), kind).policy
 
 
 def _issues(setting: Setting) -> int:
     return sum(map(len, setting.programs))
 
 
-def _heat(policy: Policy, judge: Judge) -> Heat:
-    tried = [_tried(contender, judge, ROUNDS) for contender in policy.contenders()]
-    own = max((each for each in tried if type(each.policy) is type(policy)), key=_stp)
-    others = (each for each in tried if type(each.policy) is not type(policy))
-    return Heat(own, max(others, key=_stp, default=own))
+def _winner(tried: Sequence[Outcome], kind: type[Policy]) -> Outcome:
+    """The best, or the best of a *kind* of policies where another adds too little to imitate it."""
+    best = max(tried, key=_stp)
+    own = max((each for each in tried if type(each.policy) is kind), key=_stp, default=best)
+    return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _final(heat: Heat, judge: Judge) -> Outcome:
-    """The winner of a heat; of a close one, after a longer run of both."""
-    close = abs(heat.own.stp - heat.other.stp) < CLOSE * heat.own.stp
-    if close and heat.own is not heat.other and heat.own.policy.setting.rounds > ROUNDS:
-        heat = Heat(*(_tried(each.policy, judge, FINAL_ROUNDS) for each in heat))
-    return heat.winner
+def _final(tried: Sequence[Outcome], judge: Judge) -> Sequence[Outcome]:
+    """Those that are close to the best, after a longer run if the real one is longer."""
+    least = (1 - CLOSE) * max(map(_stp, tried))
+    close = [each for each in tried if each.stp >= least]
+    if len(close) == 1 or tried[0].policy.setting.rounds <= ROUNDS:
+        return tried
+    return [_tried(each.policy, judge, FINAL_ROUNDS) for each in close]
 
 
 def _stp(outcome: Outcome) -> float:
