@@ -94,6 +94,13 @@ def test_a_cut_program_is_the_same_work_in_pieces_of_at_most_the_size():
     assert sum(cut.weight_bytes) == sum(whole.weight_bytes)
 
 
+def test_a_piece_is_a_number_of_whole_bytes():
+    """On a slow channel a byte takes several ticks."""
+    whole = replace(program("m", (30, 9)), weight_bytes=(10,))
+    cut = whole.cut(10)
+    assert (cut.weight_bytes, cut.fetch) == ((2, 3, 2, 3), (6, 9, 6, 9))
+
+
 def test_every_piece_but_the_first_costs_what_the_device_says():
     assert program("m", (10, 7), (25, 9)).cut(10, cost=5).compute == (7, 3, 8, 8)
     npu = load_npu("tpuv3-like").model_copy(update={"piece_cycles": 7, "weight_buffer_mib": 12.0})

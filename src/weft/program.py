@@ -110,19 +110,23 @@ class Program:
         return self.total_compute > self.total_fetch
 
     def cut(self, most: int, cost: int = 0) -> Program:
-        """The same with every layer of more than *most* ticks of weights in equal pieces of at most that.
+        """The same with every layer of more than *most* ticks of weights in nearly equal pieces of at most that.
 
-        cost: ticks of computing that every piece but the first adds to its layer.
+        Pieces are whole bytes. cost: ticks of computing that every piece but the first adds to its layer.
         """
-        counts = [max(1, -(-fetch // most)) for fetch in self.fetch]
+        per_byte = [fetch // size if size else 1 for fetch, size in zip(self.fetch, self.weight_bytes, strict=True)]
+        counts = [
+            max(1, -(-size // max(1, most // ticks))) for size, ticks in zip(self.weight_bytes, per_byte, strict=True)
+        ]
         extra = [0 if part == 0 else cost for count in counts for part in range(count)]
-        compute = _parted(self.compute, counts)
+        compute, sizes = _parted(self.compute, counts), _parted(self.weight_bytes, counts)
+        each = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
         return replace(
             self,
             names=tuple(piece for name, count in zip(self.names, counts, strict=True) for piece in _named(name, count)),
-            fetch=_parted(self.fetch, counts),
+            fetch=tuple(size * ticks for size, ticks in zip(sizes, each, strict=True)),
             compute=tuple(busy + more for busy, more in zip(compute, extra, strict=True)),
-            weight_bytes=_parted(self.weight_bytes, counts),
+            weight_bytes=sizes,
             exits=tuple(sum(counts[:layers]) for layers in self.exits),
         )
 
