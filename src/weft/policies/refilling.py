@@ -28,6 +28,7 @@ class Refilling(Policy):
 
     refills: ClassVar[bool] = True
     by_layer: ClassVar[bool] = False
+    pointless_saturated: ClassVar[str] = "the first stream runs for ever, and the others starve"
 
     def decide(self, view: View) -> Start:
         now = max(view.device.channel_free, view.device.array_free)
