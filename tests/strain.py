@@ -39,18 +39,8 @@ def run(condition: str, arguments: list[str]) -> int:
     """The status of the suite under a condition."""
     if condition == "one-core":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "auto",
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        *CONDITIONS[condition],
-        *arguments,
-    ]
+    usual = "-m pytest -n auto --dist loadfile --no-loadscope-reorder".split()
+    command = [sys.executable, *usual, *CONDITIONS[condition], *arguments]
     with busy_loops(LOOPS if condition == "busy" else 0):
         return subprocess.run(command, check=False).returncode
 

@@ -29,7 +29,7 @@ WORTH_CUTTING = 0.002
 """Share of the throughput that smaller pieces must add: each piece is one more decision."""
 
 
-class Outcome(NamedTuple):
+class Tried(NamedTuple):
     """A contender and the system throughput of its trial."""
 
     policy: Policy
@@ -68,7 +68,7 @@ def settled(policy: Policy) -> Policy:
     if len(list(policy.contenders())) == 1:
         return policy
     setting, judge, kind = policy.setting, Judge.of(policy.setting), type(policy)
-    best: list[Outcome] = []
+    best: list[Tried] = []
     for pieces in policy.cuts if setting.pieces is None else (setting.pieces,):
         cut = setting.cut(pieces)
         if best and _issues(cut) == _issues(best[0].policy.setting):
@@ -85,14 +85,14 @@ def _issues(setting: Setting) -> int:
     return sum(map(len, setting.programs))
 
 
-def _winner(tried: Sequence[Outcome], kind: type[Policy]) -> Outcome:
+def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
     """The best, or the best of a *kind* of policies where another adds too little to imitate it."""
     best = max(tried, key=_stp)
     own = max((each for each in tried if type(each.policy) is kind), key=_stp, default=best)
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _final(tried: Sequence[Outcome], judge: Judge) -> Sequence[Outcome]:
+def _final(tried: Sequence[Tried], judge: Judge) -> Sequence[Tried]:
     """Those that are close to the best, after a longer run if the real one is longer."""
     least = (1 - CLOSE) * max(map(_stp, tried))
     close = [each for each in tried if each.stp >= least]
@@ -101,13 +101,13 @@ def _final(tried: Sequence[Outcome], judge: Judge) -> Sequence[Outcome]:
     return [_tried(each.policy, judge, FINAL_ROUNDS) for each in close]
 
 
-def _stp(outcome: Outcome) -> float:
+def _stp(outcome: Tried) -> float:
     return outcome.stp
 
 
-def _tried(policy: Policy, judge: Judge, rounds: int) -> Outcome:
+def _tried(policy: Policy, judge: Judge, rounds: int) -> Tried:
     """A short run. Who keeps no band and leaves a stream less than its least share comes to nothing."""
     short = replace(policy.setting, rounds=min(policy.setting.rounds, rounds))
     shares = judge.shares(replace(policy, setting=short))
     starved = policy.band is None and min(shares) < LEAST_SHARE / len(shares)
-    return Outcome(policy, 0.0 if starved else sum(shares))
+    return Tried(policy, 0.0 if starved else sum(shares))
