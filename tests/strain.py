@@ -39,7 +39,7 @@ def run(condition: str, arguments: list[str]) -> int:
     """The status of the suite under a condition."""
     if condition == "one-core":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    usual = "-m pytest -n auto --dist loadfile --no-loadscope-reorder".split()
+    usual = ["-m", "pytest", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     command = [sys.executable, *usual, *CONDITIONS[condition], *arguments]
     with busy_loops(LOOPS if condition == "busy" else 0):
         return subprocess.run(command, check=False).returncode
