@@ -262,6 +262,41 @@ def test_control_c_stops_the_commands_and_leaves_no_file(tmp_path: Path, how: st
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+def test_control_c_that_tears_a_lock_of_pythons_is_heard_all_the_same(tmp_path: Path) -> None:
+    """The signal may come when a Condition's lock is taken and the ``with`` that gives it back is not yet entered."""
+    code = f"""
+        import os, signal, threading
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from weft.numbers.configuration import Configuration
+        from weft.tuning.command import CommandEvaluator
+        enter = threading.Condition.__enter__
+
+        def torn(condition):
+            held = enter(condition)
+            if threading.get_ident() == threading.main_thread().ident and os.path.exists("pid"):
+                raise KeyboardInterrupt
+            return held
+
+        threading.Condition.__enter__ = torn
+        try:
+            CommandEvaluator("echo $$ > pid; exec sleep 1000; true {{config}}", {SCORE!r}).evaluate_many(
+                [Configuration({{}})] * 4, "full"
+            )
+        except KeyboardInterrupt:
+            print("stopped")
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        pid = int(written(tmp_path / "pid"))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
+    finally:
+        process.kill()
+    assert gone(pid)
+
+
 def test_control_c_while_a_command_is_being_started_leaves_none(tmp_path: Path) -> None:
     """The signal comes when the command exists and nobody has been told of it: nothing of it may stay behind."""
     code = f"""

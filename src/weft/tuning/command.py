@@ -18,10 +18,10 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import Lock, Thread
 from typing import IO, NamedTuple
 
 from weft.errors import EvaluationError, TuneError
@@ -109,31 +109,56 @@ class CommandEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
     ) -> list[Score | EvaluationError]:
-        """Run *workers* commands side by side."""
-        results: dict[int, Score | EvaluationError] = {}
-        pool = ThreadPoolExecutor(self._workers, "weft-command")
-        try:
-            jobs = {pool.submit(self._evaluate, each, subset): place for place, each in enumerate(configurations)}
-            for job in as_completed(jobs):
+        """Run *workers* commands side by side.
+
+        The caller waits in C alone: Ctrl-C, which only the main thread hears, can tear a ``Condition`` or a ``Future``
+        between taking its lock and knowing of it, and a thread that wants the lock then waits for ever.
+        """
+        waiting = deque(enumerate(configurations))
+        at_work: set[int] = set()
+        ended: SimpleQueue[tuple[int, Score | Exception]] = SimpleQueue()
+
+        def work() -> None:
+            while (job := self._take(waiting, at_work)) is not None:
+                place, configuration = job
                 try:
-                    results[jobs[job]] = score = job.result()
-                except EvaluationError as error:
-                    results[jobs[job]] = error
-                    continue
-                if scored is not None:
-                    scored(jobs[job], score)
+                    ended.put((place, self._evaluate(configuration, subset)))
+                except Exception as error:
+                    ended.put((place, error))
+                finally:
+                    at_work.discard(place)
+
+        results: dict[int, Score | EvaluationError] = {}
+        try:
+            for _ in range(min(self._workers, len(configurations))):
+                Thread(target=work, name="weft-command", daemon=True).start()
+            while len(results) < len(configurations):
+                place, result = ended.get()
+                if not isinstance(result, Score | EvaluationError):
+                    raise result
+                results[place] = result
+                if scored is not None and isinstance(result, Score):
+                    scored(place, result)
         except BaseException:
-            self._abandon(pool)
+            self._abandon(waiting, at_work)
             raise
-        pool.shutdown()
         return [results[place] for place in range(len(configurations))]
 
-    def _abandon(self, pool: ThreadPoolExecutor) -> None:
-        """Stop commands that run and keep those that wait from starting."""
+    def _take(self, waiting: deque[tuple[int, Configuration]], at_work: set[int]) -> tuple[int, Configuration] | None:
+        with self._lock:
+            if not waiting:
+                return None
+            at_work.add(waiting[0][0])
+            return waiting.popleft()
+
+    def _abandon(self, waiting: deque[tuple[int, Configuration]], at_work: set[int]) -> None:
+        """Stop commands that run, keep those that wait from starting, and see every file gone."""
         before, self._closed = self._closed, True
-        pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            waiting.clear()
         self._stop_all()
-        pool.shutdown()
+        while at_work:
+            time.sleep(_LOOK_S)
         self._closed = before
 
     def close(self) -> None:
