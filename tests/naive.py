@@ -146,18 +146,24 @@ def in_turn(programs: Sequence[Program], order: Sequence[int]) -> Iterator[tuple
         issued[stream] += 1
 
 
-def largest_lag(programs: Sequence[Program], order: Sequence[int], mix: Sequence[float]) -> Fraction:
+def largest_lag(
+    programs: Sequence[Program], order: Sequence[int], mix: Sequence[float], quota: Sequence[int] | None = None
+) -> Fraction:
     """Rounds between the furthest and the least advanced stream, at its largest.
 
-    A round is ``mix[i]`` queries of stream i; a layer counts by its share of the longer of its two times.
+    A round is ``mix[i]`` queries of stream i; a layer counts by its share of the longer of its two times. A stream that
+    has issued its *quota* of queries is not behind any more.
     """
     progress = [Fraction(0)] * len(programs)
     worst = Fraction(0)
-    for stream, _, layer in in_turn(programs, order):
+    behind = set(range(len(programs)))
+    for stream, query, layer in in_turn(programs, order):
         p = programs[stream]
         total = sum(max(f, c) for f, c in zip(p.fetch, p.compute, strict=True))
         progress[stream] += Fraction(max(p.fetch[layer], p.compute[layer]), total) / Fraction(mix[stream])
-        worst = max(worst, max(progress) - min(progress))
+        if quota and (query + 1, layer + 1) == (quota[stream], len(p)):
+            behind.remove(stream)
+        worst = max([worst, *(max(progress) - progress[other] for other in behind)])
     return worst
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -19,24 +21,57 @@ from weft.online import Case, simulate_requests
 from weft.policies import POLICIES
 from weft.policies.base import NO_DEADLINE
 
-WHOLE = [name for name in SERVING if not POLICIES[name].refills]
-"""Those whose batches keep their requests; test_refilling.py has the others."""
+
+class Scene(NamedTuple):
+    """A workload under a policy, and what became of it."""
+
+    policy: str
+    case: Case
+    late: str
+    served: Served
 
 
-def every_policy(examples: int, policies=SERVING):
-    """Run a test on random workloads under every policy that serves requests."""
+Claim = Callable[[Scene], None]
+CLAIMS: list[Claim] = []
+"""What is true of every run."""
+CLAIMS_OF_WHOLE_BATCHES: list[Claim] = []
+"""The same under policies whose batches keep their requests; test_refilling.py has the others."""
 
-    def wrap(test):
-        @pytest.mark.parametrize("policy", policies)
-        @settings(max_examples=examples, derandomize=True, deadline=None)
-        @given(case=cases(), late=st.sampled_from(LATE))
-        def wrapped(policy, case, late):
-            test(policy, case, late)
 
-        wrapped.__name__, wrapped.__qualname__, wrapped.__doc__ = test.__name__, test.__qualname__, test.__doc__
-        return wrapped
+def claim(check: Claim) -> Claim:
+    CLAIMS.append(check)
+    return check
 
-    return wrap
+
+def claim_of_whole_batches(check: Claim) -> Claim:
+    CLAIMS_OF_WHOLE_BATCHES.append(check)
+    return check
+
+
+@pytest.mark.parametrize("policy", SERVING)
+@settings(max_examples=20, derandomize=True, deadline=None)
+@given(case=cases(), late=st.sampled_from(LATE))
+def test_what_is_claimed_of_every_run_is_true(policy, case, late):
+    whole = not POLICIES[policy].refills
+    scene = Scene(policy, case, late, serve_case(policy, case, late=late, kind=watched(late) if whole else Requests))
+    for check in CLAIMS + CLAIMS_OF_WHOLE_BATCHES * whole:
+        check(scene)
+
+
+def watched(late: str) -> type[Requests]:
+    """Requests that see to it that a late one is on offer only where nothing on time is."""
+
+    class Watched(Requests):
+        def offer(self, device: NpuState) -> Offer:
+            offer = super().offer(device)
+            on_time = [head for head in offer.heads if head.deadline < NO_DEADLINE]
+            assert list(offer.candidates) == (on_time or list(offer.heads))
+            clock = max(device.channel_free, device.array_free)
+            assert late == "keep" or all(head.deadline >= clock for head in on_time)
+            assert late == "demote" or len(on_time) == len(offer.heads)
+            return offer
+
+    return Watched
 
 
 def batches(served: Served) -> dict[tuple[int, int], list]:
@@ -47,9 +82,9 @@ def batches(served: Served) -> dict[tuple[int, int], list]:
     return found
 
 
-@every_policy(examples=14)
-def test_every_request_is_answered_once_or_counted_as_dropped_or_refused(policy, case, late):
-    served = serve_case(policy, case, late=late)
+@claim
+def every_request_is_answered_once_or_counted_as_dropped_or_refused(scene):
+    case, late, served = scene.case, scene.late, scene.served
     seen = Counter((answer.stream, answer.arrival) for answer in served.answers)
     end = case.clock.ticks(case.workload.duration_s)
     for stream, (term, times) in enumerate(zip(case.terms, case.workload.times, strict=True)):
@@ -63,10 +98,10 @@ def test_every_request_is_answered_once_or_counted_as_dropped_or_refused(policy,
     assert late == "drop" or all(answer.end >= 0 for answer in served.answers)
 
 
-@every_policy(examples=14)
-def test_the_report_counts_what_the_answers_say(policy, case, late):
-    run = simulate_requests(case, policy, late=late)
-    served = serve_case(policy, case, late=late)
+@claim
+def the_report_counts_what_the_answers_say(scene):
+    case, late, served = scene.case, scene.late, scene.served
+    run = simulate_requests(case, scene.policy, late=late)
     warm = case.clock.ticks(case.workload.warmup_s)
     for index, stream in enumerate(run.report.streams):
         mine = [answer for answer in served.answers if answer.stream == index and answer.arrival >= warm]
@@ -83,9 +118,9 @@ def test_the_report_counts_what_the_answers_say(policy, case, late):
     assert run.report.decisions == len(served.log) == run.tally.clocks[k.STEPS]
 
 
-@every_policy(examples=14, policies=WHOLE)
-def test_the_layers_of_a_batch_run_once_and_in_order_and_its_requests_are_answered_with_the_last(policy, case, late):
-    served = serve_case(policy, case, late=late)
+@claim_of_whole_batches
+def the_layers_of_a_batch_run_once_and_in_order_and_its_requests_are_answered_with_the_last(scene):
+    case, late, served = scene.case, scene.late, scene.served
     ended = Counter()
     queries = defaultdict(list)
     for (stream, query), issues in batches(served).items():
@@ -103,31 +138,32 @@ def test_the_layers_of_a_batch_run_once_and_in_order_and_its_requests_are_answer
     assert all(sorted(found) == list(range(len(found))) for found in queries.values())
 
 
-@every_policy(examples=14)
-def test_nothing_is_issued_before_it_arrives_and_nothing_overlaps_on_the_channel_or_on_the_array(policy, case, late):
-    served = serve_case(policy, case, late=late)
-    times = [when for _, when in served.log]
+@claim
+def nothing_is_issued_before_it_arrives_and_nothing_overlaps_on_the_channel_or_on_the_array(scene):
+    log = scene.served.log
+    times = [when for _, when in log]
     for this, following in pairwise(times):
         assert following.fetch_start >= this.fetch_end
         assert following.compute_start >= this.compute_end
-    for candidate, when in served.log:
+    for candidate, when in log:
         assert when.fetch_start >= candidate.arrival
         assert when.compute_start >= when.fetch_end >= when.fetch_start + candidate.fetch
         assert when.compute_end == when.compute_start + candidate.compute
 
 
-@every_policy(examples=14)
-def test_the_buffer_is_never_exceeded_when_a_fetch_ends(policy, case, late):
-    log = serve_case(policy, case, late=late).log
+@claim
+def the_buffer_is_never_exceeded_when_a_fetch_ends(scene):
+    log, buffer = scene.served.log, scene.case.setting.buffer
     for now in {when.fetch_end for _, when in log}:
         held = [c.fetch for c, when in log if when.fetch_end <= now < when.compute_end]
-        assert sum(held) <= case.setting.buffer
+        assert sum(held) <= buffer
 
 
-@every_policy(examples=14, policies=WHOLE)
-def test_of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(policy, case, late):
+@claim_of_whole_batches
+def of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(scene):
+    case, late, served = scene.case, scene.late, scene.served
     under_way: dict[int, set[int]] = defaultdict(set)
-    for candidate, _ in serve_case(policy, case, late=late).log:
+    for candidate, _ in served.log:
         mine = under_way[candidate.stream]
         mine.add(candidate.query)
         assert len(mine) <= JOBS or late == "drop"  # a batch that is dropped does not say so here
@@ -136,28 +172,9 @@ def test_of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(policy
             mine.remove(candidate.query)
 
 
-def watched(late: str) -> type[Requests]:
-    """Requests that look at what they offer."""
-
-    class Watched(Requests):
-        def offer(self, device: NpuState) -> Offer:
-            offer = super().offer(device)
-            on_time = [head for head in offer.heads if head.deadline < NO_DEADLINE]
-            assert list(offer.candidates) == (on_time or list(offer.heads))
-            clock = max(device.channel_free, device.array_free)
-            assert late == "keep" or all(head.deadline >= clock for head in on_time)
-            assert late == "demote" or len(on_time) == len(offer.heads)
-            return offer
-
-    return Watched
-
-
-@every_policy(examples=14, policies=WHOLE)
-def test_a_late_request_is_on_offer_only_where_nothing_on_time_is(policy, case, late):
-    serve_case(policy, case, late=late, kind=watched(late))
-
-
-@every_policy(examples=6)
+@pytest.mark.parametrize("policy", SERVING)
+@settings(max_examples=6, derandomize=True, deadline=None)
+@given(case=cases(), late=st.sampled_from(LATE))
 def test_the_same_run_twice_is_the_same(policy, case, late):
     once, again = (simulate_requests(case, policy, late=late, record=True) for _ in range(2))
     assert once.report == again.report
