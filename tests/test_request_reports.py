@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving import case_of, flow
 from weft.kernels import online as k
 from weft.online import simulate_requests
-from weft.reports.requests import PERCENTILES, bin_edges, cdf, percentile
+from weft.reports.requests import PERCENTILES, bin_edges, cdf, percentiles
 
 
 def histogram_of(latencies: np.ndarray) -> np.ndarray:
@@ -83,10 +83,10 @@ def test_percentiles_of_the_histogram_are_within_three_thousandths_of_the_exact_
     latencies = SHAPES[shape](np.random.default_rng(1)).astype(np.int64)
     histogram = histogram_of(latencies)
     for percent in (*PERCENTILES, 1.0, 25.0, 100.0):
-        found = percentile(histogram, percent, int(latencies.max()))
+        (found,) = percentiles(histogram, [percent], int(latencies.max()))
         assert found == pytest.approx(exact(latencies, percent), rel=0.003)
         assert found >= exact(latencies, percent)  # never told too short
-    assert percentile(histogram, 100, int(latencies.max())) == latencies.max()
+    assert percentiles(histogram, [100], int(latencies.max())) == [latencies.max()]
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -94,7 +94,7 @@ def test_percentiles_of_the_histogram_are_within_three_thousandths_of_the_exact_
 def test_percentiles_of_small_samples_are_right_to_a_bin(latencies):
     values = np.array(latencies)
     for percent in PERCENTILES:
-        found, true = percentile(histogram_of(values), percent, int(values.max())), exact(values, percent)
+        (found,), true = percentiles(histogram_of(values), [percent], int(values.max())), exact(values, percent)
         assert true <= found <= max(true + 1, true * 1.002)
 
 

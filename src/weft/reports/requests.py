@@ -85,12 +85,13 @@ def bin_edges() -> Ints:
     return edges
 
 
-def percentile(histogram: Ints, percent: float, largest: int) -> int:
-    """Latency in ticks that *percent* of the requests do not exceed, to the upper edge of its bin."""
+def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> list[int]:
+    """Latencies in ticks that so many percent of the requests do not exceed, to the upper edges of their bins."""
     filled = np.flatnonzero(histogram)
     counted = np.cumsum(histogram[filled])
-    reached = np.searchsorted(counted, np.ceil(counted[-1] * percent / 100))
-    return min(int(bin_edges()[filled[reached] + 1]), largest)
+    reached = np.searchsorted(counted, np.ceil(counted[-1] * np.asarray(percents) / 100))
+    found: list[int] = np.minimum(bin_edges()[filled[reached] + 1], largest).tolist()
+    return found
 
 
 def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
@@ -104,7 +105,9 @@ def stream_report(
     model: str, counts: Sequence[int], histogram: Ints, *, deadline_s: float, tick_s: float, span_s: float
 ) -> RequestStream:
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
-    tail = [percentile(histogram, p, counts[k.LATENCY_MAX]) * tick_s if completed else None for p in PERCENTILES]
+    ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
+    latencies_s = [each * tick_s for each in ticks]
+    tail: Sequence[float | None] = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
     return RequestStream(
         model=model,
         deadline_s=deadline_s,
@@ -123,5 +126,5 @@ def stream_report(
         p99_s=tail[2],
         p999_s=tail[3],
         max_latency_s=counts[k.LATENCY_MAX] * tick_s if completed else None,
-        cdf_s=tuple(percentile(histogram, p, counts[k.LATENCY_MAX]) * tick_s for p in range(1, 101 * bool(completed))),
+        cdf_s=tuple(latencies_s[len(PERCENTILES) :]),
     )
