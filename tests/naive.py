@@ -157,14 +157,20 @@ def largest_lag(
     progress = [Fraction(0)] * len(programs)
     worst = Fraction(0)
     behind = set(range(len(programs)))
+    gains = [_shares(program, part) for program, part in zip(programs, mix, strict=True)]
     for stream, query, layer in in_turn(programs, order):
-        p = programs[stream]
-        total = sum(max(f, c) for f, c in zip(p.fetch, p.compute, strict=True))
-        progress[stream] += Fraction(max(p.fetch[layer], p.compute[layer]), total) / Fraction(mix[stream])
-        if quota and (query + 1, layer + 1) == (quota[stream], len(p)):
+        progress[stream] += gains[stream][layer]
+        if quota and (query + 1, layer + 1) == (quota[stream], len(programs[stream])):
             behind.remove(stream)
-        worst = max([worst, *(max(progress) - progress[other] for other in behind)])
+        if behind:
+            worst = max(worst, max(progress) - min(progress[other] for other in behind))
     return worst
+
+
+def _shares(program: Program, per_round: float) -> list[Fraction]:
+    """What each layer advances its stream by, in rounds."""
+    longer = [max(fetch, compute) for fetch, compute in zip(program.fetch, program.compute, strict=True)]
+    return [Fraction(each, sum(longer)) / Fraction(per_round) for each in longer]
 
 
 def largest_share(programs: Sequence[Program], mix: Sequence[float]) -> Fraction:

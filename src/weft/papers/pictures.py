@@ -56,6 +56,7 @@ def save(figure: Canvas, out: Path, name: str, title: str) -> Figure:
         try:
             out.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=130)
+            figure.set_layout_engine("none")  # it is laid out now, which takes longer than drawing it
             figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         except OSError as problem:
             raise InputError(f"{path}: cannot write: {problem}") from problem
