@@ -230,6 +230,24 @@ def test_closing_stops_what_runs_and_starts_nothing_more(tmp_path: Path) -> None
         evaluator.evaluate(COARSE, "full")
 
 
+def interrupted(code: str, folder: Path) -> int:
+    """Run a program, stop it with Ctrl-C once its command has begun, and see it say so; the command's process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"TMPDIR": str(folder / "temporary")},
+    )
+    try:
+        pid = int(written(folder / "pid"))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
+    finally:
+        process.kill()
+    return pid
+
+
 @pytest.mark.parametrize("how", ["evaluate(COARSE, 'full')", "evaluate_many([COARSE] * 4, 'full')"])
 def test_control_c_stops_the_commands_and_leaves_no_file(tmp_path: Path, how: str) -> None:
     (tmp_path / "temporary").mkdir()
@@ -245,39 +263,29 @@ def test_control_c_stops_the_commands_and_leaves_no_file(tmp_path: Path, how: st
         except KeyboardInterrupt:
             print("stopped")
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
-    )
-    try:
-        pid = int(written(tmp_path / "pid"))
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
-    finally:
-        process.kill()
-    assert gone(pid)
+    assert gone(interrupted(code, tmp_path))
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_control_c_that_tears_a_lock_of_pythons_is_heard_all_the_same(tmp_path: Path) -> None:
     """The signal may come when a Condition's lock is taken and the ``with`` that gives it back is not yet entered."""
     code = f"""
-        import os, signal, threading
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        import signal, threading
         from weft.numbers.configuration import Configuration
         from weft.tuning.command import CommandEvaluator
         enter = threading.Condition.__enter__
 
         def torn(condition):
             held = enter(condition)
-            if threading.get_ident() == threading.main_thread().ident and os.path.exists("pid"):
+            if threading.get_ident() == threading.main_thread().ident:
                 raise KeyboardInterrupt
             return held
 
-        threading.Condition.__enter__ = torn
+        def heard(number, frame):
+            threading.Condition.__enter__ = torn
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, heard)
         try:
             CommandEvaluator("echo $$ > pid; exec sleep 1000; true {{config}}", {SCORE!r}).evaluate_many(
                 [Configuration({{}})] * 4, "full"
@@ -285,16 +293,8 @@ def test_control_c_that_tears_a_lock_of_pythons_is_heard_all_the_same(tmp_path: 
         except KeyboardInterrupt:
             print("stopped")
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    try:
-        pid = int(written(tmp_path / "pid"))
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
-    finally:
-        process.kill()
-    assert gone(pid)
+    (tmp_path / "temporary").mkdir()
+    assert gone(interrupted(code, tmp_path))
 
 
 def test_control_c_while_a_command_is_being_started_leaves_none(tmp_path: Path) -> None:
