@@ -69,6 +69,10 @@ def kind(*segments: int, batch: int = 1, timeout: int = 0) -> Kind:
     return Kind((segments,) * batch, timeout)
 
 
+SOFT = ("weave", "keep", "demote")
+"""What may become of late requests that are not strict."""
+
+
 @dataclass(frozen=True)
 class Load:
     """All that a run on a host is given but its policy."""
@@ -76,7 +80,7 @@ class Load:
     kinds: tuple[Kind, ...]
     orders: tuple[Order, ...]
     lanes: int = 1
-    demote: bool = False
+    late: str = "keep"
     abortable: frozenset[int] = frozenset()
     """Streams whose segments may be stopped half-way."""
     abort_ticks: int = 0
@@ -254,7 +258,7 @@ def run_load(policy: str, load: Load, **options: Option) -> Ran:
     chooser = make_policy(policy, setting, options)
     feed, host = ListedFeed(load.orders), WatchedHost(load)
     remaining = [each.remaining for each in setting.programs]
-    source = Requests(chooser, feed, remaining, demote=load.demote, hurry=True)
+    source = Requests(chooser, feed, remaining, late=load.late)
     for term in load.terms:
         source.open(term)
     Engine(source, chooser, host).run()
@@ -274,7 +278,7 @@ def loads(
 ) -> Load:
     """A random load; larger batches cost at least as much, and segments may cost nothing.
 
-    soft: no request is strict and none is demoted. layers: least and most ticks of a segment.
+    soft: no request is strict, and late ones are served like others. layers: least and most ticks of a segment.
     """
     kinds = []
     for _ in range(draw(st.integers(1, streams))):
@@ -296,7 +300,7 @@ def loads(
         tuple(kinds),
         tuple(draw(st.lists(one, max_size=orders))),
         lanes=draw(st.integers(1, most_lanes)),
-        demote=False if soft else draw(st.booleans()),
+        late="keep" if soft else draw(st.sampled_from(SOFT)),
         abortable=frozenset(draw(st.sets(st.integers(0, len(kinds) - 1)))),
         abort_ticks=draw(st.sampled_from([0, 0, 1, 3])),
     )

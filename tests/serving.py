@@ -143,7 +143,7 @@ def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Req
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
     )
-    source = kind(chooser, feed, estimates(case, chooser), demote=late == "demote")
+    source = kind(chooser, feed, estimates(case, chooser), late=late)
     for term in case.terms:
         source.open(term)
     executor = SimulatedNpu(case.setting)

@@ -16,7 +16,7 @@ import weft.engine.requests
 import weft.online
 import weft.serving.dispatch
 import weft.simulation
-from host import MS, Kind, Load, Machine, Order, kind, run_load
+from host import MS, SOFT, Kind, Load, Machine, Order, kind, run_load
 from serving import SERVING
 from weft.engine import Engine, Requests
 from weft.errors import InvalidStart
@@ -24,9 +24,6 @@ from weft.policies import POLICIES, Start, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
 
 SOURCES = Path(weft.engine.engine.__file__).parents[1]
-
-COMPARABLE = [name for name in SERVING if name != "fair"]
-"""``fair`` looks at all programs there will ever be, and a server learns of them one by one."""
 
 
 # The same objects
@@ -72,7 +69,7 @@ LONG_MS = ABORT_FROM_TICKS // MS
 
 def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
     """The same requests at the same instants, through the server's dispatcher and its real threads."""
-    machine = Machine(monkeypatch, policy, lanes=load.lanes)
+    machine = Machine(monkeypatch, policy, lanes=load.lanes, late=load.late)
     try:
         models = [
             machine.model(*each.batches, name=f"m{index}", batch_timeout_ms=each.timeout)
@@ -100,7 +97,7 @@ def scaled(load: Load) -> Load:
     orders = tuple(
         order._replace(arrival=start + order.arrival * TICK, due=start + order.due * TICK) for order in load.orders
     )
-    return Load(kinds, orders, load.lanes, abortable=load.abortable)
+    return replace(load, kinds=kinds, orders=orders)
 
 
 @st.composite
@@ -126,11 +123,12 @@ def shared_loads(draw: st.DrawFn) -> Load:
         tuple(kinds[stream] for stream in numbers),
         tuple(Order(numbers[stream], at, at + allowed, priority) for stream, at, allowed, priority in orders),
         lanes=draw(st.integers(1, 3)),
+        late=draw(st.sampled_from(SOFT)),
         abortable=frozenset(numbers[s] for s in numbers if min(map(min, kinds[s].batches)) >= LONG_MS),
     )
 
 
-@pytest.mark.parametrize("policy", COMPARABLE)
+@pytest.mark.parametrize("policy", SERVING)
 @settings(
     max_examples=20,
     deadline=None,
@@ -138,7 +136,7 @@ def shared_loads(draw: st.DrawFn) -> Load:
 )
 @given(load=shared_loads())
 def test_the_server_issues_what_the_simulator_issues(policy, load, monkeypatch):
-    simulated = run_load(policy, replace(scaled(load), demote=POLICIES[policy].demotes))
+    simulated = run_load(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == simulated.issues
     start = machine.start

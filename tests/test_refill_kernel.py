@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from naive import program
 from weft.devices import TiledNpu
-from weft.engine.requests import LATE, Terms
+from weft.engine.lateness import LATE
+from weft.engine.requests import Terms
 from weft.kernels import online as counted
 from weft.online import Case, Tally, plain, refilling
 from weft.online.refilling import KERNELS
@@ -236,7 +237,7 @@ def test_the_loop_is_right_as_it_is_written():
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "15 cases equal"
+    assert found.stdout.strip() == "20 cases equal"
 
 
 def main() -> None:

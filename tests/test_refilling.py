@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host import Kind, Load, Order, Ran, run_load
+from host import SOFT, Kind, Load, Order, Ran, run_load
 from serving import SERVING
 from weft.policies import POLICIES
 
@@ -141,7 +141,7 @@ def loads_with_exits(draw: st.DrawFn) -> Load:
             due = arrival + draw(st.integers(0, 60) | st.sampled_from([1, 1000]))
             leaves = draw(st.sampled_from((*exits, 0)))
             orders.append(Order(stream, arrival, due, strict=draw(st.booleans()), leaves=leaves))
-    return Load(tuple(kinds), tuple(orders), lanes=draw(st.integers(1, 2)), demote=draw(st.booleans()))
+    return Load(tuple(kinds), tuple(orders), lanes=draw(st.integers(1, 2)), late=draw(st.sampled_from(SOFT)))
 
 
 @pytest.mark.parametrize("policy", SERVING)

@@ -160,5 +160,5 @@ def test_the_json_of_a_report_holds_its_streams():
     case = case_of([flow((1, 10), arrivals=(3,))])
     report = simulate_requests(case, "edf").report
     as_dict = report.as_dict()
-    assert (as_dict["format"], as_dict["policy"], as_dict["late"]) == (1, "edf", "demote")
+    assert (as_dict["format"], as_dict["policy"], as_dict["late"]) == (1, "edf", "weave")
     assert as_dict["streams"][0]["arrived"] == 1

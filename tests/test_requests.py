@@ -147,7 +147,7 @@ def test_a_batch_that_has_become_late_makes_way(late, letters):
 
 
 def test_a_batch_is_due_when_its_first_request_is_that_can_still_be_on_time():
-    batch = Flow(([(1, 10)] * 3, [(1, 10)] * 3), arrivals=(0, 8), deadline=15, timeout=100)
+    batch = Flow(([(1, 2)] * 3, [(1, 10)] * 3), arrivals=(0, 8), deadline=15, timeout=100)
     served = serve("fifo", batch, buffer=1)
     # formed at 8; the array is then taken until 19, and until 30
     assert [c.deadline for c in served.candidates] == [15, 23, NO_DEADLINE]
@@ -180,7 +180,7 @@ def test_a_demoted_request_that_is_withdrawn_is_not_computed_and_the_others_are(
     term = Terms(0, NO_DEADLINE, 1, 0, 1)
     chooser = make_policy("fifo", Setting((program("p", (0, 10)),), NO_BUFFER, rounds=1 << 40))
     feed = ListedFeed([Order(0, 0, due) for due in (5, 6, 500)])
-    source = requests.Requests(chooser, feed, [(10,)], demote=True)
+    source = requests.Requests(chooser, feed, [(10,)], late="demote")
     source.open(term)
     gone, late, fresh = feed.tickets
     source.offer(NpuState(20, 20))
@@ -442,4 +442,4 @@ def test_a_recorded_run_can_be_drawn(compiled):
         (0, 1, "b10", 2, 30),
         (0, 1, "b11", 1, 32),
     ]
-    assert trace.settings["late"] == "demote"
+    assert trace.settings["late"] == "weave"

@@ -25,12 +25,12 @@ TWO = Kind(((10, 20), (12, 24), (14, 28), (16, 32)), exits=(1,))
 
 def serve(*orders: Order, what: Kind = TWO, rates: tuple[float, ...] = (), lanes: int = 1, **options: int) -> Ran:
     """Serve these requests on a simulated host; late ones are demoted."""
-    load = Load((what,), orders, demote=True, lanes=lanes)
+    load = Load((what,), orders, late="demote", lanes=lanes)
     setting = load.setting
     setting = replace(setting, programs=tuple(replace(each, exit_rates=rates) for each in setting.programs))
     policy = TopUp(setting, **options)
     feed, host = ListedFeed(orders), WatchedHost(load)
-    source = Requests(policy, feed, [each.remaining for each in setting.programs], demote=True)
+    source = Requests(policy, feed, [each.remaining for each in setting.programs], late="demote")
     source.open(load.terms[0])
     Engine(source, policy, host).run()
     return Ran(load, feed, host, policy)

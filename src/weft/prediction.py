@@ -76,6 +76,7 @@ class _Profile(BaseModel):
 
     policy: str
     policy_options: dict[str, Option] = {}
+    late: Literal["weave", "keep", "demote"] = "weave"
     lanes: Annotated[int, Field(ge=1, le=1024)]
     default_slo_ms: Time = 1000.0
     hand_over_s: Time = 0.0
@@ -269,7 +270,7 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     chooser = make_request_policy(policy, setting, options)
     strict = bench.deadlines == "strict"
     feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves)
-    source = Requests(chooser, feed, [p.remaining for p in programs], demote=chooser.demotes, hurry=True)
+    source = Requests(chooser, feed, [p.remaining for p in programs], late=profile.late)
     for term in terms:
         source.open(term)
     Engine(source, chooser, SimulatedHost(setting)).run()

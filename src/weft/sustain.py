@@ -32,7 +32,7 @@ class Question:
     policy: str
     label: str = ""
     """What to call it in tables; the policy's name by default."""
-    late: str = "demote"
+    late: str = "weave"
     options: tuple[tuple[str, Option], ...] = ()
     limit: float = 0.01
     """Share of deadlines any stream may violate."""

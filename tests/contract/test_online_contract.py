@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving import SERVING, Served, case_of, cases, flow, serve_case
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import NpuState, issue
 from weft.engine import Offer, Requests
-from weft.engine.requests import JOBS, LATE
+from weft.engine.lateness import LATE, late_work
+from weft.engine.requests import most_jobs
 from weft.errors import InputError
 from weft.kernels import online as k
 from weft.online import Case, simulate_requests
-from weft.policies import POLICIES
-from weft.policies.base import NO_DEADLINE
+from weft.policies import POLICIES, make_policy
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Setting
 
 
 class Scene(NamedTuple):
@@ -53,25 +54,44 @@ def claim_of_whole_batches(check: Claim) -> Claim:
 @given(case=cases(), late=st.sampled_from(LATE))
 def test_what_is_claimed_of_every_run_is_true(policy, case, late):
     whole = not POLICIES[policy].refills
-    scene = Scene(policy, case, late, serve_case(policy, case, late=late, kind=watched(late) if whole else Requests))
+    scene = Scene(
+        policy, case, late, serve_case(policy, case, late=late, kind=watched(policy, late) if whole else Requests)
+    )
     for check in CLAIMS + CLAIMS_OF_WHOLE_BATCHES * whole:
         check(scene)
 
 
-def watched(late: str) -> type[Requests]:
-    """Requests that see to it that a late one is on offer only where nothing on time is."""
+def watched(policy: str, late: str) -> type[Requests]:
+    """Requests that see to it that a late one is on offer only where nothing on time is, or it does no harm."""
+    place = late_work(make_policy(policy, Setting((), 1)), late)
 
     class Watched(Requests):
         def offer(self, device: NpuState) -> Offer:
             offer = super().offer(device)
             on_time = [head for head in offer.heads if head.deadline < NO_DEADLINE]
-            assert list(offer.candidates) == (on_time or list(offer.heads))
             clock = max(device.channel_free, device.array_free)
-            assert late == "keep" or all(head.deadline >= clock for head in on_time)
-            assert late == "demote" or len(on_time) == len(offer.heads)
+            if late == "drop" or place is not LateWork.AMONG_OTHERS:
+                assert all(head.deadline >= clock for head in on_time)
+            assert place is not LateWork.AMONG_OTHERS or len(on_time) == len(offer.heads)
+            if place is LateWork.WOVEN and on_time:
+                assert set(on_time) <= set(offer.candidates) <= set(offer.heads)
+                for late_one in set(offer.candidates) - set(on_time):
+                    end = issue(device, late_one.fetch, late_one.compute, self._setting.buffer)[0].array_free
+                    assert in_time(on_time, end) == in_time(on_time, device.array_free)
+            else:
+                assert list(offer.candidates) == (on_time or list(offer.heads))
             return offer
 
     return Watched
+
+
+def in_time(heads: list[Candidate], start: int) -> int:
+    """How many are on time if all who can be go one after another by deadline; deadlines are in order."""
+    count, now = 0, start
+    for head in sorted(heads, key=lambda head: head.deadline):
+        if now + head.remaining <= head.deadline:
+            count, now = count + 1, now + head.remaining
+    return count
 
 
 def batches(served: Served) -> dict[tuple[int, int], list]:
@@ -162,12 +182,13 @@ def the_buffer_is_never_exceeded_when_a_fetch_ends(scene):
 @claim_of_whole_batches
 def of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(scene):
     case, late, served = scene.case, scene.late, scene.served
+    place = late_work(make_policy(scene.policy, case.setting), late)
     under_way: dict[int, set[int]] = defaultdict(set)
     for candidate, _ in served.log:
         mine = under_way[candidate.stream]
         mine.add(candidate.query)
-        assert len(mine) <= JOBS or late == "drop"  # a batch that is dropped does not say so here
-        assert len(mine) == 1 or late != "keep"
+        if late != "drop":  # a batch that is dropped does not say so here
+            assert len(mine) <= (1 if place is LateWork.AMONG_OTHERS else most_jobs(place))
         if candidate.layer == len(case.setting.programs[candidate.program]) - 1:
             mine.remove(candidate.query)
 

@@ -113,7 +113,9 @@ def command(
         str | None,
         typer.Option("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare."),
     ] = None,
-    late: Annotated[str, typer.Option("--late", help="--workload: keep, demote or drop late requests.")] = "demote",
+    late: Annotated[
+        str, typer.Option("--late", help="--workload: weave, keep, demote or drop late requests.")
+    ] = "weave",
     models: Models = "",
     profile: ProfileFiles = None,
     batch: Batch = 1,

@@ -28,7 +28,7 @@ def command(
         typer.Option("--ratios", help="Shares of the total rate to try, as 4:1,1:1; 'paper' for 64:1...1:64."),
     ] = None,
     device: Annotated[str | None, typer.Option("--device", "-d", help="Instead of the workload's own.")] = None,
-    late: Annotated[str, typer.Option("--late", help="keep, demote or drop requests that are late.")] = "demote",
+    late: Annotated[str, typer.Option("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
     limit: Annotated[float, typer.Option("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs per load.")] = 2,
     tolerance: Annotated[float, typer.Option("--tolerance", help="How closely to search, relative.")] = 0.01,

@@ -1,11 +1,10 @@
 """Requests that arrive, wait, are batched and have deadlines, as a source of work.
 
-Each stream has a queue, in order of deadlines. A batch is ready when it is full or its first request has
-waited long enough; it then becomes a job, whose layers are offered one by one. At an exit some of a job's
-requests may leave. A policy that refills is offered beginnings of every size at any time, and jobs that stand
-at the same layer become one. Requests and jobs that can no longer be on time are kept, demoted (served when
-nothing on time is waiting) or dropped. Where requests come from and where answers go is the feed's affair: a
-simulated arrival process or real clients.
+Each stream has a queue, in order of deadlines. A batch is ready when it is full, its first request has waited long
+enough, or it would otherwise be late; it then becomes a job, whose layers are offered one by one. At an exit some of a
+job's requests may leave. A policy that refills is offered beginnings of every size at any time, and jobs that stand at
+the same layer become one. What becomes of requests and jobs that can no longer be on time says ``lateness``. Where
+requests come from and where answers go is the feed's affair: a simulated arrival process or real clients.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import NpuState
 from weft.engine.engine import Completion, Offer
-from weft.policies.base import NO_DEADLINE, Candidate, Policy
+from weft.engine.lateness import late_work, woven
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
 from weft.program import Program
 
 JOBS = 4
 """Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
+LATE_JOBS = 64
+"""The same where late ones wait until nothing on time does: they shall not take the places of those that can be."""
 QUEUE_PLACES = 1 << 16
-LATE = ("keep", "demote", "drop")
 
 
 class Terms(NamedTuple):
@@ -131,6 +132,8 @@ class _Desk:
     """The same by their query."""
     queries: int = 0
     deepest: int = 0
+    served: int = 0
+    """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
 
     def __post_init__(self) -> None:
         self.jobs = [None] * self.places
@@ -146,6 +149,11 @@ class _Desk:
             insort(self.queue, ticket, key=_due)
 
 
+def most_jobs(late: LateWork) -> int:
+    """Batches of a stream that may be in flight, at least."""
+    return LATE_JOBS if late is LateWork.LAST else JOBS
+
+
 def _due(ticket: Ticket) -> int:
     return ticket.due
 
@@ -155,8 +163,7 @@ class Requests:
 
     policy: for whom; it says how batches are made and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
-    demote: whether late requests that are not strict are served only when nothing on time is waiting.
-    hurry: whether a batch that would otherwise be late begins before its timeout.
+    late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
     """
 
     def __init__(
@@ -165,11 +172,11 @@ class Requests:
         feed: Feed,
         remaining: Sequence[Sequence[int]],
         *,
-        demote: bool = False,
-        hurry: bool = False,
+        late: str = "weave",
     ) -> None:
         self._setting, self._feed, self._remaining = policy.setting, feed, remaining
-        self._demote, self._hurry = demote, hurry
+        self._late_work = late_work(policy, late)
+        self._demote = self._late_work is not LateWork.AMONG_OTHERS
         self._foresight, self._refills, self._waits = policy.foresight, policy.refills, policy.waits
         self._batches = policy.batches
         self._desks: list[_Desk] = []
@@ -194,7 +201,7 @@ class Requests:
     def _places(self, terms: Terms) -> int:
         """Batches of a stream that may be in flight; where they are refilled, each may be of one request."""
         lanes = self._setting.lanes
-        return max(JOBS, 2 * lanes, terms.max_batch * lanes if self._refills else 0)
+        return max(most_jobs(self._late_work), 2 * lanes, terms.max_batch * lanes if self._refills else 0)
 
     def idle(self, stream: int) -> bool:
         """Whether nothing of the stream waits or runs."""
@@ -211,6 +218,11 @@ class Requests:
     def job_of(self, candidate: Candidate) -> Job | None:
         """The batch in flight that a candidate belongs to."""
         return self._desks[candidate.stream].under_way.get(candidate.query)
+
+    @property
+    def late_gives_way(self) -> bool:
+        """Whether requests that can no longer be on time let the others go first."""
+        return self._demote
 
     @property
     def deepest(self) -> list[int]:
@@ -231,6 +243,8 @@ class Requests:
     def put(self, ticket: Ticket) -> None:
         """A request has come."""
         desk = self._desks[ticket.stream]
+        if desk.idle:
+            desk.served = max(desk.served, min((self._desks[each].served for each in self.busy()), default=0))
         if len(desk.queue) < QUEUE_PLACES:
             desk.put(ticket)
             self._busy.add(ticket.stream)
@@ -266,13 +280,17 @@ class Requests:
         if self._refills:
             return Offer(tuple(heads), tuple(heads))
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
-        if not on_time:
+        weaves = self._late_work is LateWork.WOVEN
+        if weaves or not on_time:
             heads += [head for stream in sorted(self._busy) for head in self._late_batch(stream)]
-        return Offer(tuple(heads), tuple(on_time or heads))
+        if not on_time:
+            return Offer(tuple(heads), tuple(heads))
+        return Offer(tuple(heads), tuple(woven(heads, device, self._setting) if weaves else on_time))
 
     def issued(self, candidate: Candidate, step: int) -> None:
         job = self.job_of(candidate) or self._begin(candidate)
         job.last_issued, job.layer, job.running = step, job.layer + 1, True
+        self._desks[candidate.stream].served += max(candidate.fetch, candidate.compute)
 
     def completed(self, completion: Completion) -> None:
         candidate = completion.candidate
@@ -430,8 +448,6 @@ class Requests:
             return 0
         if self._waits is not None:
             return min(ticket.arrival + (ticket.due - ticket.arrival) * self._waits // 100 for ticket in queue)
-        if not self._hurry:
-            return queue[0].arrival + term.timeout
         if not term.timeout:
             return 0
         rest = self._remaining[term.programs][0]
@@ -467,6 +483,7 @@ class Requests:
             whole=self._remaining[job.program][0],
             priority=max([ticket.priority for ticket in job.members]),
             size=len(job.members),
+            served=self._desks[stream].served,
         )
 
     def _begin(self, candidate: Candidate) -> Job:

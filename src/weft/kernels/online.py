@@ -22,11 +22,12 @@ Bools = npt.NDArray[np.bool_]
 
 NONE = 1 << 62
 """No deadline, no arrival, no event."""
-JOBS = 4
 FIFO, EDF, PREMA, LAYERWEAVER, LAYERWEAVER_PLUS, WEFT_PLUS = range(6)
-KEEP, DEMOTE, DROP = range(3)
+KEEP, DEMOTE, WEAVE, DROP = range(4)
+"""What becomes of late requests."""
 CHANNEL, ARRAY, FETCHED, ISSUES, POINTER, STEPS, COMPUTED, LOGGED, ANSWERED = range(9)
 HEAD, LENGTH = range(2)
+BEGUN, PLACES = range(2)
 USED, LATE, PROGRAM, LAYER, ON_TIME, SIZE, QUERY, LAST = range(8)
 ARRIVED, COMPLETED, VIOLATED, DROPPED, REFUSED, LATENCY_SUM, LATENCY_MAX, DEEPEST, BATCHES, QUERIES = range(10)
 MANTISSA_BITS = 9
@@ -90,9 +91,11 @@ class State(NamedTuple):
     returning: Ints
     returning_at: Ints
     jobs: Ints
-    """(streams, JOBS, 8)."""
+    """(streams, places, 8)."""
     members: Ints
-    """(streams, JOBS, largest batch) arrival times."""
+    """(streams, places, largest batch) arrival times."""
+    under_way: Ints
+    """(streams, 2) batches that have begun, and the place after the last of them."""
     counts: Ints
     """(streams, 10)."""
     histogram: Ints
@@ -132,14 +135,17 @@ def serve(
     fetch, compute, remaining, first, compute_bound = models
     base, deadline, max_batch, timeout, priority, think = terms
     policy, late_rule, foresight, stretch, failsafe, buffer, largest, warm, end_of_run = rules
-    clocks, before, peak, queue, queue_at, late, late_at, returning, returning_at, jobs, members, counts, histogram = (
-        state
-    )
+    (
+        clocks, before, peak, queue, queue_at, late, late_at, returning, returning_at, jobs, members, under_way, counts,
+        histogram,
+    ) = state  # fmt: skip
     log_issues, log_answers = log
     streams = len(base)
     places = queue.shape[1]
-    heads = np.empty((streams * (JOBS + 2), 6), np.int64)  # stream, job, layer, program, arrival, deadline
+    most_jobs = jobs.shape[1]
+    heads = np.empty((streams * (most_jobs + 2), 6), np.int64)  # stream, job, layer, program, arrival, deadline
     ends = np.empty(len(heads), np.int64)
+    may_go = np.empty(len(heads), np.bool_)
     channel, array, fetched, n, pointer = (
         clocks[CHANNEL],
         clocks[ARRAY],
@@ -212,9 +218,8 @@ def serve(
                     else:
                         late[s, (late_at[s, HEAD] + late_at[s, LENGTH]) % places] = arrival
                         late_at[s, LENGTH] += 1
-            used = 0
             has_on_time = False
-            for j in range(JOBS):
+            for j in range(under_way[s, PLACES]):
                 if jobs[s, j, USED] == 0:
                     continue
                 if late_rule != KEEP and jobs[s, j, LATE] == 0:
@@ -227,14 +232,13 @@ def serve(
                     if k == size:
                         jobs[s, j, LATE] = 1
                         if late_rule == DROP:
-                            jobs[s, j, USED] = 0
+                            _end(s, j, jobs, under_way)
                             for i in range(size):
                                 _refuse(s, members[s, j, i], -1, warm, clocks, counts, log_answers)
                                 _return(s, clock, think, returning, returning_at)
                             if think[s] >= 0:
                                 event = min(event, clock + think[s])
                             continue
-                used += 1
                 heads[count, 0], heads[count, 1], heads[count, 2] = s, j, jobs[s, j, LAYER]
                 heads[count, 3], heads[count, 4] = jobs[s, j, PROGRAM], members[s, j, 0]
                 if jobs[s, j, LATE] == 1:
@@ -248,20 +252,23 @@ def serve(
             waiting = queue_at[s, LENGTH]
             if waiting > 0:
                 oldest = queue[s, queue_at[s, HEAD]]
-                if waiting >= max_batch[s] or now >= oldest + timeout[s]:
-                    if used < JOBS and not has_on_time:
+                ready = oldest
+                if timeout[s] > 0:  # its time is up, or it would be late
+                    ready = oldest + min(timeout[s], deadline[s] - remaining[first[base[s]]])
+                if waiting >= max_batch[s] or now >= ready:
+                    if under_way[s, BEGUN] < most_jobs and not has_on_time:
                         program = base[s] + min(waiting, max_batch[s]) - 1
                         heads[count, 0], heads[count, 1], heads[count, 2] = s, -1, first[program]
                         heads[count, 3], heads[count, 4], heads[count, 5] = program, oldest, oldest + deadline[s]
                         count += 1
                         on_time += 1
                 else:
-                    event = min(event, oldest + timeout[s])
+                    event = min(event, ready)
         if starving:
             break
-        if on_time == 0:
+        if on_time == 0 or late_rule == WEAVE:
             for s in range(streams):
-                if late_at[s, LENGTH] > 0 and jobs[s, :, USED].sum() < JOBS:
+                if late_at[s, LENGTH] > 0 and under_way[s, BEGUN] < most_jobs:
                     program = base[s] + min(late_at[s, LENGTH], max_batch[s]) - 1
                     heads[count, 0], heads[count, 1], heads[count, 2] = s, -2, first[program]
                     heads[count, 3], heads[count, 4], heads[count, 5] = program, late[s, late_at[s, HEAD]], NONE
@@ -278,7 +285,8 @@ def serve(
         # when each candidate would be on chip
         highest = peak[n]
         for i in range(count):
-            if on_time > 0 and heads[i, 5] == NONE:
+            may_go[i] = on_time == 0 or late_rule == WEAVE or heads[i, 5] < NONE
+            if not may_go[i]:
                 continue
             size = fetch[heads[i, 2]]
             over = fetched - buffer + size
@@ -289,6 +297,17 @@ def serve(
                     j += 1
                 end = max(end, peak[j] + over)
             ends[i] = end
+        if late_rule == WEAVE and 0 < on_time < count:
+            latest = _latest_end(heads, count, remaining, array)
+            array_bound = channel_bound = False
+            for i in range(count):
+                if heads[i, 5] < NONE:
+                    array_bound |= compute_bound[heads[i, 3]]
+                    channel_bound |= not compute_bound[heads[i, 3]]
+            for i in range(count):
+                if heads[i, 5] == NONE:
+                    idle = not array_bound if compute_bound[heads[i, 3]] else not channel_bound
+                    may_go[i] = idle and max(array, ends[i]) + compute[heads[i, 2]] <= latest
 
         # choose
         best = -1
@@ -304,14 +323,14 @@ def serve(
         elif policy == PREMA:
             threshold = 1
             for i in range(count):
-                if on_time > 0 and heads[i, 5] == NONE:
+                if not may_go[i]:
                     continue
                 whole = remaining[first[heads[i, 3]]]
                 waited = max(0, now - heads[i, 4] - (whole - remaining[heads[i, 2]]))
                 tokens = priority[heads[i, 0]] * (whole + waited)
                 threshold = max(threshold, 9 if tokens >= 9 * whole else (3 if tokens >= 3 * whole else 1))
             for i in range(count):
-                if on_time > 0 and heads[i, 5] == NONE:
+                if not may_go[i]:
                     continue
                 whole = remaining[first[heads[i, 3]]]
                 waited = max(0, now - heads[i, 4] - (whole - remaining[heads[i, 2]]))
@@ -331,7 +350,7 @@ def serve(
             least = tie_best = 0
             if not in_order:
                 for i in range(count):
-                    if on_time > 0 and heads[i, 5] == NONE:
+                    if not may_go[i]:
                         continue
                     at = heads[i, 2]
                     limit = highest + fetched - buffer + fetch[at]
@@ -348,7 +367,7 @@ def serve(
                 if wants_weights or wants_space:
                     found = False
                     for i in range(count):
-                        if (on_time > 0 and heads[i, 5] == NONE) or compute_bound[heads[i, 3]] != wants_weights:
+                        if not may_go[i] or compute_bound[heads[i, 3]] != wants_weights:
                             continue
                         at = heads[i, 2]
                         limit = highest + fetched - buffer + fetch[at]
@@ -362,7 +381,7 @@ def serve(
             best = begun = -1
             latest = -1
             for i in range(count):
-                if on_time > 0 and heads[i, 5] == NONE:
+                if not may_go[i]:
                     continue
                 if heads[i, 1] >= 0 and jobs[heads[i, 0], heads[i, 1], LAST] > latest:
                     begun, latest = i, jobs[heads[i, 0], heads[i, 1], LAST]
@@ -410,6 +429,8 @@ def serve(
             jobs[s, j, LAYER], jobs[s, j, ON_TIME], jobs[s, j, SIZE] = heads[best, 2], 0, size
             jobs[s, j, QUERY] = counts[s, QUERIES]
             counts[s, QUERIES] += 1
+            under_way[s, BEGUN] += 1
+            under_way[s, PLACES] = max(under_way[s, PLACES], j + 1)
 
         # issue
         at = heads[best, 2]
@@ -435,7 +456,7 @@ def serve(
 
         # answer
         if at + 1 == first[program + 1]:
-            jobs[s, j, USED] = 0
+            _end(s, j, jobs, under_way)
             size = jobs[s, j, SIZE]
             if members[s, j, 0] >= warm:
                 counts[s, BATCHES] += 1
@@ -462,6 +483,33 @@ def serve(
         pointer,
     )
     return False
+
+
+@numba.njit(cache=True)
+def _latest_end(heads, count, remaining, now):
+    """Twin of ``engine.lateness.latest_end``: by deadlines, equal ones in order."""
+    latest, need, last = NONE, 0, -1
+    while True:
+        due = NONE
+        for i in range(count):
+            if last < heads[i, 5] < due:
+                due = heads[i, 5]
+        if due == NONE:
+            return latest
+        for i in range(count):
+            if heads[i, 5] == due and now + need + remaining[heads[i, 2]] <= due:
+                need += remaining[heads[i, 2]]
+                latest = min(latest, due - need)
+        last = due
+
+
+@numba.njit(cache=True)
+def _end(s, j, jobs, under_way):
+    """Nothing of a batch runs any more."""
+    jobs[s, j, USED] = 0
+    under_way[s, BEGUN] -= 1
+    while under_way[s, PLACES] > 0 and jobs[s, under_way[s, PLACES] - 1, USED] == 0:
+        under_way[s, PLACES] -= 1
 
 
 @numba.njit(cache=True)

@@ -27,7 +27,6 @@ from weft.kernels.online import (
     DROP,
     DROPPED,
     HEAD,
-    JOBS,
     LATENCY_MAX,
     LATENCY_SUM,
     LENGTH,
@@ -73,6 +72,8 @@ class Rules(NamedTuple):
 
     policy: int
     late: int
+    most_jobs: int
+    """WHOLE: batches under way."""
     foresight: int
     max_batch: int
     deadline: int
@@ -115,13 +116,12 @@ class Log(NamedTuple):
     answers: Ints
 
 
-def fresh_state(max_batch: int, places: int) -> State:
-    """Nothing has happened yet. places: how many requests a queue holds."""
+def fresh_state(max_batch: int, slots: int, places: int) -> State:
+    """Nothing has happened yet. slots: how many batches may be under way; places: how many requests a queue holds."""
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    slots = max(JOBS, max_batch)
     return State(
         zeros(9), np.empty((places, 2), np.int64), zeros(2), np.empty((places, 2), np.int64), zeros(2),
         zeros(slots, 7), zeros(slots, max_batch, 2), zeros(10), zeros(BINS),
@@ -399,7 +399,7 @@ def _choose_whole(rules: Rules, now: int, queue: Ints, queue_at: Ints, late_at: 
             count += 1
             if last == NOBODY or jobs[slot, LAST] > jobs[last, LAST]:
                 last = slot
-    if count < JOBS and queue_at[LENGTH] > 0 and not _waits(rules, now, queue, queue_at):
+    if count < rules.most_jobs and queue_at[LENGTH] > 0 and not _waits(rules, now, queue, queue_at):
         return NOBODY, min(queue_at[LENGTH], rules.max_batch)
     return (last, 0) if count else (NOBODY, min(late_at[LENGTH], rules.max_batch))
 

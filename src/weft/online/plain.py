@@ -30,7 +30,7 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
         strict=late == "drop",
         leaves=[None if (found := case.leaves(i, setting, seed)) is None else _singly(found) for i in streams],
     )
-    source = Requests(policy, feed, estimates(case, policy), demote=late == "demote")
+    source = Requests(policy, feed, estimates(case, policy), late=late)
     for term in case.terms:
         source.open(term)
     steps = Engine(source, policy, executor).run()

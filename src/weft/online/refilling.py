@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.engine.arrivals import Answer
-from weft.engine.requests import LATE, QUEUE_PLACES
+from weft.engine.lateness import late_work
+from weft.engine.requests import QUEUE_PLACES, most_jobs
 from weft.kernels import online as counted
 from weft.kernels import refill as k
 from weft.online.case import Case, Ints, estimates
 from weft.online.tally import MOST_RECORDED, Tally
+from weft.online.weaving import late_rule
 from weft.policies import Policy
 from weft.policies.batching import Adaptive, LazyBatching, Serial
 from weft.policies.fluid import Fluid
@@ -40,7 +42,7 @@ def applies(case: Case, policy: Policy) -> bool:
 def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:
     """Run a case to its end."""
     model, rules = _static(case, policy, late)
-    state = k.fresh_state(rules.max_batch, QUEUE_PLACES)
+    state = k.fresh_state(rules.max_batch, max(rules.most_jobs, rules.max_batch), QUEUE_PLACES)
     recorded = MOST_RECORDED if record else 0
     log = k.Log(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
     for arrivals, leaves in _blocks(case, policy, seed):
@@ -83,7 +85,8 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Model, k.Rules]:
     )
     rules = k.Rules(
         policy=KERNELS[type(policy)],
-        late=LATE.index(late),
+        late=late_rule(policy, late),
+        most_jobs=most_jobs(late_work(policy, late)),
         foresight=policy.foresight,
         max_batch=sizes,
         deadline=term.deadline,

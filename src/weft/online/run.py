@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.devices import Npu
-from weft.engine.requests import LATE
+from weft.engine.lateness import LATE
 from weft.errors import InputError, WorkloadError, unknown_name
 from weft.kernels import online as k
 from weft.online import plain, refilling, weaving
@@ -33,7 +33,7 @@ def simulate_requests(
     case: Case,
     policy: str,
     *,
-    late: str = "demote",
+    late: str = "weave",
     options: Mapping[str, Option] | None = None,
     seed: int | None = None,
     record: bool = False,
@@ -41,7 +41,7 @@ def simulate_requests(
 ) -> RequestRun:
     """Serve a workload under a policy.
 
-    late: what becomes of requests that can no longer be on time: keep, demote or drop.
+    late: what becomes of requests that can no longer be on time (``engine.lateness``).
     record: keep every answer and every issue (small runs only).
     """
     if late not in LATE:

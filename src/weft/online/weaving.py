@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.engine.arrivals import Answer
-from weft.engine.requests import LATE, QUEUE_PLACES
+from weft.engine.lateness import late_work
+from weft.engine.requests import QUEUE_PLACES, most_jobs
 from weft.kernels import online as k
 from weft.online.case import Case, Ints, estimates
 from weft.online.tally import MOST_RECORDED, Tally
 from weft.policies import Policy
+from weft.policies.base import LateWork
 from weft.policies.edf import EarliestDeadline
 from weft.policies.in_order import Fifo
 from weft.policies.layerweaver import Layerweaver
@@ -31,12 +33,18 @@ ONLINE: dict[type[Policy], int] = {
     WeftPlus: k.WEFT_PLUS,
 }
 """Policies with a compiled loop for requests."""
+RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN: k.WEAVE}
+
+
+def late_rule(policy: Policy, late: str) -> int:
+    """What a compiled loop does with late requests."""
+    return k.DROP if late == "drop" else RULES[late_work(policy, late)]
 
 
 def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:
     """Run a case to its end."""
     models, terms, rules = _static(case, policy, late)
-    state = _fresh_state(case)
+    state = _fresh_state(case, most_jobs(late_work(policy, late)))
     recorded = MOST_RECORDED if record else 0
     log = k.Log(np.empty((recorded, 8), np.int64), np.empty((recorded, 3), np.int64))
     streams = len(case.terms)
@@ -88,7 +96,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.Terms, k
     )
     rules = k.Rules(
         policy=ONLINE[type(policy)],
-        late=LATE.index(late),
+        late=late_rule(policy, late),
         foresight=policy.foresight,
         stretch=getattr(policy, "stretch", 100),
         failsafe=int(getattr(policy, "failsafe", True)),
@@ -100,7 +108,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.Terms, k
     return models, terms, rules
 
 
-def _fresh_state(case: Case) -> k.State:
+def _fresh_state(case: Case, places: int) -> k.State:
     streams = len(case.terms)
     clients = max(1, *(term.clients for term in case.terms), 1)
     batch = max(term.max_batch for term in case.terms)
@@ -115,7 +123,7 @@ def _fresh_state(case: Case) -> k.State:
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
         zeros(streams, clients), zeros(streams, 2),
-        zeros(streams, k.JOBS, 8), zeros(streams, k.JOBS, batch),
+        zeros(streams, places, 8), zeros(streams, places, batch), zeros(streams, 2),
         zeros(streams, 10), zeros(streams, k.BINS),
     )  # fmt: skip
     state.returning_at[:, k.LENGTH] = [term.clients for term in case.terms]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import ClassVar, NamedTuple
 
 from weft.devices.decoupled import NpuState
@@ -20,6 +21,14 @@ NO_BUFFER = 1 << 52
 """Buffer of a device that has none to fill, as a host: more than anything takes."""
 UNBOUNDED_ROUNDS = 1 << 40
 """Rounds of a run that ends when its requests do."""
+
+
+class LateWork(Enum):
+    """Where requests that can no longer be on time go."""
+
+    AMONG_OTHERS = "among the others"
+    LAST = "after all that can be on time"
+    WOVEN = "where they make none of those late"
 
 
 class Candidate(NamedTuple):
@@ -50,6 +59,8 @@ class Candidate(NamedTuple):
     """When each of them is due, for policies that refill batches."""
     waiting: int = 0
     """Requests of its stream that have not begun, its own not counted; for the same policies."""
+    served: int = 0
+    """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
 
 
 class Running(NamedTuple):
@@ -156,8 +167,8 @@ class Policy:
     by_layer: ClassVar[bool] = True
     """Whether it is asked at every layer, or, on a device that computes one layer at a time, only at exits."""
 
-    demotes: ClassVar[bool] = False
-    """Whether requests that cannot be on time any more wait behind the others where no rule for them is given."""
+    late_work: ClassVar[LateWork] = LateWork.LAST
+    """Where requests that cannot be on time any more go, unless a rule for them is given."""
 
     @property
     def foresight(self) -> int:

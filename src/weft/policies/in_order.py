@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.base import UNBOUNDED_ROUNDS, Candidate, Policy, Start, View
 from weft.policies.fairness import Band
 
 
@@ -45,6 +45,8 @@ class Fair(InOrder):
         return Start(_continued(view) or min(view.candidates, key=self._turn))
 
     def _turn(self, candidate: Candidate) -> tuple[int, int]:
+        if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests come and go: whoever had least
+            return candidate.served, candidate.stream
         programs = self.setting.programs
         served = candidate.query * programs[candidate.stream].total_work
         everything = self.setting.rounds * sum(program.total_work for program in programs)

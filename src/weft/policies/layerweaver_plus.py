@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.devices.decoupled import issue
-from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, View
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, View
 from weft.policies.in_order import Fifo
 from weft.policies.layerweaver import Layerweaver
 
@@ -26,6 +26,7 @@ class LayerweaverPlus(Policy):
     """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
 
     for_deadlines: ClassVar[bool] = True
+    late_work: ClassVar[LateWork] = LateWork.WOVEN
 
     def decide(self, view: View) -> Start:
         woven = self.throughput_choice(view)

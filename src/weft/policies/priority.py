@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.errors import InputError
-from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.base import Candidate, LateWork, Policy, Start, View
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class PriorityClasses(Policy):
     """How many times its own length a request waits before it climbs a class."""
 
     for_deadlines: ClassVar[bool] = True
+    late_work: ClassVar[LateWork] = LateWork.AMONG_OTHERS
 
     def __post_init__(self) -> None:
         if not 1 <= self.patience <= 1_000_000:

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
-from weft.policies.base import NO_DEADLINE, Candidate, Policy, Running, Start, View
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running, Start, View
 
 PATIENCE = 20
 """How many times its own length a request that missed its deadline gives way to those that can still be on time."""
@@ -41,6 +41,7 @@ class Punctual(Policy):
 
     for_deadlines: ClassVar[bool] = True
     defers_late: ClassVar[bool] = True
+    late_work: ClassVar[LateWork] = LateWork.AMONG_OTHERS
     foresight: ClassVar[int] = 100
 
     def __post_init__(self) -> None:

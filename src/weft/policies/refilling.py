@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
-from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.base import Candidate, LateWork, Policy, Start, View
 
 
 class Flight(NamedTuple):
@@ -28,6 +28,7 @@ class Refilling(Policy):
 
     refills: ClassVar[bool] = True
     by_layer: ClassVar[bool] = False
+    late_work: ClassVar[LateWork] = LateWork.AMONG_OTHERS
     pointless_saturated: ClassVar[str] = "the first stream runs for ever, and the others starve"
 
     def decide(self, view: View) -> Start:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
-from weft.policies.base import Candidate
+from weft.policies.base import Candidate, LateWork
 from weft.policies.refilling import Flight, Refilling
 from weft.program import Program
 
@@ -61,7 +61,7 @@ class TopUp(Refilling):
 
     for_deadlines: ClassVar[bool] = True
     defers_late: ClassVar[bool] = True
-    demotes: ClassVar[bool] = True
+    late_work: ClassVar[LateWork] = LateWork.LAST
 
     def __post_init__(self) -> None:
         for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):

@@ -51,7 +51,7 @@ class Admission:
     def free_in(self, due: int, now: int) -> int:
         """When a lane would be free for a request with this deadline, by what the policy puts before it."""
         latest = due if self._policy.for_deadlines else NO_DEADLINE
-        earliest = now if self._policy.defers_late else 0
+        earliest = now if self._policy.defers_late or self._source.late_gives_way else 0
         waiting = 0
         begun = {(candidate.stream, candidate.query): rest for candidate, rest in self._lanes.rests()}
         for index in self._source.busy():

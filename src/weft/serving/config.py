@@ -165,6 +165,8 @@ class ServerConfig:
     """Keep every lane on cores of its own."""
     policy: Name = "punctual"
     policy_options: Mapping[str, Option] = field(default_factory=dict)
+    late: Literal["weave", "keep", "demote"] = "weave"
+    """What becomes of requests that missed a deadline which is not strict (``engine.lateness``)."""
     memory_budget_bytes: Bytes | None = None
     """For loaded models together; no limit where left out."""
     default_slo_ms: Milliseconds = 1000.0

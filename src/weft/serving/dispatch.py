@@ -42,6 +42,7 @@ class Dispatcher:
         policy: str,
         options: Mapping[str, Option] | None = None,
         *,
+        late: str = "weave",
         lanes: int = 1,
         pin: bool = False,
         most_waiting: int = 4096,
@@ -50,7 +51,7 @@ class Dispatcher:
         programs: list[Program] = []
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
         self.policy = make_request_policy(policy, setting, options)
-        self._source = Requests(self.policy, self, Remaining(programs), demote=self.policy.demotes, hurry=True)
+        self._source = Requests(self.policy, self, Remaining(programs), late=late)
         self.lanes = Lanes(lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
         self._engine = Engine(self._source, self.policy, self.lanes)

@@ -220,7 +220,7 @@ SCHEMAS: dict[str, Json] = {
     ),
     "Profile": _object(
         "What a simulation of this server needs.",
-        policy=_TEXT,
+        **_each("policy late", _TEXT),
         policy_options=_map(_is(["boolean", "number"])),
         **_each("format lanes threads", _COUNT),
         **_each("default_slo_ms hand_over_s", _NUMBER),

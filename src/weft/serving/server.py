@@ -99,6 +99,7 @@ class Server:
             asyncio.get_running_loop(),
             config.policy,
             config.policy_options,
+            late=config.late,
             lanes=config.lanes,
             pin=config.pin,
             most_waiting=config.total_queue,

@@ -61,6 +61,7 @@ def profile(service: Service) -> dict[str, Any]:
         "format": 1,
         "policy": service.config.policy,
         "policy_options": dict(service.config.policy_options),
+        "late": service.config.late,
         "lanes": service.config.lanes,
         "threads": service.config.threads,
         "default_slo_ms": service.config.default_slo_ms,
