@@ -19,13 +19,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from naive import program
-from weft.engine import Completion, Engine, Requests, SimulatedHost
+from weft.engine import Completion, SimulatedHost, request_engine
+from weft.engine.admission import Line
+from weft.engine.lateness import SOFT
 from weft.engine.requests import Job, Terms, Ticket
+from weft.engine.steering import Steered, Steering
+from weft.errors import RequestError
 from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.program import Program
 from weft.runtime import lanes as lanes_module
+from weft.runtime.exits import ExitSpec
 from weft.serving.dispatch import Dispatcher
+from weft.serving.leaving import Leaving
 from weft.serving.streams import Served
 from weft.serving.tickets import Ask, LiveTicket
 
@@ -46,6 +52,8 @@ class Order(NamedTuple):
     strict: bool = False
     leaves: int = 0
     """After how many segments it is done; 0: after all."""
+    sure: tuple[float, ...] = ()
+    """How sure its answer is at each early exit, where that decides when it leaves."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +63,23 @@ class Kind:
     batches: tuple[tuple[int, ...], ...]
     timeout: int = 0
     exits: tuple[int, ...] = ()
+    steering: Steering | None = None
+    """How sure early answers must be."""
+    places: int = NO_DEADLINE
+    """Requests that may wait."""
 
     @property
     def programs(self) -> list[Program]:
         found = [
             program(f"b{size}", *[(0, ticks) for ticks in each]) for size, each in enumerate(self.batches, start=1)
         ]
-        return [replace(each, exits=self.exits) for each in found]
+        rates = (1 / (len(self.exits) + 1),) * (len(self.exits) + 1) if self.steering else ()
+        return [replace(each, exits=self.exits, exit_rates=rates) for each in found]
 
 
 def kind(*segments: int, batch: int = 1, timeout: int = 0) -> Kind:
     """A stream whose batches all cost the same."""
     return Kind((segments,) * batch, timeout)
-
-
-SOFT = ("weave", "keep", "demote")
-"""What may become of late requests that are not strict."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ class Load:
     abortable: frozenset[int] = frozenset()
     """Streams whose segments may be stopped half-way."""
     abort_ticks: int = 0
+    places: int = NO_DEADLINE
+    """Requests that may wait in all."""
 
     @property
     def terms(self) -> list[Terms]:
@@ -118,9 +129,16 @@ class Fate(NamedTuple):
 class ListedFeed:
     """Hands out requests at their times and writes down what becomes of each."""
 
-    def __init__(self, orders: Sequence[Order]) -> None:
+    def __init__(self, orders: Sequence[Order], kinds: Sequence[Kind] = ()) -> None:
+        lines = [Line(each.places) for each in kinds]
         self.tickets = [
-            Ticket(*order[:5], leaves=order.leaves) for order in sorted(orders, key=lambda order: order.arrival)
+            Ticket(
+                *order[:5],
+                leaves=order.leaves,
+                sure=dict(zip(kinds[order.stream].exits, order.sure, strict=True)) if order.sure else None,
+                line=lines[order.stream] if lines else None,
+            )
+            for order in sorted(orders, key=lambda order: order.arrival)
         ]
         self.fates: dict[Ticket, list[Fate]] = {ticket: [] for ticket in self.tickets}
         self.ended_jobs: list[Job] = []
@@ -141,14 +159,16 @@ class ListedFeed:
 
     def served(self, job: Job, completion: Completion) -> None:
         for ticket in job.members:
-            self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+            if not ticket.gone:
+                self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
 
     def leave(self, job: Job, completion: Completion) -> list[Ticket]:
-        leaving = [ticket for ticket in job.members if 0 < ticket.leaves <= job.layer]
+        here = [ticket for ticket in job.members if not ticket.gone]
+        leaving = [ticket for ticket in here if _leaves(ticket, job.layer)]
         for ticket in leaving:
-            assert ticket.leaves == job.layer, "it went past its exit"
+            assert ticket.sure or ticket.leaves == job.layer, "it went past its exit"
             self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
-        return [ticket for ticket in job.members if ticket not in leaving]
+        return [ticket for ticket in here if ticket not in leaving]
 
     def merged(self, job: Job, other: Job) -> None:
         assert job.layer == other.layer and not job.running and not other.running
@@ -165,6 +185,10 @@ class ListedFeed:
 
     def ended(self, job: Job) -> None:
         self.ended_jobs.append(job)
+
+
+def _leaves(ticket: Ticket, layer: int) -> bool:
+    return ticket.sure[layer] >= ticket.threshold if ticket.sure else 0 < ticket.leaves <= layer
 
 
 class Piece(NamedTuple):
@@ -202,10 +226,11 @@ class WatchedHost(SimulatedHost):
         self.issues.append(start.candidate)
         super().submit(start)
 
-    def abort(self, candidate: Candidate) -> None:
-        self.aborts.append((self.now(), candidate))
+    def stop(self, stream: int, query: int) -> None:
+        running = [c.candidate for c in self._running if (c.candidate.stream, c.candidate.query) == (stream, query)]
+        self.aborts += [(self.now(), candidate) for candidate in running]
         assert len(self.aborts) <= self._most_aborts, f"segments are stopped again and again: {self.aborts[-3:]}"
-        super().abort(candidate)
+        super().stop(stream, query)
 
     def idle_until(self, tick: int) -> None:
         before = self.now()
@@ -242,6 +267,11 @@ class Ran:
         return found
 
     @property
+    def fates(self) -> list[tuple[str, int]]:
+        """What became of each request and when, in order of arrival."""
+        return [(fate.what, fate.when) for (fate,) in map(self.feed.fates.__getitem__, self.feed.tickets)]
+
+    @property
     def ends(self) -> list[int]:
         """When each request was served, in order of arrival; -1 for one that was dropped."""
         return [fate.when if fate.what == "served" else -1 for (fate,) in map(self.feed.fates.get, self.feed.tickets)]
@@ -256,12 +286,12 @@ def run_load(policy: str, load: Load, **options: Option) -> Ran:
     """Serve a load on a simulated host, as the engine does."""
     setting = load.setting
     chooser = make_policy(policy, setting, options)
-    feed, host = ListedFeed(load.orders), WatchedHost(load)
+    feed, host = ListedFeed(load.orders, load.kinds), WatchedHost(load)
     remaining = [each.remaining for each in setting.programs]
-    source = Requests(chooser, feed, remaining, late=load.late)
-    for term in load.terms:
-        source.open(term)
-    Engine(source, chooser, host).run()
+    engine, source = request_engine(chooser, feed, host, remaining, late=load.late, places=load.places)
+    for term, each in zip(load.terms, load.kinds, strict=True):
+        source.open(term, Steered(each.steering) if each.steering else None)
+    engine.run()
     return Ran(load, feed, host, chooser)
 
 
@@ -400,7 +430,8 @@ class Scripted:
     """Stands for a prepared model: segments take as long as they are said to, and double their input.
 
     ms: milliseconds of each segment at batch 1, 2, ...; factor: how much longer they really take than was measured;
-    poison: rows that hold this value make a segment fail; steady: whether they never take longer than expected.
+    poison: rows that hold this value make a segment fail; steady: whether they never take longer than expected;
+    exits: after how many segments samples may leave, the columns of the input being how sure they are there.
     """
 
     def __init__(
@@ -410,11 +441,14 @@ class Scripted:
         factor: float = 1.0,
         poison: float | None = None,
         steady: bool = True,
+        exits: tuple[int, ...] = (),
     ) -> None:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
-        self.blueprint = SimpleNamespace(warm_shapes={"x": (1, 1)})
+        self.blueprint = SimpleNamespace(warm_shapes={"x": (1, max(1, len(exits)))}, confidence="probabilities")
         self.batchable, self.max_batch, self.warm = True, len(ms), True
-        self.exits, self.mergeable, self.rowless = (), True, {}
+        ends = (*exits, len(ms[0])) if exits else ()
+        self.exits = tuple(ExitSpec(output=f"y{end}", segment=end - 1) for end in ends)
+        self.mergeable, self.rowless = True, {}
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
         self.steady = (steady,) * len(ms[0])
         self.ran: Counter[int] = Counter()
@@ -430,7 +464,10 @@ class Scripted:
         self._stage.perform(round(self._ms[min(rows, self.max_batch) - 1][index] * self._factor * MS))
         if self._poison is not None and (values["x"] == self._poison).any():
             raise ValueError(f"{self._poison} is poison")
-        return values if index < len(self.segments) - 1 else {"y": values["x"] * 2}
+        if index == len(self.segments) - 1:
+            return {self.exits[-1].output if self.exits else "y": values["x"] * 2}
+        here = [number for number, each in enumerate(self.exits) if each.segment == index]
+        return {"x": values["x"]} | {self.exits[n].output: values["x"][:, n : n + 1] for n in here}
 
     def close(self) -> None:
         self.closed = True
@@ -483,14 +520,25 @@ class Machine:
     def model(self, *ms: Sequence[float], name: str = "", **scripted: Any) -> Served:
         """A scripted model; what is not about its segments goes to the dispatcher."""
         terms = {key: scripted.pop(key) for key in ("queue_size", "batch_timeout_ms") if key in scripted}
+        steering = scripted.pop("steering", None)
         prepared: Any = Scripted(self.stage, *ms, **scripted)
+        if steering:
+            terms["leaving"] = Leaving(prepared, steering)
         return Served(name or f"m{len(self.sent)}", prepared, **terms)
 
     def send(
-        self, model: Served, due_ms: float = 1000, *, rows: int = 1, value: float = 1.0, reply: Any = None, **ask: Any
+        self,
+        model: Served,
+        due_ms: float = 1000,
+        *,
+        rows: int = 1,
+        value: float = 1.0,
+        sure: Sequence[float] | None = None,
+        reply: Any = None,
+        **ask: Any,
     ) -> Sent:
         """Submit a request that is due so many milliseconds from now; what refuses it passes through."""
-        inputs = {"x": np.full((rows, 1), value, np.float32)}
+        inputs = {"x": np.full((rows, 1), value, np.float32) if sure is None else np.array([sure], np.float32)}
         sent = Sent(None, inputs)  # type: ignore[arg-type]
 
         def replied(ticket: LiveTicket, outcome: Any) -> None:
@@ -501,6 +549,13 @@ class Machine:
         sent.ticket = self.dispatcher.submit(model, inputs, Ask(self.clock.ticks + round(due_ms * MS), **ask), replied)
         self.sent.append(sent)
         return sent
+
+    def offer(self, model: Served, due_ms: float, **how: Any) -> None:
+        """Submit a request; if it is refused, that is its reply."""
+        try:
+            self.send(model, due_ms, **how)
+        except RequestError as error:
+            self.sent.append(Sent(None, {}, [(self.clock.ticks - self.start, error)]))  # type: ignore[arg-type]
 
     def at(self, ms: float, action: Callable[[], Any]) -> None:
         """Do that later, before the dispatcher looks."""

@@ -143,10 +143,10 @@ def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Req
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
     )
-    source = kind(chooser, feed, estimates(case, chooser), late=late)
+    executor = SimulatedNpu(case.setting)
+    source = kind(chooser, feed, estimates(case, chooser), executor.rests, late=late)
     for term in case.terms:
         source.open(term)
-    executor = SimulatedNpu(case.setting)
     Engine(source, chooser, executor).run()
     return Served(source, feed, executor)
 

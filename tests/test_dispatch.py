@@ -55,7 +55,7 @@ def at_rest(machine: Machine, *models: Served) -> None:
     assert all(len(sent.replies) == 1 for sent in machine.sent)
     for model in models:
         assert model.leases == 0
-        assert machine.dispatcher.admission.queued(model) == 0
+        assert model.line.waiting == 0
 
 
 # Results and batches
@@ -1023,7 +1023,7 @@ def happen(machine: Machine, models: list[Served], what: Any, refused: Counter[s
     except (Overloaded, Expired) as error:
         refused[error.reason] += 1
     waiting = sum(not each.replies and not each.ticket.began for each in machine.sent)
-    assert machine.dispatcher.waiting == waiting == sum(machine.dispatcher.admission.queued(each) for each in models)
+    assert machine.dispatcher.waiting == waiting == sum(each.line.waiting for each in models)
     assert machine.dispatcher.pending == sum(not each.replies for each in machine.sent)
 
 

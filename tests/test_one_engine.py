@@ -12,13 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import weft.engine.engine
-import weft.engine.requests
+import weft.engine.serving
 import weft.online
+import weft.prediction
 import weft.serving.dispatch
 import weft.simulation
 from host import MS, SOFT, Kind, Load, Machine, Order, kind, run_load
 from serving import SERVING
-from weft.engine import Engine, Requests
+from weft.engine import Engine
+from weft.engine.steering import Shares, Steering
 from weft.errors import InvalidStart
 from weft.policies import POLICIES, Start, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
@@ -30,10 +32,10 @@ SOURCES = Path(weft.engine.engine.__file__).parents[1]
 
 
 def test_simulator_and_server_have_the_same_loop_source_and_policies():
-    for module in (weft.online.plain, weft.simulation, weft.serving.dispatch):
+    for module in (weft.online.plain, weft.prediction, weft.serving.dispatch):
+        assert module.request_engine is weft.engine.serving.request_engine
+    for module in (weft.simulation, weft.engine.serving):
         assert module.Engine is Engine is weft.engine.engine.Engine
-    for module in (weft.online.plain, weft.serving.dispatch):
-        assert module.Requests is Requests is weft.engine.requests.Requests
     for module in (weft.online.run, weft.serving.dispatch):
         assert module.make_request_policy is make_request_policy
 
@@ -69,16 +71,29 @@ LONG_MS = ABORT_FROM_TICKS // MS
 
 def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
     """The same requests at the same instants, through the server's dispatcher and its real threads."""
-    machine = Machine(monkeypatch, policy, lanes=load.lanes, late=load.late)
+    machine = Machine(monkeypatch, policy, lanes=load.lanes, late=load.late, most_waiting=load.places)
     try:
         models = [
-            machine.model(*each.batches, name=f"m{index}", batch_timeout_ms=each.timeout)
+            machine.model(
+                *each.batches,
+                name=f"m{index}",
+                batch_timeout_ms=each.timeout,
+                exits=each.exits,
+                steering=each.steering,
+                queue_size=each.places,
+            )
             for index, each in enumerate(load.kinds)
         ]
         for order in load.orders:
 
             def send(order: Order = order) -> None:
-                machine.send(models[order.stream], order.due - order.arrival, priority=order.priority)
+                machine.offer(
+                    models[order.stream],
+                    order.due - order.arrival,
+                    priority=order.priority,
+                    strict=order.strict,
+                    sure=order.sure or None,
+                )
 
             machine.at(order.arrival, send)
         machine.run()
@@ -90,7 +105,9 @@ def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
 def scaled(load: Load) -> Load:
     """The load in the server's ticks."""
     kinds = tuple(
-        Kind(tuple(tuple(t * TICK for t in ticks) for ticks in each.batches), each.timeout * TICK)
+        replace(
+            each, batches=tuple(tuple(t * TICK for t in ticks) for ticks in each.batches), timeout=each.timeout * TICK
+        )
         for each in load.kinds
     )
     start = 1_000 * MS  # where the machine's clock starts
@@ -101,46 +118,69 @@ def scaled(load: Load) -> Load:
 
 
 @st.composite
+def kinds(draw: st.DrawFn) -> Kind:
+    """A model: some have segments long enough to be stopped, some have exits that are steered, some short queues."""
+    long_one = draw(st.integers(0, 3)) == 0
+    ticks = draw(st.lists(st.integers(*((LONG_MS, 60) if long_one else (1, LONG_MS - 4))), min_size=1, max_size=4))
+    sizes, more = range(draw(st.integers(1, 3))), draw(st.integers(0, 1))
+    exits = tuple(sorted(draw(st.sets(st.integers(1, len(ticks) - 1), max_size=2)))) if len(ticks) > 1 else ()
+    floor = draw(st.sampled_from([None, 0.25, 0.5]))
+    return Kind(
+        tuple(tuple(t + more * size for t in ticks) for size in sizes),
+        draw(st.sampled_from([0, 0, 3, 20])),
+        exits,
+        Steering(0.75, floor) if exits else None,
+        draw(st.sampled_from([256, 256, 2])),
+    )
+
+
+@st.composite
 def shared_loads(draw: st.DrawFn) -> Load:
-    """Soft requests; streams are numbered in the order in which they first have one, as a server numbers them."""
-    kinds = []
-    for _ in range(draw(st.integers(1, 4))):
-        long_one = draw(st.integers(0, 3)) == 0
-        ticks = draw(st.lists(st.integers(*((LONG_MS, 60) if long_one else (1, LONG_MS - 4))), min_size=1, max_size=4))
-        sizes = range(draw(st.integers(1, 3)))
-        more = draw(st.integers(0, 1))
-        kinds.append(
-            Kind(tuple(tuple(t + more * size for t in ticks) for size in sizes), draw(st.sampled_from([0, 0, 3, 20])))
-        )
+    """Streams are numbered in the order in which they first have a request, as a server numbers them."""
+    models = draw(st.lists(kinds(), min_size=1, max_size=4))
+    strict = draw(st.sampled_from([st.just(False), st.just(True), st.booleans()]))
     one = st.tuples(
-        st.integers(0, len(kinds) - 1), st.integers(0, 120), st.integers(1, 150), st.sampled_from([1, 3, 9])
+        st.integers(0, len(models) - 1),
+        st.integers(0, 120),
+        st.integers(1, 150),
+        st.sampled_from([1, 3, 9]),
+        strict,
+        st.tuples(*[st.integers(0, 64).map(lambda n: n / 64)] * 2),
     )
     orders = sorted(draw(st.lists(one, min_size=1, max_size=16)), key=lambda each: each[1])
     numbers: dict[int, int] = {}
     for stream, *_ in orders:
         numbers.setdefault(stream, len(numbers))
     return Load(
-        tuple(kinds[stream] for stream in numbers),
-        tuple(Order(numbers[stream], at, at + allowed, priority) for stream, at, allowed, priority in orders),
+        tuple(models[stream] for stream in numbers),
+        tuple(
+            Order(numbers[model], at, at + allowed, priority, strict, sure=sure[: len(models[model].exits)])
+            for model, at, allowed, priority, strict, sure in orders
+        ),
         lanes=draw(st.integers(1, 3)),
         late=draw(st.sampled_from(SOFT)),
-        abortable=frozenset(numbers[s] for s in numbers if min(map(min, kinds[s].batches)) >= LONG_MS),
+        abortable=frozenset(numbers[s] for s in numbers if min(map(min, models[s].batches)) >= LONG_MS),
+        places=draw(st.sampled_from([4096, 4096, 5])),
     )
 
 
 @pytest.mark.parametrize("policy", SERVING)
 @settings(
-    max_examples=20,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(load=shared_loads())
-def test_the_server_issues_what_the_simulator_issues(policy, load, monkeypatch):
+def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(policy, load, monkeypatch):
+    monkeypatch.setattr(Shares, "left", lambda *_: False)  # a server learns where samples leave; a simulation is told
     simulated = run_load(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == simulated.issues
-    start = machine.start
-    assert [sent.replies[0][0] for sent in machine.sent] == [end - start for end in simulated.ends]
+    assert [(FATES[sent.fate], machine.start + sent.replies[0][0]) for sent in machine.sent] == simulated.fates
+
+
+FATES = {"served": "served", "expired": "dropped", "unmeetable": "refused", "queue_full": "refused"}
+"""What a client of the server is told, and what became of its request."""
 
 
 def test_that_includes_segments_that_are_stopped_half_way(monkeypatch):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from naive import program
 from weft.devices import TiledNpu
-from weft.engine.lateness import LATE
+from weft.engine.lateness import SOFT
 from weft.engine.requests import Terms
 from weft.kernels import online as counted
 from weft.online import Case, Tally, plain, refilling
@@ -130,7 +130,7 @@ def policies(draw: st.DrawFn, kind: type[Policy], case: Case) -> Policy:
     return kind(setting)
 
 
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", SOFT)
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 @settings(max_examples=40)
 @given(data=st.data())
@@ -154,7 +154,7 @@ def crowded(requests: int, *, gap: int = 4, deadline: int = 150) -> Case:
     )
 
 
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", SOFT)
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 def test_compiled_equals_plain_under_a_heavy_load(kind, late):
     case = crowded(400)
@@ -205,7 +205,7 @@ def queue_case(load: float, requests: int, shares: tuple[float, ...]) -> tuple[C
 def mean_wait(case: Case, served: float) -> float:
     """Ticks between arrival and beginning, over three seeds."""
     runs = [compiled(case, Serial(case.setting), "keep", seed=seed, record=False) for seed in range(3)]
-    latency = sum(int(run.counts[0, counted.LATENCY_SUM]) for run in runs)
+    latency = sum(int(run.counts[0, counted.SOFTNCY_SUM]) for run in runs)
     return latency / sum(int(run.counts[0, counted.COMPLETED]) for run in runs) - served
 
 
@@ -244,7 +244,7 @@ def main() -> None:
     assert numba.config.DISABLE_JIT
     compared = 0
     for kind in KERNELS:
-        for late in LATE:
+        for late in SOFT:
             case = crowded(60)
             assert_equal(case, kind(case.setting), late)
             compared += 1

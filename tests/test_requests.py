@@ -11,9 +11,9 @@ from host import ListedFeed, Order
 from naive import program
 from serving import Flow, case_of, flow, serve
 from weft.devices.decoupled import NpuState
-from weft.engine import Engine, SimulatedHost, requests
+from weft.engine import SimulatedHost, request_engine, requests
 from weft.engine.requests import Terms
-from weft.errors import InputError, WorkloadError
+from weft.errors import InputError
 from weft.online import estimates, request_trace, simulate_requests
 from weft.policies import Candidate, Policy, Setting, View, make_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE
@@ -115,8 +115,17 @@ def test_demoted_requests_do_not_stand_in_the_way_of_fresh_ones_of_their_stream(
     assert ends(serve("fifo", LATE_THIRD, buffer=1, late="demote")) == [(0, 21), (0, 42), (15, 63), (0, 84)]
 
 
-def test_dropped_requests_are_counted_and_take_no_time():
-    assert ends(serve("fifo", LATE_THIRD, buffer=1, late="drop")) == [(0, 21), (0, 42), (0, DROPPED), (15, 63)]
+def test_strict_requests_that_cannot_be_on_time_are_refused_as_they_come():
+    # behind 20 ticks of work, 20 of one's own end after 30; at 15 only 6 are left
+    assert ends(serve("fifo", LATE_THIRD, buffer=1, late="drop")) == [(0, REFUSED), (0, REFUSED), (0, 21), (15, 41)]
+
+
+def test_a_strict_request_that_ends_late_all_the_same_is_dropped_at_its_deadline():
+    # 20 ticks of work by estimate, 21 with the first fetch
+    late_one = flow((1, 10), (1, 10), clients=1, think=4, deadline=20)
+    served = serve("fifo", late_one, buffer=1, end=50, late="drop")
+    assert ends(served) == [(0, DROPPED), (24, DROPPED), (48, DROPPED)]
+    assert served.letters == "AaAaAa"
 
 
 def test_the_report_counts_them():
@@ -126,8 +135,8 @@ def test_the_report_counts_them():
     )
     assert (keep.arrived, keep.completed, keep.violated, keep.dropped) == (4, 4, 3, 0)
     assert (demote.arrived, demote.completed, demote.violated, demote.dropped) == (4, 4, 3, 0)  # 15 + 30 < 63
-    assert (drop.arrived, drop.completed, drop.violated, drop.dropped) == (4, 3, 3, 1)
-    assert drop.violation_rate == 0.75
+    assert (drop.arrived, drop.completed, drop.violated, drop.dropped, drop.refused) == (4, 2, 2, 0, 2)
+    assert drop.violation_rate == 0.5
 
 
 def test_a_request_answered_on_its_deadline_is_in_time():
@@ -136,14 +145,14 @@ def test_a_request_answered_on_its_deadline_is_in_time():
         assert report.streams[0].violated == violated
 
 
-@pytest.mark.parametrize(("late", "letters"), [("keep", "AaaB"), ("demote", "AaBa"), ("drop", "AaB")])
+@pytest.mark.parametrize(("late", "letters"), [("keep", "AaaB"), ("demote", "AaBa"), ("drop", "B")])
 def test_a_batch_that_has_become_late_makes_way(late, letters):
     # layers of A: computed from 1 to 11, from 12 to 22; at 12 the array is taken until 22, and A was due at 15
     late_one = flow((1, 10), (1, 10), (1, 10), arrivals=(0,), deadline=15)
     served = serve("fifo", late_one, flow((1, 3), arrivals=(12,)), buffer=1, late=late)
     assert served.letters == letters
-    assert ends(served, 0) == [(0, {"keep": 33, "demote": 37, "drop": DROPPED}[late])]
-    assert ends(served, 1) == [(12, 37 if late == "keep" else 26)]
+    assert ends(served, 0) == [(0, {"keep": 33, "demote": 37, "drop": REFUSED}[late])]
+    assert ends(served, 1) == [(12, {"keep": 37, "demote": 26, "drop": 16}[late])]
 
 
 def test_a_batch_is_due_when_its_first_request_is_that_can_still_be_on_time():
@@ -180,14 +189,15 @@ def test_a_demoted_request_that_is_withdrawn_is_not_computed_and_the_others_are(
     term = Terms(0, NO_DEADLINE, 1, 0, 1)
     chooser = make_policy("fifo", Setting((program("p", (0, 10)),), NO_BUFFER, rounds=1 << 40))
     feed = ListedFeed([Order(0, 0, due) for due in (5, 6, 500)])
-    source = requests.Requests(chooser, feed, [(10,)], late="demote")
+    host = SimulatedHost(chooser.setting)
+    engine, source = request_engine(chooser, feed, host, [(10,)], late="demote")
     source.open(term)
     gone, late, fresh = feed.tickets
+    assert list(source.at(20)) == []
     source.offer(NpuState(20, 20))
     assert list(source.waiting(0)) == [fresh]
     assert source.withdraw(gone) is None and gone.gone
-    host = SimulatedHost(chooser.setting)
-    Engine(source, chooser, host).run()
+    engine.run()
     assert {ticket: [fate.what for fate in fates] for ticket, fates in feed.fates.items()} == {
         gone: [],
         late: ["served"],
@@ -215,25 +225,22 @@ def test_a_closed_stream_keeps_its_clients_outstanding(policy, think):
     assert len(mine) > 3
 
 
-def test_the_client_of_a_dropped_request_comes_back_too():
-    # all three want the device at once; of those that wait, some are dropped
+def test_the_client_of_a_refused_request_comes_back_too():
+    # all three want the device at once
     closed = flow((1, 20), clients=3, think=5, deadline=30)
-    case = case_of([closed], buffer=1, end=400)
-    for compiled in (True, False):
-        run = simulate_requests(case, "fifo", late="drop", record=True, compiled=compiled)
-        fates = [end for _, _, end, _ in run.tally.answers]
-        assert fates.count(DROPPED) > 5
-        assert run.tally.answers[-1].arrival > 350
-        assert len(fates) == run.report.streams[0].arrived
+    run = simulate_requests(case_of([closed], buffer=1, end=400), "fifo", late="drop", record=True)
+    fates = [end for _, _, end, _ in run.tally.answers]
+    assert fates.count(REFUSED) > 5
+    assert run.tally.answers[-1].arrival > 350
+    assert len(fates) == run.report.streams[0].arrived
 
 
-def test_clients_whose_every_request_would_be_dropped_at_once_are_refused():
+def test_clients_whose_every_request_is_refused_rest_until_it_would_have_been_due():
     hopeless = case_of([flow((4, 20), clients=1, deadline=19)], end=100)
-    for compiled in (True, False):
-        with pytest.raises(WorkloadError, match="m0: deadline_ms = 19 is shorter than the model takes alone"):
-            simulate_requests(hopeless, "weft+", late="drop", compiled=compiled)
+    for policy in ("weft+", "fifo"):
+        refused = simulate_requests(hopeless, policy, late="drop").report.streams[0]
+        assert (refused.arrived, refused.refused, refused.completed) == (6, 6, 0)
     assert simulate_requests(hopeless, "weft+", late="demote").report.violation_rate == 1
-    assert simulate_requests(hopeless, "fifo", late="drop").report.streams[0].arrived == 5
     just = case_of([flow((4, 20), clients=1, deadline=20)], end=100)
     assert simulate_requests(just, "weft+", late="drop").report.streams[0].arrived == 5
 
@@ -354,7 +361,7 @@ def test_weft_plus_rescues_whoever_is_shortest_of_time_not_whoever_is_due_first(
 
 def test_weft_plus_lets_go_of_a_request_that_cannot_make_it_any_more():
     hopeless = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=10)  # 11 ticks of work
-    assert ends(serve("weft+", hopeless, late="drop")) == [(3, DROPPED)]
+    assert ends(serve("weft+", hopeless, late="drop")) == [(3, REFUSED)]
     assert serve("weft+", hopeless, late="drop").letters == ""
     assert ends(serve("layerweaver+", hopeless, late="keep")) == [(3, 18)]
     tight = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=15)
@@ -362,8 +369,8 @@ def test_weft_plus_lets_go_of_a_request_that_cannot_make_it_any_more():
 
 
 def test_other_policies_let_go_of_a_request_only_when_its_deadline_has_passed():
-    # after two layers the array is taken until 17, after its deadline of 13
-    hopeless = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=10)
+    # 11 ticks of work by estimate; after two layers the array is taken until 17, after its deadline of 14
+    hopeless = flow((4, 2), (4, 6), (1, 1), arrivals=(3,), deadline=11)
     assert serve("layerweaver+", hopeless, late="drop").letters == "Aa"
 
 

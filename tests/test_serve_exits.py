@@ -22,12 +22,12 @@ from clocks import ANY_LENGTH_S, NO_LENGTH_S
 from exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
 from host import MS, Machine, Sent, Staged
 from live import Live, running
+from weft.engine.steering import CALM, FULL, Pressure, Shares, Steering
 from weft.errors import Cancelled, InputError
 from weft.policies import POLICIES
 from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
 from weft.serving.leaving import CONFIDENCE, EXIT, Leaving
-from weft.serving.steering import CALM, FULL, Pressure, Shares, Steering
 from weft.serving.streams import Served
 from weft.serving.tickets import Ask, Batch, LiveTicket
 

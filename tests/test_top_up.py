@@ -10,7 +10,7 @@ import pytest
 from host import Kind, ListedFeed, Load, Order, Ran, WatchedHost
 from test_refill_kernel import case_of, compiled
 from weft.devices import load_device
-from weft.engine import Engine, Requests
+from weft.engine import request_engine
 from weft.errors import InputError
 from weft.kernels import online as counted
 from weft.online import Case, Tally, prepare
@@ -30,9 +30,10 @@ def serve(*orders: Order, what: Kind = TWO, rates: tuple[float, ...] = (), lanes
     setting = replace(setting, programs=tuple(replace(each, exit_rates=rates) for each in setting.programs))
     policy = TopUp(setting, **options)
     feed, host = ListedFeed(orders), WatchedHost(load)
-    source = Requests(policy, feed, [each.remaining for each in setting.programs], late="demote")
+    rests = [each.remaining for each in setting.programs]
+    engine, source = request_engine(policy, feed, host, rests, late="demote")
     source.open(load.terms[0])
-    Engine(source, policy, host).run()
+    engine.run()
     return Ran(load, feed, host, policy)
 
 

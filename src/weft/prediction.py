@@ -19,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft.engine import Arrivals, Completion, Engine, Requests, SimulatedHost
+from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
+from weft.engine.admission import Line
 from weft.engine.requests import Job, Terms, Ticket
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
 from weft.load.payload import served_name
 from weft.load.report import ranks
 from weft.policies import Option, Setting, make_request_policy
-from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
+from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.program import Program
 from weft.workloads.exits import check_rates
 
@@ -47,6 +48,7 @@ class _Model(BaseModel):
     times_s: dict[int, list[Time]]
     seen_s: dict[int, list[Time]] = {}
     max_batch: Annotated[int, Field(ge=1, le=65536)] = 1
+    queue_size: Annotated[int, Field(ge=1)] = NO_DEADLINE
     batch_timeout_ms: Time = 0.0
     body: str = ""
     """What models that were stitched have in common; empty for others."""
@@ -78,6 +80,7 @@ class _Profile(BaseModel):
     policy_options: dict[str, Option] = {}
     late: Literal["weave", "keep", "demote"] = "weave"
     lanes: Annotated[int, Field(ge=1, le=1024)]
+    total_queue: Annotated[int, Field(ge=1)] = NO_DEADLINE
     default_slo_ms: Time = 1000.0
     hand_over_s: Time = 0.0
     models: dict[str, _Model]
@@ -256,10 +259,11 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     """When each request would have been done, in seconds of the run; NaN where it would not."""
     programs: list[Program] = []
     terms: list[Terms] = []
-    times, leaves = [], []
+    times, leaves, lines = [], [], []
     for index, stream in enumerate(bench.streams):
         model = profile.models[served_name(stream.model)]
         terms.append(_terms(bench, index, model, len(programs)))
+        lines.append(Line(model.queue_size))
         sizes = range(1, model.max_batch + 1)
         programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
         sent = _ticks(stream)
@@ -269,11 +273,14 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     chooser = make_request_policy(policy, setting, options)
     strict = bench.deadlines == "strict"
-    feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves)
-    source = Requests(chooser, feed, [p.remaining for p in programs], late=profile.late)
+    feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
+    rests = [program.remaining for program in programs]
+    engine, source = request_engine(
+        chooser, feed, SimulatedHost(setting), rests, late=profile.late, places=profile.total_queue
+    )
     for term in terms:
         source.open(term)
-    Engine(source, chooser, SimulatedHost(setting)).run()
+    engine.run()
     return _ends(bench, feed)
 
 

@@ -4,6 +4,7 @@ from weft.engine.arrivals import Answer, Arrivals
 from weft.engine.engine import Completion, Engine, Executor, Offer, Source
 from weft.engine.requests import Requests
 from weft.engine.saturated import SaturatedStreams
+from weft.engine.serving import RequestEngine, request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 
@@ -14,9 +15,11 @@ __all__ = [
     "Engine",
     "Executor",
     "Offer",
+    "RequestEngine",
     "Requests",
     "SaturatedStreams",
     "SimulatedHost",
     "SimulatedNpu",
     "Source",
+    "request_engine",
 ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from weft.engine.admission import Line
 from weft.engine.engine import Completion
 from weft.engine.requests import Job, Terms, Ticket
 from weft.policies.base import NO_DEADLINE
 
 DROPPED, REFUSED = -1, -2
+
+Sure = Mapping[int, float]
+"""After how many layers an exit comes, and how sure a request's answer is there."""
 
 
 class Answer(NamedTuple):
@@ -19,7 +23,7 @@ class Answer(NamedTuple):
     stream: int
     arrival: int
     end: int
-    """When its last layer was computed; -1 if it was dropped, -2 if the queue was full."""
+    """When its last layer was computed; -1 if it was dropped, -2 if it was refused."""
     layers: int = 0
     """After how many layers it left; 0 where it was not meant to leave before the end."""
 
@@ -30,6 +34,8 @@ class Arrivals:
     times: per open stream, ascending ticks. end: closed streams send nothing from then on.
     strict: whether late requests are dropped.
     leaves: per stream, after how many layers each of its requests is done; none where it has no exits.
+    sure: per stream, how sure each of its requests' answers are, where a threshold decides when it leaves.
+    lines: per stream, how many of its requests may wait.
     """
 
     def __init__(
@@ -40,9 +46,13 @@ class Arrivals:
         end: int,
         strict: bool = False,
         leaves: Sequence[Iterator[int] | None] | None = None,
+        sure: Sequence[Iterator[Sure] | None] | None = None,
+        lines: Sequence[Line | None] | None = None,
     ) -> None:
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
         self._leaves = leaves or [None] * len(terms)
+        self._sure = sure or [None] * len(terms)
+        self._lines = lines or [None] * len(terms)
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [deque([0] * term.clients) for term in terms]
         self.answers: list[Answer] = []
@@ -71,13 +81,16 @@ class Arrivals:
         end = completion.times.compute_end
         self._batches.append((job.members[0].stream, job.members[0].arrival))
         for ticket in job.members:
-            self._answer(ticket, end, end)
+            if not ticket.gone:
+                self._answer(ticket, end, end)
 
     def leave(self, job: Job, completion: Completion) -> list[Ticket]:
         end = completion.times.compute_end
-        staying = [ticket for ticket in job.members if ticket.leaves > job.layer]
-        for ticket in job.members:
-            if ticket.leaves <= job.layer:
+        here = [ticket for ticket in job.members if not ticket.gone]
+        staying = [ticket for ticket in here if not self._leaves_at(ticket, job.layer)]
+        for ticket in here:
+            if ticket not in staying:
+                ticket.leaves = job.layer
                 self._answer(ticket, end, end)
         if not staying:
             self._batches.append((job.members[0].stream, job.members[0].arrival))
@@ -90,7 +103,8 @@ class Arrivals:
         self._answer(ticket, DROPPED, now)
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        self._answer(ticket, REFUSED, now)
+        """Its client comes again once it would have been due: who is refused at once would else never rest."""
+        self._answer(ticket, REFUSED, max(now, ticket.due))
 
     def failed(self, job: Job, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
@@ -106,9 +120,17 @@ class Arrivals:
         ]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
-        term, leaves = self._terms[stream], self._leaves[stream]
-        after = 0 if leaves is None else next(leaves)
-        return Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict, leaves=after)
+        term, leaves, sure = self._terms[stream], self._leaves[stream], self._sure[stream]
+        ticket = Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
+        ticket.leaves = 0 if leaves is None else next(leaves)
+        ticket.sure = None if sure is None else next(sure)
+        ticket.line = self._lines[stream]
+        return ticket
+
+    def _leaves_at(self, ticket: Ticket, layer: int) -> bool:
+        if ticket.sure is None:
+            return ticket.leaves <= layer
+        return ticket.sure[layer] >= ticket.threshold
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
         """Record what became of a request; the client of a closed stream will be back."""

@@ -8,7 +8,7 @@ became free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import Issue, NpuState
@@ -40,6 +40,10 @@ class Source(Protocol):
 
     def done(self) -> bool:
         """Whether nothing is left to issue, now or later."""
+        ...
+
+    def at(self, now: int) -> Iterable[tuple[int, int]]:
+        """Time has passed: take what has come, give up what is overdue; which running queries to stop, by stream."""
         ...
 
     def offer(self, device: NpuState) -> Offer:
@@ -89,8 +93,12 @@ class Executor(Protocol):
         """What runs, if no layer can be given and one of them could be stopped to make room; else nothing."""
         ...
 
-    def abort(self, candidate: Candidate) -> None:
-        """Stop one of those; its completion says so."""
+    def stop(self, stream: int, query: int) -> None:
+        """Stop what runs of a query; its completion says so."""
+        ...
+
+    def rests(self) -> Sequence[tuple[Candidate, int]]:
+        """What runs, and how many ticks each is expected to run on."""
         ...
 
 
@@ -109,9 +117,8 @@ class Engine:
         return self._steps
 
     def step(self) -> bool:
-        """Account for what has ended, and issue one layer if there is one and the executor can take it."""
-        for completion in self._executor.completions():
-            self._source.completed(completion)
+        """Account for what has happened, and issue one layer if there is one and the executor can take it."""
+        self.account()
         device = self._executor.ready()
         if device is None:
             self._reconsider()
@@ -127,6 +134,13 @@ class Engine:
         self._steps += 1
         return True
 
+    def account(self) -> None:
+        """Tell the source what has ended and what time it is."""
+        for completion in self._executor.completions():
+            self._source.completed(completion)
+        for stream, query in self._source.at(self._executor.now()):
+            self._executor.stop(stream, query)
+
     def _reconsider(self) -> None:
         """Ask whether something long that runs shall be given up for what waits."""
         running = self._executor.abortable()
@@ -137,4 +151,4 @@ class Engine:
         if offer.candidates:
             victim = self._policy.aborts(View(device, *offer), running)
             if victim is not None:
-                self._executor.abort(victim)
+                self._executor.stop(victim.stream, victim.query)

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from weft.devices.decoupled import NpuState, issue
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Setting
 
-LATE = ("weave", "keep", "demote", "drop")
+SOFT = ("weave", "keep", "demote")
+"""Rules under which every request is answered, however late."""
+LATE = (*SOFT, "drop")
 
 
 def late_work(policy: Policy, late: str) -> LateWork:

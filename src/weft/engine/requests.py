@@ -3,22 +3,26 @@
 Each stream has a queue, in order of deadlines. A batch is ready when it is full, its first request has waited long
 enough, or it would otherwise be late; it then becomes a job, whose layers are offered one by one. At an exit some of a
 job's requests may leave. A policy that refills is offered beginnings of every size at any time, and jobs that stand at
-the same layer become one. What becomes of requests and jobs that can no longer be on time says ``lateness``. Where
-requests come from and where answers go is the feed's affair: a simulated arrival process or real clients.
+the same layer become one. What becomes of requests and jobs that can no longer be on time says ``lateness``, who is
+taken at all ``admission``, and how sure an early answer must be ``steering``. Where requests come from and where
+answers go is the feed's affair: a simulated arrival process or real clients.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import NpuState
+from weft.engine.admission import Admission, Line, Refusal, Rests
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
+from weft.engine.steering import Steered
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
 from weft.program import Program
 
@@ -27,6 +31,8 @@ JOBS = 4
 LATE_JOBS = 64
 """The same where late ones wait until nothing on time does: they shall not take the places of those that can be."""
 QUEUE_PLACES = 1 << 16
+LEAST_SWEPT = 1024
+"""Watched deadlines from which on those of answered requests are swept out."""
 
 
 class Terms(NamedTuple):
@@ -52,11 +58,21 @@ class Ticket:
     due: int
     priority: int = 1
     strict: bool = False
-    """Dropped when it can no longer be on time."""
+    """Not taken when it cannot be on time, dropped when it can no longer be."""
     gone: bool = False
     """Nobody waits for it any more."""
     leaves: int = 0
     """After how many layers it is done, where that is known beforehand; 0: after all."""
+    sure: Mapping[int, float] | None = None
+    """How sure its answer is after so many layers, where that is known beforehand and decides when it leaves."""
+    line: Line | None = None
+    """Of its sender, where that has one."""
+    guessed: bool = False
+    """Nobody ever measured what it takes, so it is not refused for that."""
+    wanted: float | None = None
+    """How sure an early answer must be, where it says so."""
+    threshold: float = 0.0
+    """How sure it must be, once it has begun."""
 
 
 @dataclass(eq=False)
@@ -74,6 +90,11 @@ class Job:
     running: bool = False
     work: object = None
     """What an executor keeps for it."""
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return all(ticket.gone for ticket in self.members)
 
 
 class Feed(Protocol):
@@ -104,11 +125,11 @@ class Feed(Protocol):
         ...
 
     def dropped(self, ticket: Ticket, now: int) -> None:
-        """It can no longer be on time."""
+        """It can no longer be on time, or it was due by now."""
         ...
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        """There is no place for it."""
+        """It is not taken."""
         ...
 
     def failed(self, job: Job, error: Exception) -> None:
@@ -134,6 +155,8 @@ class _Desk:
     deepest: int = 0
     served: int = 0
     """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
+    steered: Steered | None = None
+    """How sure early answers of its model must be, where it has any."""
 
     def __post_init__(self) -> None:
         self.jobs = [None] * self.places
@@ -158,12 +181,20 @@ def _due(ticket: Ticket) -> int:
     return ticket.due
 
 
+def _depart(tickets: Iterable[Ticket]) -> None:
+    """They have their answers."""
+    for ticket in tickets:
+        ticket.gone = True
+
+
 class Requests:
     """Offers the next layer of every job in flight, and the first layer of every batch that is ready.
 
     policy: for whom; it says how batches are made and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
+    rests: what runs on the device it is for.
     late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
+    places: how many requests may wait in all.
     """
 
     def __init__(
@@ -171,32 +202,41 @@ class Requests:
         policy: Policy,
         feed: Feed,
         remaining: Sequence[Sequence[int]],
+        rests: Rests,
         *,
         late: str = "weave",
+        places: int = NO_DEADLINE,
     ) -> None:
         self._setting, self._feed, self._remaining = policy.setting, feed, remaining
         self._late_work = late_work(policy, late)
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
         self._foresight, self._refills, self._waits = policy.foresight, policy.refills, policy.waits
         self._batches = policy.batches
+        self.line = Line(places)
+        """All requests that no lane has begun."""
+        self.admission = Admission(self, policy, rests)
+        self._watched: list[tuple[int, int, Ticket]] = []
+        """Strict requests as a heap, by their deadlines; some may have been answered already."""
+        self._most_watched = LEAST_SWEPT
+        self._taken = 0
         self._desks: list[_Desk] = []
         self._terms: list[Terms] = []
         self._busy: set[int] = set()
         """Streams that have something; those that have nothing any more are taken out when next looked at."""
         self._now = 0
 
-    def open(self, terms: Terms) -> int:
-        """Another stream; returns its number."""
+    def open(self, terms: Terms, steered: Steered | None = None) -> int:
+        """Another stream; returns its number. *steered*: how sure early answers of its model must be."""
         self._desks.append(_Desk(0))
         self._terms.append(terms)
-        self.reopen(len(self._desks) - 1, terms)
+        self.reopen(len(self._desks) - 1, terms, steered)
         return len(self._desks) - 1
 
-    def reopen(self, stream: int, terms: Terms) -> None:
+    def reopen(self, stream: int, terms: Terms, steered: Steered | None = None) -> None:
         """Give the number of a stream that has nothing left to another one."""
         assert self._desks[stream].idle
         terms = terms if self._batches else terms._replace(max_batch=1)
-        self._desks[stream], self._terms[stream] = _Desk(self._places(terms)), terms
+        self._desks[stream], self._terms[stream] = _Desk(self._places(terms), steered=steered), terms
 
     def _places(self, terms: Terms) -> int:
         """Batches of a stream that may be in flight; where they are refilled, each may be of one request."""
@@ -219,6 +259,18 @@ class Requests:
         """The batch in flight that a candidate belongs to."""
         return self._desks[candidate.stream].under_way.get(candidate.query)
 
+    def whole(self, stream: int, requests: int = 1) -> int:
+        """Ticks that so many requests of a stream are expected to take, in batches as large as they come."""
+        term = self._terms[stream]
+        if requests <= 1:
+            return requests * self._remaining[term.programs][0]
+        return requests * self._remaining[term.programs + term.max_batch - 1][0] // term.max_batch
+
+    def rest(self, job: Job) -> int:
+        """Ticks that the layers of a batch are expected to take that were not issued."""
+        rests = self._remaining[job.program]
+        return rests[job.layer] if job.layer < len(rests) else 0
+
     @property
     def late_gives_way(self) -> bool:
         """Whether requests that can no longer be on time let the others go first."""
@@ -238,18 +290,61 @@ class Requests:
 
     def next_event(self) -> int:
         waits = [self._ready_at(stream) for stream in self._busy if self._desks[stream].queue]
-        return max(self._now, min([self._feed.next_arrival(), *(wait for wait in waits if wait > self._now)]))
+        due = self._watched[0][0] if self._watched else NO_DEADLINE
+        return max(self._now, min([self._feed.next_arrival(), due, *(wait for wait in waits if wait > self._now)]))
+
+    def at(self, now: int) -> Iterator[tuple[int, int]]:
+        self._now = now
+        yield from self._expire(now)
+        for ticket in self._feed.take(now):
+            if self.admit(ticket, now):
+                ticket.gone = True
+                self._feed.refused(ticket, now)
+
+    def admit(self, ticket: Ticket, now: int) -> Refusal | None:
+        """A request has come: take it, or say why not."""
+        refusal = self.admission.refusal(ticket, now)
+        if refusal is None and len(self._desks[ticket.stream].queue) >= QUEUE_PLACES:
+            refusal = Refusal("line_full")
+        if refusal is None:
+            self.put(ticket)
+        return refusal
 
     def put(self, ticket: Ticket) -> None:
-        """A request has come."""
+        """Let a request wait for its turn."""
         desk = self._desks[ticket.stream]
         if desk.idle:
             desk.served = max(desk.served, min((self._desks[each].served for each in self.busy()), default=0))
-        if len(desk.queue) < QUEUE_PLACES:
-            desk.put(ticket)
-            self._busy.add(ticket.stream)
-        else:
-            self._feed.refused(ticket, self._now)
+        desk.put(ticket)
+        self._busy.add(ticket.stream)
+        self._count(ticket, 1)
+        if ticket.strict:
+            self._watch(ticket)
+
+    def _watch(self, ticket: Ticket) -> None:
+        """Remember when a request is due; what was answered is swept out now and then."""
+        self._taken += 1
+        heapq.heappush(self._watched, (ticket.due, self._taken, ticket))
+        if len(self._watched) > self._most_watched:
+            self._watched = [entry for entry in self._watched if not entry[2].gone]
+            heapq.heapify(self._watched)
+            self._most_watched = max(LEAST_SWEPT, 2 * len(self._watched))
+
+    def _count(self, ticket: Ticket, more: int) -> None:
+        """It waits, or waits no longer."""
+        for line in (self.line, ticket.line):
+            if line:
+                line.waiting += more
+
+    def _expire(self, now: int) -> Iterator[tuple[int, int]]:
+        """Drop strict requests that are due, and say which running batches nobody waits for any more."""
+        while self._watched and (self._watched[0][0] <= now or self._watched[0][2].gone):
+            ticket = heapq.heappop(self._watched)[2]
+            if not ticket.gone:
+                job = self.withdraw(ticket)
+                self._feed.dropped(ticket, ticket.due)
+                if job and job.running and job.forsaken:
+                    yield ticket.stream, job.query
 
     def withdraw(self, ticket: Ticket) -> Job | None:
         """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
@@ -259,13 +354,12 @@ class Requests:
         for waiting in (desk.queue, desk.late):
             if ticket in waiting:
                 waiting.remove(ticket)
+                self._count(ticket, -1)
                 return None
         return next((job for job in desk.under_way.values() if ticket in job.members), None)
 
     def offer(self, device: NpuState) -> Offer:
         self._now = device.channel_free
-        for ticket in self._feed.take(self._now):
-            self.put(ticket)
         heads: list[Candidate] = []
         clock = max(device.array_free, self._now)
         for stream in sorted(self._busy):
@@ -290,7 +384,23 @@ class Requests:
     def issued(self, candidate: Candidate, step: int) -> None:
         job = self.job_of(candidate) or self._begin(candidate)
         job.last_issued, job.layer, job.running = step, job.layer + 1, True
-        self._desks[candidate.stream].served += max(candidate.fetch, candidate.compute)
+        desk = self._desks[candidate.stream]
+        desk.served += max(candidate.fetch, candidate.compute)
+        if desk.steered and candidate.layer == 0:
+            self._steer(candidate.stream, desk.steered, job.members)
+
+    def _steer(self, stream: int, steered: Steered, members: list[Ticket]) -> None:
+        """How sure early answers of a batch that begins must be: what a request says, or what the load allows.
+
+        The load is what the next request would wait, beyond the rest of a single one: a model alone is calm.
+        """
+        if steered.steering.floor is not None:
+            rests = self._remaining[self._terms[stream].programs]
+            allowed = min(ticket.due - ticket.arrival for ticket in members)
+            ahead = self.admission.free_in(self._now + allowed, self._now) - rests[1]
+            steered.feel(self._now, max(0, ahead), allowed - rests[0])
+        for ticket in members:
+            ticket.threshold = steered.threshold if ticket.wanted is None else ticket.wanted
 
     def completed(self, completion: Completion) -> None:
         candidate = completion.candidate
@@ -311,11 +421,15 @@ class Requests:
         program: Program = self._setting.programs[job.program]
         if job.layer == len(program):
             self._end(stream, job)
+            self._drop_overdue(job, completion)
             self._feed.served(job, completion)
+            _depart(job.members)
             self._feed.ended(job)
             return
         if job.layer in program.exits:
+            self._drop_overdue(job, completion)
             staying = self._feed.leave(job, completion)
+            _depart([ticket for ticket in job.members if ticket not in staying])
             if not staying:
                 self._end(stream, job)
                 self._feed.ended(job)
@@ -323,6 +437,17 @@ class Requests:
             self._regroup(stream, job, staying)
         if self._refills:
             self._merge(stream, job)
+
+    def _drop_overdue(self, job: Job, completion: Completion) -> None:
+        """Strict requests of a batch are not answered after their deadlines; an NPU tells of an end beforehand."""
+        for ticket in job.members:
+            if ticket.strict and not ticket.gone and ticket.due < completion.times.compute_end:
+                self._drop(ticket, ticket.due)
+
+    def _drop(self, ticket: Ticket, now: int) -> None:
+        if not ticket.gone:
+            ticket.gone = True
+            self._feed.dropped(ticket, now)
 
     def _regroup(self, stream: int, job: Job, members: list[Ticket]) -> None:
         """Give a batch other members."""
@@ -353,17 +478,19 @@ class Requests:
         latest = clock + self._remaining[self._terms[stream].programs][0] * self._foresight // 100
         while place < len(desk.queue) and desk.queue[place].due < latest:
             ticket = desk.queue[place]
-            if ticket.strict:
-                del desk.queue[place]
-                self._feed.dropped(ticket, clock)
-            elif not self._demote:
+            if not (ticket.strict or self._demote):
                 place += 1
+                continue
+            del desk.queue[place]
+            if not ticket.strict and len(desk.late) < QUEUE_PLACES:
+                desk.late.append(ticket)
+                continue
+            self._count(ticket, -1)
+            if ticket.strict:
+                self._drop(ticket, clock)
             else:
-                del desk.queue[place]
-                if len(desk.late) < QUEUE_PLACES:
-                    desk.late.append(ticket)
-                else:
-                    self._feed.refused(ticket, clock)
+                ticket.gone = True
+                self._feed.refused(ticket, clock)
 
     def _sort_out_jobs(self, stream: int, clock: int) -> None:
         """See which jobs have become late, and end those that nobody waits for."""
@@ -381,7 +508,7 @@ class Requests:
             elif all(ticket.strict or ticket.gone for ticket in job.members):
                 self._end(stream, job)
                 for ticket in job.members:
-                    self._feed.dropped(ticket, clock)
+                    self._drop(ticket, clock)
                 self._feed.ended(job)
             elif self._demote:
                 job.late, job.deadline = True, NO_DEADLINE
@@ -491,6 +618,8 @@ class Requests:
         desk = self._desks[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
         members = [(desk.late if late or not desk.queue else desk.queue).popleft() for _ in range(candidate.size)]
+        for ticket in members:
+            self._count(ticket, -1)
         job = self._new_job(candidate.stream, members, late)
         desk.jobs[desk.jobs.index(None)] = job
         desk.under_way[job.query] = job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from weft.devices.decoupled import NpuState
 from weft.engine.engine import Completion, Offer
@@ -31,6 +31,10 @@ class SaturatedStreams:
 
     def done(self) -> bool:
         return self._work_left <= 0
+
+    def at(self, now: int) -> Iterable[tuple[int, int]]:
+        """All is there from the start, and nothing is ever overdue."""
+        return ()
 
     def next_event(self) -> int:
         raise AssertionError("a saturated stream always has a layer to offer")

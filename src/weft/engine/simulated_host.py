@@ -54,9 +54,13 @@ class SimulatedHost:
     def _stoppable(self, layer: Completion) -> bool:
         return layer.candidate.program in self._abortable and not layer.aborted
 
-    def abort(self, candidate: Candidate) -> None:
-        for place, running in enumerate(self._running):
-            if running.candidate == candidate:
-                times = running.times._replace(compute_end=self._now + self._abort_ticks)
-                self._running[place] = Completion(candidate, times, aborted=True)
-                return
+    def stop(self, stream: int, query: int) -> None:
+        for place, layer in enumerate(self._running):
+            if (layer.candidate.stream, layer.candidate.query) == (stream, query) and not layer.aborted:
+                times = layer.times._replace(compute_end=self._now + self._abort_ticks)
+                self._running[place] = Completion(layer.candidate, times, aborted=True)
+
+    def rests(self) -> list[tuple[Candidate, int]]:
+        return [
+            (layer.candidate, 0 if layer.aborted else layer.times.compute_end - self._now) for layer in self._running
+        ]

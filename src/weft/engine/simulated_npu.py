@@ -41,5 +41,9 @@ class SimulatedNpu:
     def abortable(self) -> tuple[Running, ...]:
         return ()
 
-    def abort(self, candidate: Candidate) -> None:
+    def stop(self, stream: int, query: int) -> None:
         raise AssertionError("an NPU computes what it has begun")
+
+    def rests(self) -> list[tuple[Candidate, int]]:
+        """Until the array is through with all that was issued."""
+        return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []

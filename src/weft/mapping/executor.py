@@ -117,8 +117,12 @@ class SimulatedSoc:
     def abortable(self) -> tuple[Running, ...]:
         return ()
 
-    def abort(self, candidate: Candidate) -> None:
+    def stop(self, stream: int, query: int) -> None:
         raise AssertionError("a step is never stopped half-way")
+
+    def rests(self) -> list[tuple[Candidate, int]]:
+        """Nobody asks: tasks are not refused."""
+        return []
 
     def submit(self, start: Start) -> None:
         """Begin the move to the step's unit."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -29,6 +29,10 @@ class Chains:
         self._step, self._unit, self._last_issued = [0] * tasks, [OUTSIDE] * tasks, [-1] * tasks
         self._busy = [False] * tasks
         self._passable = [_passable(problem, task) for task in range(tasks)]
+
+    def at(self, now: int) -> Iterable[tuple[int, int]]:
+        """Tasks come by themselves, and none is given up."""
+        return ()
 
     def done(self) -> bool:
         return all(self._through(task) for task in range(len(self._step)))

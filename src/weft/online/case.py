@@ -14,6 +14,7 @@ from weft.bound import alone_ticks
 from weft.costs.tiled import layer_times_s
 from weft.devices import Npu, TiledNpu, check_activations, load_device
 from weft.engine.requests import Terms
+from weft.engine.steering import Steered, Steering
 from weft.errors import WorkloadError
 from weft.kernels import online as k
 from weft.models.layer import Model
@@ -60,6 +61,27 @@ class Case:
             return None
         after = np.array([*program.exits, len(program)], np.int64)
         return (after[block] for block in self.workload.fates(index, seed))
+
+    def steered(self, index: int) -> Steered | None:
+        """How sure early answers of a stream must be, where that follows the load."""
+        stream = self.workload.stream[index]
+        if stream.exit_floor is None:
+            return None
+        return Steered(Steering(stream.exit_threshold, stream.exit_floor))
+
+    def sure(self, index: int, setting: Setting, seed: int | None) -> Iterator[dict[int, float]] | None:
+        """How sure the answers of a stream's successive requests are at each exit, where it is steered."""
+        record = self.workload.record(index) if self.workload.stream[index].exit_floor is not None else None
+        if record is None:
+            return None
+        layers, confidence = setting.programs[self.terms[index].programs].exits, record.confidence.tolist()
+        rows = (int(row) for block in self.workload.record_rows(index, seed) for row in block)
+        return (dict(zip(layers, confidence[row], strict=False)) for row in rows)
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether the load decides where samples leave."""
+        return any(stream.exit_floor is not None for stream in self.workload.stream)
 
 
 def prepare(workload: Workload, device: Device | None = None, cost: str = "pipelined") -> Case:

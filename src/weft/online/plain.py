@@ -8,8 +8,7 @@ import numpy as np
 
 from weft.devices import Npu
 from weft.engine.arrivals import Arrivals
-from weft.engine.engine import Engine
-from weft.engine.requests import Requests
+from weft.engine.serving import request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.kernels import online as k
@@ -29,11 +28,12 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
         leaves=[None if (found := case.leaves(i, setting, seed)) is None else _singly(found) for i in streams],
+        sure=[case.sure(index, setting, seed) for index in streams],
     )
-    source = Requests(policy, feed, estimates(case, policy), late=late)
-    for term in case.terms:
-        source.open(term)
-    steps = Engine(source, policy, executor).run()
+    engine, source = request_engine(policy, feed, executor, estimates(case, policy), late=late)
+    for index, term in enumerate(case.terms):
+        source.open(term, case.steered(index))
+    steps = engine.run()
     return _tallied(case, feed, source.deepest, executor, steps)
 
 

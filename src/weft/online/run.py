@@ -9,12 +9,12 @@ import numpy as np
 
 from weft.devices import Npu
 from weft.engine.lateness import LATE
-from weft.errors import InputError, WorkloadError, unknown_name
+from weft.errors import InputError, unknown_name
 from weft.kernels import online as k
 from weft.online import plain, refilling, weaving
-from weft.online.case import Case, Device, estimates
+from weft.online.case import Case, Device
 from weft.online.tally import Tally
-from weft.policies import POLICIES, Option, Policy, check_policy, make_request_policy
+from weft.policies import POLICIES, Option, check_policy, make_request_policy
 from weft.reports.requests import RequestReport, stream_report
 from weft.trace import Trace
 from weft.version import __version__
@@ -48,8 +48,7 @@ def simulate_requests(
         raise InputError(unknown_name("rule for late requests", late, LATE))
     check_policy(policy)
     chooser = make_request_policy(policy, case.setting_of(POLICIES[policy]), options)
-    if late == "drop":
-        _check_closed(case, chooser)
+    compiled = compiled and late != "drop" and not case.is_steered  # who is refused, and when, is not compiled
     if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
         tally = weaving.serve(case, chooser, late, seed, record)
     elif compiled and refilling.applies(case, chooser):
@@ -57,17 +56,6 @@ def simulate_requests(
     else:
         tally = plain.serve(case, chooser, late, seed)
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
-
-
-def _check_closed(case: Case, policy: Policy) -> None:
-    """Refuse a closed stream whose requests would all be dropped as they arrive: its clients would never rest."""
-    rests = estimates(case, policy)
-    for stream, term in zip(case.workload.stream, case.terms, strict=True):
-        if term.think >= 0 and term.deadline < rests[term.programs][0] * policy.foresight // 100:
-            raise WorkloadError(
-                f"{stream.model}: deadline_ms = {stream.deadline_ms:g} is shorter than the model takes alone, so every "
-                "request of its clients would be dropped at once; allow more time, or keep or demote late requests"
-            )
 
 
 def request_trace(case: Case, run: RequestRun) -> Trace:

@@ -143,9 +143,6 @@ class Lanes:
         )
         return found if any(layer.stoppable for layer in found) else ()
 
-    def abort(self, candidate: Candidate) -> None:
-        self.stop(candidate.stream, candidate.query)
-
     def stop(self, stream: int, query: int) -> None:
         """Stop what runs of a query, between two of its nodes."""
         for lane in self.lanes:

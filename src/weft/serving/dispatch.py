@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from weft.devices.decoupled import Issue
-from weft.engine.engine import Completion, Engine
-from weft.engine.requests import Job, Requests, Ticket
+from weft.engine.engine import Completion
+from weft.engine.requests import Job, Ticket
+from weft.engine.serving import request_engine
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
@@ -21,8 +22,8 @@ from weft.program import Program
 from weft.runtime.lanes import Lanes, runs_here
 from weft.runtime.sessions import first_line
 from weft.runtime.tensors import Array
-from weft.serving.admission import Admission
-from weft.serving.leaving import EXIT, Leaving
+from weft.serving.admission import refused
+from weft.serving.leaving import EXIT
 from weft.serving.recorder import Recorder, Span
 from weft.serving.streams import Remaining, Served, Stream, Streams
 from weft.serving.tickets import Ask, Batch, LiveTicket, MixedBatch, Reply
@@ -51,15 +52,13 @@ class Dispatcher:
         programs: list[Program] = []
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
         self.policy = make_request_policy(policy, setting, options)
-        self._source = Requests(self.policy, self, Remaining(programs), late=late)
         self.lanes = Lanes(lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
-        self._engine = Engine(self._source, self.policy, self.lanes)
+        self._engine, self._source = request_engine(
+            self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
+        )
         self.streams = Streams(self._source, programs)
-        self.admission = Admission(self._source, self.streams, self.lanes, self.policy, most_waiting)
         self._tickets: set[LiveTicket] = set()
-        self.waiting = 0
-        """Requests that no lane has begun."""
         self.recorder = Recorder()
         self._last_job: dict[int, Job] = {}
         self._last_end: dict[int, int] = {}
@@ -72,6 +71,11 @@ class Dispatcher:
         """Told when nobody needs a body any more."""
 
     @property
+    def waiting(self) -> int:
+        """Requests that no lane has begun."""
+        return self._source.line.waiting
+
+    @property
     def pending(self) -> int:
         """Requests that are not answered."""
         return len(self._tickets)
@@ -82,29 +86,34 @@ class Dispatcher:
         """Take a request, or raise why not; ``reply`` is called once, on this thread."""
         now, inputs = self.lanes.now(), model.inward(inputs)
         stream = self.streams.of(model, inputs)
-        self.admission.check(model, stream, ask, now, self.waiting)
+        self._account()
         ticket = LiveTicket(model, stream, inputs, now, ask, reply)
+        refusal = self._source.admit(ticket, now)
+        if refusal:
+            if refusal.reason == "unmeetable":
+                self.streams.doubt(stream)
+            raise refused(model, refusal, self._source.line)
         model.body.leases += 1
         self._tickets.add(ticket)
-        self._enqueue(ticket)
-        if ask.strict:
-            ticket.timer = self._loop.call_later(max(0, ask.due - now) / 1e9, self._expire, ticket)
         return ticket
 
-    def _enqueue(self, ticket: LiveTicket) -> None:
-        self.waiting += 1
-        ticket.model.waiting += 1
-        self._source.put(ticket)
+    def _account(self) -> None:
+        """See what has ended, so that nobody is refused for work that is done; answers go out in the next turn."""
         self._pump_soon()
+        self._stepping = True
+        try:
+            self._engine.account()
+        finally:
+            self._stepping = False
 
     def withdraw(self, ticket: LiveTicket, error: RequestError | None = None) -> None:
-        """Its client went away, or its time is up."""
+        """Its client went away, or nobody can answer it."""
         if ticket.gone:
             return
         job = self._source.withdraw(ticket)
         self._settle(ticket, error or Cancelled("the client went away"))
-        if job and job.running and all(member.gone for member in job.members):
-            self.lanes.stop(ticket.stream, job.query)  # nobody wants what it computes
+        if job and job.running and job.forsaken:
+            self.lanes.stop(ticket.stream, job.query)
         self._pump_soon()
 
     # The loop's turns
@@ -153,19 +162,15 @@ class Dispatcher:
             self.withdraw(ticket, error)
 
     def _watch_batches(self) -> None:
-        """Come back when the next batch has waited long enough."""
+        """Come back when the next batch has waited long enough, or the next strict request is due."""
         if self._batch_timer:
             self._batch_timer.cancel()
             self._batch_timer = None
-        event = self._source.next_event() if self.waiting else NO_DEADLINE
+        event = self._source.next_event()
         if event < NO_DEADLINE:
             delay = (event - self.lanes.now()) / 1e9
             if delay > 0 or self.lanes.ready():
                 self._batch_timer = self._loop.call_later(max(0.0, delay), self._pump)
-
-    def _expire(self, ticket: LiveTicket) -> None:
-        ticket.timer = None
-        self.withdraw(ticket, Expired(f"{ticket.model.name}: its deadline passed before it was done"))
 
     # The feed of ``Requests``
 
@@ -228,9 +233,12 @@ class Dispatcher:
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         assert isinstance(ticket, LiveTicket)
+        if now >= ticket.due:
+            self._settle(ticket, Expired(f"{ticket.model.name}: its deadline passed before it was done"))
+            return
         if not ticket.began:
             self.streams.doubt(self.streams[ticket.stream])
-        self._settle(ticket, Expired(f"{ticket.model.name}: its deadline cannot be met any more", reason="expired"))
+        self._settle(ticket, Expired(f"{ticket.model.name}: its deadline cannot be met any more"))
 
     def refused(self, ticket: Ticket, now: int) -> None:
         assert isinstance(ticket, LiveTicket)
@@ -245,7 +253,8 @@ class Dispatcher:
             elif not ticket.gone:
                 ticket.stream, ticket.began = self.streams.of(ticket.model, ticket.inputs, alone=True).index, 0
                 ticket.compute_ns, ticket.progress = 0, None
-                self._enqueue(ticket)
+                self._source.put(ticket)
+                self._pump_soon()
 
     def ended(self, job: Job) -> None:
         if isinstance(job.work, Batch):
@@ -258,16 +267,11 @@ class Dispatcher:
 
     def _settle(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         """Answer a request, once."""
-        if ticket.timer:
-            ticket.timer.cancel()
-            ticket.timer = None
         if ticket.reply is _nobody:
             return
         reply, ticket.reply = ticket.reply, _nobody
         ticket.gone = True
         self._tickets.discard(ticket)
-        if not ticket.began:
-            self._no_longer_waits(ticket)
         self._count(ticket, outcome)
         if self._stepping:
             self._outbox.append((ticket, reply, outcome))
@@ -308,36 +312,14 @@ class Dispatcher:
         stream = self.streams[candidate.stream]
         for ticket in tickets:
             ticket.began, ticket.batch = now, len(tickets)
-            if not ticket.gone:
-                self._no_longer_waits(ticket)
-        if stream.model.leaving:
-            self._set_thresholds(stream, stream.model.leaving, tickets)
         stream.model.leases += 1
         return (MixedBatch if tickets[0].model.task else Batch)(stream.model, tickets)
-
-    def _no_longer_waits(self, ticket: LiveTicket) -> None:
-        self.waiting -= 1
-        ticket.model.waiting -= 1
-
-    def _set_thresholds(self, stream: Stream, leaving: Leaving, tickets: list[LiveTicket]) -> None:
-        """How sure the answers of a batch that begins must be: what a request says, or what the load allows.
-
-        The load is what the next request would wait, beyond the rest of a single one: a model alone is calm.
-        """
-        if leaving.steering.floor is not None:
-            now, alone = self.lanes.now(), self.streams.programs[stream.first_program]
-            allowed = min(ticket.due - ticket.arrival for ticket in tickets)
-            ahead = self.admission.free_in(now + allowed, now) - alone.remaining[1]
-            leaving.feel(now, max(0, ahead), allowed - alone.remaining[0])
-        for ticket in tickets:
-            wanted = ticket.wanted_threshold
-            ticket.exit_threshold = leaving.threshold if wanted is None else wanted
 
     def exit_threshold(self, model: Served) -> float:
         """How sure an early answer of a model must be now, where a request does not say."""
         assert model.leaving is not None
         if not model.leases:
-            model.leaving.relax(self.lanes.now())
+            model.leaving.steered.relax(self.lanes.now())
         return model.leaving.threshold
 
     def _observed(self, lane: int, completion: Completion) -> None:

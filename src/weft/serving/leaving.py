@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.engine.steering import Shares, Steered, Steering
 from weft.errors import ModelError, WorkloadError
 from weft.runtime.exits import Values, confidence
 from weft.runtime.prepared import Prepared
 from weft.runtime.tensors import Array, TensorSpec
-from weft.serving.steering import Pressure, Shares, Steering
 from weft.workloads.exits import ExitRecord, miscounted, read_record
 
 EXIT, CONFIDENCE, THRESHOLD = "weft_exit", "weft_confidence", "weft_exit_threshold"
@@ -38,15 +38,13 @@ class Leaving:
 
     def __init__(self, prepared: Prepared, steering: Steering, record: ExitRecord | None = None) -> None:
         self.names = tuple(each.output for each in prepared.exits)
-        self.steering, self.record = steering, record
+        self.steered, self.record = Steered(steering), record
         count = len(self.names)
         self.shares = Shares(record.rates(steering.top) if record else [1 / count] * count)
         self._kind = prepared.blueprint.confidence
         self._by_segment = {each.segment: number for number, each in enumerate(prepared.exits, start=1)}
         self.layers = tuple(each.segment + 1 for each in prepared.exits[:-1])
         """After how many segments requests may leave, the end not among them."""
-        self._pressure = Pressure()
-        self._spare_ns = 1
 
     def reached(self, segment: int, values: Values) -> Reached | None:
         """What the segment's exit says, if it ends with one."""
@@ -60,19 +58,10 @@ class Leaving:
         """The outputs of a request."""
         return {self.names[-1]: answers, EXIT: exits, CONFIDENCE: sure}
 
-    def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
-        """A request that came now would wait so long, and has so much time beyond its own computing."""
-        self._spare_ns = spare_ns
-        self._pressure.feel(now_ns, queue_ns, spare_ns)
-
-    def relax(self, now_ns: int) -> None:
-        """Nobody waits."""
-        self._pressure.feel(now_ns, 0, self._spare_ns)
-
     @property
     def threshold(self) -> float:
         """Of requests that state none."""
-        return self.steering.threshold(self._pressure.value)
+        return self.steered.threshold
 
     @property
     def accuracy(self) -> float | None:

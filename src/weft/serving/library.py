@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from weft.engine.steering import Steering
 from weft.errors import ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.prepared import Prepared
 from weft.runtime.preparing import Recipe, prepare
@@ -21,7 +22,6 @@ from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import Entry, Repository
 from weft.serving.slots import Slot, signature
-from weft.serving.steering import Steering
 from weft.serving.streams import Served
 
 log = logging.getLogger("weft.models")

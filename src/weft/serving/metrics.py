@@ -82,7 +82,7 @@ def _model(service: Service, slot: Slot) -> _Model:
     served = slot.served
     if served is None:
         return _Model(labels, slot.statistics, 0, slot.waiters)
-    queued, leaving = service.dispatcher.admission.queued(served), served.leaving
+    queued, leaving = served.line.waiting, served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
     return _Model(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold)
 

@@ -106,7 +106,7 @@ class Call:
             "weft_batch": ticket.batch,
         }
         if ticket.model.leaving:
-            told[THRESHOLD] = ticket.exit_threshold
+            told[THRESHOLD] = ticket.threshold
         self._service.telemetry.served(ticket)
         ended = time.monotonic_ns()
         self._done(Result(self.request, self._spec, outcome, told))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.engine.admission import Line
 from weft.engine.requests import Requests, Terms
 from weft.errors import BadRequest
 from weft.policies.base import NO_DEADLINE, Candidate
@@ -57,12 +58,12 @@ class Served:
         self.name, self.prepared, self.leaving = name, prepared, leaving
         self.body = self
         self.task: TaskSpec | None = None
-        self.queue_size, self.batch_timeout_ns = queue_size, round(batch_timeout_ms * 1e6)
+        self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
+        self.line = Line(queue_size)
+        """Requests for it that no lane has begun."""
         self.statistics = Statistics()
         self.leases = 0
         """Requests and batches that need it, as a body; it is not closed before they have ended."""
-        self.waiting = 0
-        """Requests for it that no lane has begun."""
         self.streams: dict[tuple[Shapes, bool], Stream] = {}
         warm = prepared.blueprint.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
@@ -147,13 +148,6 @@ class Streams:
             self._by_use.move_to_end(stream.index)
         return stream
 
-    def whole_ns(self, stream: Stream, requests: int = 1) -> int:
-        """What so many requests are expected to take, in batches as large as they come."""
-        if requests <= 1:
-            return requests * self.programs[stream.first_program].remaining[0]
-        largest = self.programs[stream.first_program + stream.batches - 1].remaining[0]
-        return requests * largest // stream.batches
-
     def expected_s(self, model: Served) -> dict[str, list[float]]:
         """What segments of a model's most common shapes are expected to take now, by batch size."""
         stream = _commonest(model)
@@ -222,6 +216,7 @@ class Streams:
             batches = 1 if alone else max(1, prepared.max_batch // max(1, rows))
         programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
         measured = prepared.warm and _elements(shapes, rows) == model.warm_elements
+        steered = model.leaving.steered if model.leaving else None
         fitting = [old for old in self._spare if old.places >= batches]
         if fitting:
             spare = min(fitting, key=lambda old: old.places)
@@ -229,11 +224,11 @@ class Streams:
             first, places = spare.first_program, spare.places
             self.programs[first : first + batches] = programs
             stream = Stream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
-            self._source.reopen(stream.index, _terms(stream))
+            self._source.reopen(stream.index, _terms(stream), steered)
         else:
             stream = Stream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
             self.programs += programs
-            stream.index = self._source.open(_terms(stream))
+            stream.index = self._source.open(_terms(stream), steered)
         return stream
 
     def _close_old(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,26 +36,22 @@ class LiveTicket(Ticket):
     """A request of a real client."""
 
     __slots__ = (
-        "batch", "began", "best_effort", "compute_ns", "exit_threshold", "inputs", "model", "progress", "reply", "rows",
-        "timer", "wanted_threshold",
+        "batch", "began", "best_effort", "compute_ns", "inputs", "model", "progress", "reply", "rows",
     )  # fmt: skip
 
     def __init__(
         self, model: Served, stream: Stream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
     ) -> None:
         super().__init__(stream.index, now, ask.due, ask.priority, ask.strict)
+        self.line, self.guessed, self.wanted = model.line, not stream.measured, ask.exit_threshold
         self.model, self.rows = model, stream.rows
         self.inputs, self.reply = inputs, reply
         self.best_effort = ask.best_effort
         self.began = 0
         self.batch = 0
         self.compute_ns = 0
-        self.wanted_threshold = ask.exit_threshold
-        self.exit_threshold = 0.0
-        """The one that counts, once it has begun."""
         self.progress: Rows | None = None
         """Where it has several rows, those that have left their exits behind."""
-        self.timer: asyncio.TimerHandle | None = None
 
 
 Reply = Callable[[LiveTicket, "dict[str, Array] | RequestError"], None]
@@ -186,7 +181,7 @@ class MixedBatch(Batch):
 
 def _answer(ticket: LiveTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:
     """What a request whose rows begin and end there is told at an exit; None if it goes on."""
-    last, threshold = reached.number == len(leaving.names), ticket.exit_threshold
+    last, threshold = reached.number == len(leaving.names), ticket.threshold
     if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # so, because NaN is never sure
         return None
     mine = Reached(reached.number, reached.answers[start:end], reached.sure[start:end])

@@ -77,6 +77,8 @@ class Stream(BaseModel):
     """An .npz file, relative to the workload file: confidences and correct answers of a real network."""
     exit_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
     """With a record: the confidence at which a sample leaves. Where it is stated, real servers are told, too."""
+    exit_floor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """With a record: how far the threshold may sink while requests press, as in a server; None: it stays."""
     samples: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
 
@@ -108,6 +110,13 @@ class Stream(BaseModel):
                 f"exits = {self.exits!r} needs exit_rates (a share for each exit, the end last) "
                 "or exit_record = 'file.npz'"
             )
+        if self.exit_floor is not None:
+            if self.exit_record is None:
+                raise ValueError(f"exit_floor = {self.exit_floor:g} needs exit_record = 'file.npz'")
+            if self.exit_floor > self.exit_threshold:
+                raise ValueError(
+                    f"exit_floor = {self.exit_floor:g} must be at most exit_threshold = {self.exit_threshold:g}"
+                )
         if self.exit_rates:
             leaving.check_rates(self.exit_rates)
             if self.exits is not None and len(self.exit_rates) != self.early_exits + 1:

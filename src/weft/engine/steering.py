@@ -63,6 +63,29 @@ class Pressure:
         return self.value
 
 
+class Steered:
+    """The threshold of one model as it is now."""
+
+    def __init__(self, steering: Steering) -> None:
+        self.steering = steering
+        self._pressure = Pressure()
+        self._spare_ns = 1
+
+    def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
+        """A request that came now would wait so long, and has so much time beyond its own computing."""
+        self._spare_ns = spare_ns
+        self._pressure.feel(now_ns, queue_ns, spare_ns)
+
+    def relax(self, now_ns: int) -> None:
+        """Nobody waits."""
+        self._pressure.feel(now_ns, 0, self._spare_ns)
+
+    @property
+    def threshold(self) -> float:
+        """Of requests that state none."""
+        return self.steering.threshold(self._pressure.value)
+
+
 class Shares:
     """Which part of the samples leaves at each exit, learned from those that left, the last ones most."""
 
