@@ -17,13 +17,17 @@ import weft.online
 import weft.prediction
 import weft.serving.dispatch
 import weft.simulation
-from host import MS, SOFT, Kind, Load, Machine, Order, kind, run_load
+from host import MS, Kind, Load, Machine, Order, Sent, WatchedHost, kind, run_load
 from serving import SERVING
-from weft.engine import Engine
-from weft.engine.steering import Shares, Steering
+from weft.engine import Answer, Arrivals, Engine, request_engine
+from weft.engine.admission import Line
+from weft.engine.arrivals import DROPPED, REFUSED
+from weft.engine.lateness import SOFT
+from weft.engine.steering import Shares, Steered, Steering
 from weft.errors import InvalidStart
-from weft.policies import POLICIES, Start, make_request_policy
+from weft.policies import POLICIES, Start, make_policy, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
+from weft.serving.leaving import EXIT
 
 SOURCES = Path(weft.engine.engine.__file__).parents[1]
 
@@ -177,6 +181,74 @@ def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(pol
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == simulated.issues
     assert [(FATES[sent.fate], machine.start + sent.replies[0][0]) for sent in machine.sent] == simulated.fates
+
+
+@st.composite
+def uniform_loads(draw: st.DrawFn) -> Load:
+    """Loads whose streams each have one deadline and one priority, as those of a workload do."""
+    load = draw(shared_loads())
+    allowed = [draw(st.integers(1, 150)) for _ in load.kinds]
+    priorities = [draw(st.sampled_from([1, 3, 9])) for _ in load.kinds]
+    strict = draw(st.booleans())
+    orders = [
+        order._replace(due=order.arrival + allowed[order.stream], priority=priorities[order.stream], strict=strict)
+        for order in load.orders
+    ]
+    return replace(load, orders=tuple(sorted(orders, key=lambda order: (order.arrival, order.stream))))
+
+
+def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, int]], list[Answer]]:
+    """What is issued and answered when simulated clients send the requests, as in ``weft simulate``."""
+    mine = [[order for order in load.orders if order.stream == stream] for stream in range(len(load.kinds))]
+    terms = [
+        term._replace(deadline=orders[0].due - orders[0].arrival, priority=orders[0].priority)
+        for term, orders in zip(load.terms, mine, strict=True)
+    ]
+    feed = Arrivals(
+        terms,
+        [iter([order.arrival for order in orders]) for orders in mine],
+        end=0,
+        strict=load.orders[0].strict,
+        leaves=[iter([0] * len(orders)) if each.exits else None for each, orders in zip(load.kinds, mine, strict=True)],
+        sure=[
+            iter([dict(zip(each.exits, order.sure, strict=True)) for order in orders]) if each.exits else None
+            for each, orders in zip(load.kinds, mine, strict=True)
+        ],
+        lines=[Line(each.places) for each in load.kinds],
+    )
+    chooser, host = make_policy(policy, load.setting), WatchedHost(load)
+    rests = [each.remaining for each in load.setting.programs]
+    engine, source = request_engine(chooser, feed, host, rests, late=load.late, places=load.places)
+    for term, each in zip(terms, load.kinds, strict=True):
+        source.open(term, Steered(each.steering) if each.steering else None)
+    engine.run()
+    return [(c.stream, c.query, c.layer) for c in host.issues], feed.answers
+
+
+@pytest.mark.parametrize("policy", SERVING)
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(load=uniform_loads())
+def test_that_holds_for_simulated_clients(policy, load, monkeypatch):
+    monkeypatch.setattr(Shares, "left", lambda *_: False)
+    issues, answers = simulated_arrivals(policy, scaled(load))
+    machine = served_by_machine(monkeypatch, policy, load)
+    assert machine.issues == issues
+    assert Counter(map(tuple, answers)) == Counter(
+        (order.stream, machine.start + order.arrival * TICK, *told(sent, machine, load.kinds[order.stream]))
+        for order, sent in zip(load.orders, machine.sent, strict=True)
+    )
+
+
+def told(sent: Sent, machine: Machine, kind: Kind) -> tuple[int, int]:
+    """When a request was answered, and after how many segments where it may leave early."""
+    if sent.fate != "served":
+        return DROPPED if FATES[sent.fate] == "dropped" else REFUSED, 0
+    left = int(sent.outcome[EXIT][0]) if kind.exits else 0
+    return machine.start + sent.replies[0][0], kind.exits[left - 1] if 0 < left <= len(kind.exits) else 0
 
 
 FATES = {"served": "served", "expired": "dropped", "unmeetable": "refused", "queue_full": "refused"}
