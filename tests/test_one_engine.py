@@ -277,6 +277,16 @@ def test_and_those_that_are_stopped_though_somebody_else_waits_already(monkeypat
     assert [sent.end_ms for sent in machine.sent][2] == 15
 
 
+def test_a_request_that_expires_as_another_comes_does_not_stand_in_its_way(monkeypatch):
+    # until 30 the long one runs, until 40 the late one; at 36 the strict one expires and another comes
+    orders = (Order(0, 0, 1000), Order(1, 12, 36, strict=True), Order(2, 14, 15), Order(1, 36, 46, strict=True))
+    load = Load((kind(30), kind(5), kind(10)), orders, late="keep")
+    simulated = run_load("edf", scaled(load))
+    machine = served_by_machine(monkeypatch, "edf", load)
+    assert [what for what, _ in simulated.fates] == ["served", "dropped", "served", "served"]
+    assert [sent.fate for sent in machine.sent] == ["served", "expired", "served", "served"]
+
+
 # The same loop at work
 
 

@@ -117,7 +117,7 @@ def test_demoted_requests_do_not_stand_in_the_way_of_fresh_ones_of_their_stream(
 
 def test_strict_requests_that_cannot_be_on_time_are_refused_as_they_come():
     # behind 20 ticks of work, 20 of one's own end after 30; at 15 only 6 are left
-    assert ends(serve("fifo", LATE_THIRD, buffer=1, late="drop")) == [(0, REFUSED), (0, REFUSED), (0, 21), (15, 41)]
+    assert ends(serve("fifo", LATE_THIRD, buffer=1, late="drop")) == [(0, REFUSED), (0, REFUSED), (0, 21), (15, 42)]
 
 
 def test_a_strict_request_that_ends_late_all_the_same_is_dropped_at_its_deadline():
