@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from weft.devices import load_device
 from weft.errors import WorkloadError
+from weft.online import prepare, simulate_requests
 from weft.workloads.exits import ExitRecord, from_rates, read_record
 from weft.workloads.online import Workload, parse_workload, read_workload
 
@@ -105,6 +108,11 @@ class TestKeys:
             ({"exit_threshold": 1.5}, "stream.0.exit_threshold = 1.5"),
             ({"exit_threshold": float("nan")}, "stream.0.exit_threshold = nan"),
             ({"exit_record": ""}, "stream.0.exit_record = ''"),
+            ({"exits": 1, "exit_rates": [0.5, 0.5], "exit_floor": 0.5}, "exit_floor = 0.5 needs exit_record"),
+            (
+                {"exits": 1, "exit_record": "r.npz", "exit_floor": 0.9},
+                "exit_floor = 0.9 must be at most exit_threshold = 0.8",
+            ),
             ({"max_batch": 0}, "stream.0.max_batch = 0: Input should be greater than or equal to 1"),
             ({"exit_rate": [1.0]}, "did you mean 'exit_rates'?"),
         ],
@@ -316,3 +324,25 @@ class TestFates:
     def test_without_rates_nobody_can_say_where_samples_leave(self):
         with pytest.raises(WorkloadError, match=r"stream 0 \(resnet50\): nothing says where its samples leave"):
             workload().fates(0)
+
+
+class TestSteering:
+    """A threshold that sinks while requests press, as in a server."""
+
+    def left(self, folder: str, rate: float, **keys: object) -> Counter[int]:
+        """How many requests left after so many layers."""
+        stream = STREAM | {"rate": rate, "exits": 2, "exit_record": "r.npz", "exit_threshold": 0.9} | keys
+        load = parse_workload({"stream": [stream], "folder": folder, "duration_s": 8, "warmup_s": 0}, "w.toml")
+        run = simulate_requests(prepare(load, load_device("zc706-resnet50")), "fifo", record=True, late="keep")
+        return Counter(answer.layers for answer in run.tally.answers)
+
+    def test_without_a_floor_requests_leave_where_the_record_says(self, folder):
+        assert self.left(folder, 10, exit_floor=0.9) == self.left(folder, 10)
+
+    def test_a_calm_model_keeps_its_threshold(self, folder):
+        assert self.left(folder, 2, exit_floor=0.5) == self.left(folder, 2)
+
+    def test_under_pressure_more_leave_early(self, folder):
+        stays, sinks = self.left(folder, 60), self.left(folder, 60, exit_floor=0.5)
+        assert sum(stays.values()) == sum(sinks.values())
+        assert sinks[min(stays)] > 1.5 * stays[min(stays)]

@@ -176,6 +176,11 @@ def shared_loads(draw: st.DrawFn) -> Load:
 )
 @given(load=shared_loads())
 def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(policy, load, monkeypatch):
+    assert_alike(monkeypatch, policy, load)
+
+
+def assert_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
+    """Listed requests have the same fates in both worlds."""
     monkeypatch.setattr(Shares, "left", lambda *_: False)  # a server learns where samples leave; a simulation is told
     simulated = run_load(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
@@ -233,6 +238,11 @@ def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, in
 )
 @given(load=uniform_loads())
 def test_that_holds_for_simulated_clients(policy, load, monkeypatch):
+    assert_clients_alike(monkeypatch, policy, load)
+
+
+def assert_clients_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
+    """Simulated clients are told what those of the server are."""
     monkeypatch.setattr(Shares, "left", lambda *_: False)
     issues, answers = simulated_arrivals(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
@@ -285,6 +295,21 @@ def test_a_request_that_expires_as_another_comes_does_not_stand_in_its_way(monke
     machine = served_by_machine(monkeypatch, "edf", load)
     assert [what for what, _ in simulated.fates] == ["served", "dropped", "served", "served"]
     assert [sent.fate for sent in machine.sent] == ["served", "expired", "served", "served"]
+
+
+def test_of_a_batch_one_member_may_expire_on_its_way_and_the_others_go_on(monkeypatch):
+    # two as a batch: 7 ms a segment, until one is due at 13; from the exit at 14 the other goes on alone
+    net = Kind(((4, 4, 4), (7, 7, 7)), exits=(2,), steering=Steering(0.75))
+    load = Load((net,), (Order(0, 0, 13, strict=True, sure=(0.0,)), Order(0, 0, 60, strict=True, sure=(0.0,))))
+    assert run_load("fifo", load).fates == [("dropped", 13), ("served", 18)]
+    assert_alike(monkeypatch, "fifo", load)
+
+
+def test_who_expired_in_a_batch_is_not_answered_with_it(monkeypatch):
+    # the batch is full at 5 and ends at 17; the first was due at 16
+    load = Load((Kind(((4, 4), (6, 6)), timeout=9),), tuple(Order(0, at, at + 16, strict=True) for at in (0, 5)))
+    assert sorted(simulated_arrivals("fifo", load)[1]) == [(0, 0, DROPPED, 0), (0, 5, 17, 0)]
+    assert_clients_alike(monkeypatch, "fifo", load)
 
 
 # The same loop at work

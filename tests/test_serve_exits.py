@@ -147,7 +147,7 @@ def send(machine: Machine, model: Served, inputs: np.ndarray, due_ms: float = 10
 
 def at_rest(machine: Machine, model: Served) -> None:
     assert (machine.dispatcher.pending, machine.dispatcher.waiting) == (0, 0)
-    assert (model.leases, model.waiting) == (0, 0)
+    assert (model.leases, model.line.waiting) == (0, 0)
     assert all(len(sent.replies) == 1 for sent in machine.sent)
 
 
@@ -319,14 +319,14 @@ def test_a_queue_that_presses_lowers_the_threshold_of_those_who_state_none(machi
     model, (inputs, _) = served(one, prepared["conv"], each_ms=2, top=0.9, floor=0.3), references["conv"]
     calm = send(one, model, inputs[:1], 100)
     one.run()
-    assert calm.ticket.exit_threshold == 0.9 == one.dispatcher.exit_threshold(model)
+    assert calm.ticket.threshold == 0.9 == one.dispatcher.exit_threshold(model)
     pressed = [send(one, model, inputs[[at % COUNT]], 100) for at in range(100)]
     own = send(one, model, inputs[:1], 100, exit_threshold=0.95)
     one.run(until_ms=one.now_ms + 60)
     assert one.dispatcher.exit_threshold(model) < 0.5
     one.run()
-    used = [each.ticket.exit_threshold for each in pressed]
-    assert used[0] == 0.9 and min(used) < 0.35 and own.ticket.exit_threshold == 0.95
+    used = [each.ticket.threshold for each in pressed]
+    assert used[0] == 0.9 and min(used) < 0.35 and own.ticket.threshold == 0.95
     one.run(until_ms=one.now_ms + 1000)
     assert one.dispatcher.exit_threshold(model) == 0.9, "calm again"
 
@@ -337,7 +337,7 @@ def test_a_model_that_takes_most_of_its_time_is_calm_when_it_is_alone(machine, p
     for at in range(10):
         one.at(20 * at, lambda: send(one, model, inputs[:1], 11))
     one.run()
-    assert {sent.ticket.exit_threshold for sent in one.sent} == {0.9}
+    assert {sent.ticket.threshold for sent in one.sent} == {0.9}
 
 
 def test_without_a_floor_the_threshold_stays(machine, prepared, references):
@@ -345,7 +345,7 @@ def test_without_a_floor_the_threshold_stays(machine, prepared, references):
     model, (inputs, _) = served(one, prepared["conv"], each_ms=2, top=0.9), references["conv"]
     sent = [send(one, model, inputs[[at % COUNT]], 100) for at in range(100)]
     one.run()
-    assert {each.ticket.exit_threshold for each in sent} == {0.9}
+    assert {each.ticket.threshold for each in sent} == {0.9}
 
 
 @st.composite

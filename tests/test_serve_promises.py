@@ -23,8 +23,9 @@ def ask(server: live.Live, name: str, **parameters: Any) -> Any:
     return infer(server, name, {"x": np.ones((1, 2), np.float32)}, **parameters)
 
 
-def test_late_traffic_without_strict_deadlines_does_not_shut_out_strict_requests(monkeypatch):
-    one = Machine(monkeypatch, "punctual")
+@pytest.mark.parametrize("policy", ["punctual", "edf", "fifo"])
+def test_late_traffic_without_strict_deadlines_does_not_shut_out_strict_requests(monkeypatch, policy):
+    one = Machine(monkeypatch, policy)
     slow, fast = one.model([40]), one.model([5])
     for _ in range(20):
         one.send(slow, 1)
@@ -35,8 +36,8 @@ def test_late_traffic_without_strict_deadlines_does_not_shut_out_strict_requests
     one.close()
 
 
-def test_under_edf_what_is_late_goes_first_and_admission_knows(monkeypatch):
-    one = Machine(monkeypatch, "edf")
+def test_under_edf_what_is_late_goes_first_where_it_is_kept_and_admission_knows(monkeypatch):
+    one = Machine(monkeypatch, "edf", late="keep")
     slow, fast = one.model([40]), one.model([5])
     for _ in range(20):
         one.send(slow, 1)
