@@ -22,8 +22,8 @@ import onnxruntime as ort
 import weft
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
-from weft.runtime.preparing import Recipe, prepare
-from weft.runtime.samples import sample
+from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.samples import sample
 
 RESULTS = Path(__file__).parent / "results"
 TARGET = 0.10

@@ -3,6 +3,8 @@
 ``pytest --clock 10`` serves models whose segments are measured to take ten times as long, ``--clock 0.1`` a tenth;
 ``--disk 0.05`` makes the disk take 50 ms to confirm a write. ``make strain`` runs the suite under all of them, on one
 core, and beside busy loops.
+
+``pytest --backend process`` has every server that a test starts in its own process run its models in another one.
 """
 
 from __future__ import annotations
@@ -28,6 +30,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("strain", "this machine looks like another one")
     group.addoption("--clock", type=float, default=1.0, help="segments are measured to take this many times as long")
     group.addoption("--disk", type=float, default=0.0, help="seconds the disk takes to confirm a write")
+    parser.addoption("--backend", default="onnxruntime", help="what servers run models on: onnxruntime or process")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Servers of the tests know the backend in another process, and run on the one that was asked for."""
+    import live
+    from process_backend import ProcessBackend
+    from weft.runtime.backends import BACKENDS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BACKENDS, "process", ProcessBackend)
+        patch.setattr(live, "BACKEND", request.config.getoption("--backend"))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,7 +60,7 @@ def strain(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _other_speed(patch: pytest.MonkeyPatch, factor: float) -> None:
     """Models are cut, measured and expected to run as on a machine of that speed."""
-    from weft.runtime import preparing
+    from weft.runtime.onnxruntime_cpu import preparing
 
     clock, profile = preparing.clock, preparing.profile
 

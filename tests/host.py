@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,12 +27,13 @@ from weft.errors import RequestError
 from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.program import Program
-from weft.runtime import lanes as lanes_module
 from weft.runtime.exits import ExitSpec
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.prepared import Prepared
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving
 from weft.serving.streams import Served
-from weft.serving.tickets import Ask, LiveTicket
+from weft.serving.tickets import Ask, Batch, LiveTicket
 
 PATIENCE_S = 600
 """After that a test that would hang fails instead; no test is meant to come near it."""
@@ -444,11 +444,12 @@ class Scripted:
         exits: tuple[int, ...] = (),
     ) -> None:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
-        self.blueprint = SimpleNamespace(warm_shapes={"x": (1, max(1, len(exits)))}, confidence="probabilities")
-        self.batchable, self.max_batch, self.warm = True, len(ms), True
+        self.warm_shapes: dict[str, tuple[int, ...]] | None = {"x": (1, max(1, len(exits)))}
+        self.batchable, self.max_batch, self.confidence = True, len(ms), "probabilities"
         ends = (*exits, len(ms[0])) if exits else ()
         self.exits = tuple(ExitSpec(output=f"y{end}", segment=end - 1) for end in ends)
-        self.mergeable, self.rowless = True, {}
+        self.mergeable, self.rowless, self.tasks = True, {}, ()
+        self._told = {each.segment: each.output for each in self.exits}
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
         self.steady = (steady,) * len(ms[0])
         self.ran: Counter[int] = Counter()
@@ -468,6 +469,8 @@ class Scripted:
             return {self.exits[-1].output if self.exits else "y": values["x"] * 2}
         here = [number for number, each in enumerate(self.exits) if each.segment == index]
         return {"x": values["x"]} | {self.exits[n].output: values["x"][:, n : n + 1] for n in here}
+
+    start, compute, gather, _gathered = Prepared.start, Prepared.compute, Prepared.gather, Prepared._gathered
 
     def close(self) -> None:
         self.closed = True
@@ -503,9 +506,10 @@ class Machine:
     def __init__(self, monkeypatch: Any, policy: str = "punctual", *, lanes: int = 1, **settings: Any) -> None:
         self.clock = JumpingClock()
         self.start = self.clock.ticks
-        monkeypatch.setattr(lanes_module, "time", self.clock)
         self.loop, self.stage = JumpingLoop(self.clock), Stage(self.clock)
-        self.dispatcher = Dispatcher(self.loop, policy, lanes=lanes, **settings)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(  # type: ignore[arg-type]
+            self.loop, policy, backend=CpuBackend(self.clock.monotonic_ns), lanes=lanes, **settings
+        )
         self.issues: list[tuple[int, int, int]] = []
         """Stream, query and layer, in the order they were issued."""
         self._submit, self.dispatcher.lanes.submit = self.dispatcher.lanes.submit, self._issued  # type: ignore[method-assign]
@@ -598,7 +602,7 @@ class Machine:
 
     def _meet(self) -> None:
         """Wait until every lane that was given something has begun it."""
-        tasks = {lane.thread.name: lane.task for lane in self.dispatcher.lanes.lanes if lane.task and lane.thread}
+        tasks = {lane.device.thread.name: lane.task for lane in self.dispatcher.lanes.lanes if lane.task}
         for _ in range(sum(name not in self._ends for name in tasks)):
             name, ticks = self.stage.begun.get(timeout=PATIENCE_S)
             self._ends[name] = tasks[name], self.clock.ticks + ticks
@@ -611,6 +615,12 @@ class Machine:
             self.stage.gate(name).put(InterruptedError("stopped") if task.aborted else None)
             self.loop.await_wake()
         return len(over)
+
+
+def compute_here(batch: Batch, segment: int) -> None:
+    """Run a segment of a batch on this thread."""
+    prepared: Any = batch.model.prepared
+    batch.take(segment, prepared.compute(batch.step(segment)))
 
 
 class Staged:
@@ -627,6 +637,8 @@ class Staged:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    start, compute = Prepared.start, Prepared.compute
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from weft.runtime.backend import DeviceLane, End, Ended, Run, Step
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
+
+BACKEND = "onnxruntime"
+"""What the servers of the tests run on (``pytest --backend``)."""
 
 PATIENCE_S = 600.0
 """After that a test that hangs fails instead; none is meant to come near it."""
@@ -78,6 +83,30 @@ class Live:
             return b"".join(pieces)
 
 
+class _Held:
+    """A step that begins when a gate opens, if nobody stops it before."""
+
+    def __init__(self, opened: threading.Event, begin: Callable[[], Run], end: Callable[[Exception], None]) -> None:
+        self._opened, self._begin, self._end = opened, begin, end
+        self._run: Run | None = None
+        self._stopped = False
+        threading.Thread(target=self._wait, name="gate", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._run:
+            self._run.stop()
+
+    def _wait(self) -> None:
+        while not self._opened.wait(0.01):
+            if self._stopped:
+                self._end(InterruptedError("stopped"))
+                return
+        self._run = self._begin()
+        if self._stopped:
+            self._run.stop()
+
+
 class Gate:
     """Holds batches of so many rows of a loaded model on their lane until it is opened, or until they are stopped.
 
@@ -90,15 +119,16 @@ class Gate:
         assert served is not None
         self._prepared, self._rows, self._after, self._foreseen = served.prepared, rows, after, foreseen
         self._reached, self._opened = threading.Event(), threading.Event()
+        self._now = live.server.backend.now
 
     def __enter__(self) -> Gate:
-        self._prepared.run_segment = self._run  # type: ignore[method-assign]
+        self._prepared.start = self._start  # type: ignore[method-assign]
         self._prepared.times_at = self._times  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.open()
-        del self._prepared.run_segment, self._prepared.times_at
+        del self._prepared.start, self._prepared.times_at
 
     def wait(self) -> None:
         """Return when something is held."""
@@ -107,12 +137,12 @@ class Gate:
     def open(self) -> None:
         self._opened.set()
 
-    def _run(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
-        if index >= self._after and len(next(iter(values.values()))) == self._rows:
-            self._reached.set()
-            while not self._opened.wait(0.01) and not (options and options.terminate):
-                pass
-        return type(self._prepared).run_segment(self._prepared, index, values, options)
+    def _start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+        begin = partial(type(self._prepared).start, self._prepared, step, lane, ended)
+        if step.segment < self._after or step.rows != self._rows:
+            return begin(here=here)
+        self._reached.set()
+        return _Held(self._opened, begin, lambda error: ended(End(self._now(), self._now(), error=error)))
 
     def _times(self, batch: int) -> tuple[float, ...]:
         if batch == self._rows and self._foreseen:
@@ -125,7 +155,7 @@ def running(*models: str | Path, stop: bool = True, **settings: Any) -> Iterator
     """A server over these models; ports are chosen by the system."""
     config = ServerConfig(
         models=tuple(map(str, models)),
-        **({"http_port": 0, "grpc_port": 0, "lanes": 1, "drain_s": PATIENCE_S} | settings),
+        **({"http_port": 0, "grpc_port": 0, "lanes": 1, "drain_s": PATIENCE_S, "backend": BACKEND} | settings),
     )
     loop = LeapingLoop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)

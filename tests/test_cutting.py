@@ -27,10 +27,10 @@ from weft.runtime.cutting import (
     weight_bytes,
     whole_because,
 )
-from weft.runtime.prepared import Blueprint, Prepared, SegmentSpec
-from weft.runtime.profiling import profile
-from weft.runtime.samples import sample, specs
-from weft.runtime.sessions import open_session
+from weft.runtime.onnxruntime_cpu.prepared import Blueprint, Prepared, SegmentSpec
+from weft.runtime.onnxruntime_cpu.profiling import profile
+from weft.runtime.onnxruntime_cpu.samples import sample, specs
+from weft.runtime.onnxruntime_cpu.sessions import open_session
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ from host import MS, PATIENCE_S, Machine, Sent
 from live import heavy, mlp, save
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
 from weft.policies import POLICIES, Candidate
-from weft.runtime.prepared import Prepared
-from weft.runtime.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
 from weft.serving import recorder, streams
 from weft.serving.dispatch import Dispatcher
 from weft.serving.recorder import Recorder, Span
@@ -683,7 +684,7 @@ def test_times_that_are_near_enough_change_nothing(machine):
 def test_a_model_that_was_never_measured_is_taken_at_its_first_word(machine):
     one = machine()
     model = one.model([40, 8], [44, 9])
-    model.prepared.warm = False
+    model.prepared.warm_shapes = None
     sent = one.send(model, 3, strict=True)  # who knows
     one.run()
     assert sent.fate == "expired"
@@ -746,7 +747,7 @@ def test_hand_overs_are_expected_where_batches_are_refilled_and_measured_apart(m
 def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(machine):
     one = machine("fluid")
     model = one.model([40, 8])
-    model.prepared.warm = False
+    model.prepared.warm_shapes = None
     stream = one.dispatcher.streams.of(model, {"x": np.zeros((1, 1), np.float32)})
     for layer, took in enumerate((40, 8)):
         head = Candidate(stream.index, 0, layer, 0, MS, -1, stream.first_program, size=1)
@@ -1105,7 +1106,7 @@ class Client:
     """Sends requests to a dispatcher on the running loop."""
 
     def __init__(self, policy: str = "punctual", **settings: Any) -> None:
-        self.dispatcher = Dispatcher(asyncio.get_running_loop(), policy, **settings)
+        self.dispatcher = Dispatcher(asyncio.get_running_loop(), policy, backend=CpuBackend(), **settings)
         self.replies: Counter[LiveTicket] = Counter()
 
     def send(self, model: Served, due_s: float = 3600, **ask: Any) -> Callable[..., asyncio.Future[Any]]:
@@ -1312,6 +1313,6 @@ def test_closing_finishes_what_runs(large):
         await asyncio.sleep(0)  # the lane has it
         await asyncio.sleep(0)
         client.dispatcher.close()
-        assert not any(lane.thread.is_alive() for lane in client.dispatcher.lanes.lanes)
+        assert not any(lane.device.thread.is_alive() for lane in client.dispatcher.lanes.lanes)
 
     asyncio.run(test())

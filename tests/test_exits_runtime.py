@@ -18,7 +18,7 @@ from onnx_graphs import F32, I64, node, proto, tensor
 from weft.errors import ModelError
 from weft.runtime.cutting import BANDWIDTH_BYTES_PER_S, CUT_COST_S, arrange, choose_cuts
 from weft.runtime.exits import Counted, ExitSpec, confidence, join, keep
-from weft.runtime.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
 
 FINE = Recipe(grain_s=ANY_LENGTH_S, max_batch=8, exits=EXITS)
 

@@ -6,6 +6,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,28 @@ from onnx import TensorProto, helper
 from host import PATIENCE_S
 from weft.engine import Completion
 from weft.policies import Candidate, Start
+from weft.runtime.backend import DeviceLane, Ended, Made, Part, Run, Step
 from weft.runtime.lanes import ABORT_FROM_TICKS, INLINE_TICKS, Lanes
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
 TICKS = INLINE_TICKS
 """Enough for a lane, too little to be stopped."""
 
 
-class Task:
+class Work:
+    """What a lane is given, computed by ``compute``."""
+
+    def steady(self, segment: int) -> bool:
+        return False
+
+    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> Run:
+        return lane.start(self, Step(segment, (Part(None),), 1), ended, here=here)
+
+    def take(self, segment: int, made: Sequence[Made]) -> None:
+        assert made == []
+
+
+class Task(Work):
     """Work that lasts until it is told to go on, on the thread it says."""
 
     def __init__(self, error: Exception | None = None, *, steady: bool = True) -> None:
@@ -35,13 +51,14 @@ class Task:
     def steady(self, segment: int) -> bool:
         return self._steady
 
-    def compute(self, segment: int, options: Any) -> None:
-        self.segments.append(segment)
+    def compute(self, step: Step, options: Any) -> list[Made]:
+        self.segments.append(step.segment)
         self.thread, self.options = threading.current_thread(), options
         self.begun.set()
         assert self.go_on.wait(PATIENCE_S)
         if self.error:
             raise self.error
+        return []
 
 
 class Bench:
@@ -50,7 +67,7 @@ class Bench:
     def __init__(self, lanes: int = 1, **settings: Any) -> None:
         self.works: dict[int, Any] = {}
         self.woken: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.lanes = Lanes(lanes, self._work_of, self._wake, **settings)
+        self.lanes = Lanes(CpuBackend(), lanes, self._work_of, self._wake, **settings)
 
     def give(self, stream: int, work: Any = None, *, ticks: int = TICKS, layer: int = 0) -> Candidate:
         candidate = Candidate(stream, 0, layer, 0, ticks, -1, program=0)
@@ -226,7 +243,7 @@ def test_closing_waits_for_what_runs(bench):
     task.go_on.set()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
-    assert not one.lanes.lanes[0].thread.is_alive()
+    assert not one.lanes.lanes[0].device.thread.is_alive()
     (done,) = one.reported()
     assert done.error is None
 
@@ -235,7 +252,7 @@ def test_closing_twice_does_no_harm(bench):
     two = bench(2)
     two.lanes.close()
     two.lanes.close()
-    assert not any(lane.thread.is_alive() for lane in two.lanes.lanes)
+    assert not any(lane.device.thread.is_alive() for lane in two.lanes.lanes)
 
 
 # On the engine's own thread
@@ -256,13 +273,13 @@ def test_short_segments_run_on_the_thread_that_submits_them(bench):
 def test_longer_ones_do_not(bench):
     one = bench()
     one.give(0, ticks=INLINE_TICKS)
-    assert begun(one, 0).thread is one.lanes.lanes[0].thread
+    assert begun(one, 0).thread is one.lanes.lanes[0].device.thread
 
 
 def test_a_short_one_whose_cost_depends_on_values_does_not_either(bench):
     one = bench()
     one.give(0, Task(steady=False), ticks=1)
-    assert begun(one, 0).thread is one.lanes.lanes[0].thread
+    assert begun(one, 0).thread is one.lanes.lanes[0].device.thread
 
 
 def test_an_error_on_the_own_thread_is_a_completion_too(bench):
@@ -279,14 +296,12 @@ def test_an_error_on_the_own_thread_is_a_completion_too(bench):
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are bound to cores on Linux only")
 @pytest.mark.parametrize("pin", [True, False])
 def test_lanes_are_bound_to_cores_if_asked_to(bench, pin):
-    class Where:
+    class Where(Work):
         cores: frozenset[int] = frozenset()
 
-        def steady(self, segment: int) -> bool:
-            return True
-
-        def compute(self, segment: int, options: Any) -> None:
+        def compute(self, step: Step, options: Any) -> list[Made]:
             self.cores = frozenset(os.sched_getaffinity(0))
+            return []
 
     mine = os.sched_getaffinity(0)
     some, places = bench(3, pin=pin), [Where() for _ in range(3)]
@@ -413,7 +428,7 @@ def endless() -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-class Model:
+class Model(Work):
     """A real model on a lane."""
 
     def __init__(self, session: ort.InferenceSession, turns: int) -> None:
@@ -421,13 +436,11 @@ class Model:
         self.begun = threading.Event()
         self.result: np.ndarray | None = None
 
-    def steady(self, segment: int) -> bool:
-        return False
-
-    def compute(self, segment: int, options: Any) -> None:
+    def compute(self, step: Step, options: Any) -> list[Made]:
         self.begun.set()
         feed = {"turns": np.array(self._turns, np.int64), "x": np.eye(128, dtype=np.float32)}
         (self.result,) = self._session.run(None, feed, options)
+        return []
 
 
 def test_a_real_model_is_stopped_half_way_and_can_be_run_again(bench):
@@ -447,8 +460,9 @@ def test_a_real_model_is_stopped_half_way_and_can_be_run_again(bench):
 
 def test_a_model_that_fails_by_itself_is_not_taken_for_a_stopped_one(bench):
     class Wrong(Model):
-        def compute(self, segment: int, options: Any) -> None:
+        def compute(self, step: Step, options: Any) -> list[Made]:
             self._session.run(None, {"x": np.eye(3, dtype=np.float32)}, options)
+            return []
 
     one = bench()
     one.give(0, Wrong(endless(), 1), ticks=10**12)

@@ -18,10 +18,10 @@ from onnx_graphs import BOOL, F32, I64, node, proto, tensor
 from weft.errors import BadRequest, ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
-from weft.runtime.cache import external_files
-from weft.runtime.prepared import Blueprint, Prepared, SegmentSpec
-from weft.runtime.preparing import Recipe, prepare
-from weft.runtime.samples import sample
+from weft.runtime.onnxruntime_cpu.cache import external_files
+from weft.runtime.onnxruntime_cpu.prepared import Blueprint, Prepared, SegmentSpec
+from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.tensors import TensorSpec
 
 STRING = onnx.TensorProto.STRING
@@ -125,7 +125,7 @@ def test_weights_in_files_of_their_own_are_cut_too(tmp_path):
 
 def test_a_model_shorter_than_the_grain_stays_whole(tmp_path):
     model = prepare(perceptron(tmp_path, width=32), Recipe(grain_s=NO_LENGTH_S, max_batch=1))
-    assert model.segments == ("whole",) and model.warm and model.remarks == ()
+    assert model.segments == ("whole",) and model.warm_shapes and model.remarks == ()
 
 
 def test_control_flow_stays_whole_with_a_remark(tmp_path):
@@ -204,12 +204,12 @@ def test_times_lie_straight_between_measured_sizes():
 def test_free_dimensions_are_not_guessed(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3, "h")], [tensor("y", "n", 3, "h")])
     cold = prepare(path, Recipe())
-    assert not cold.warm and not cold.times_s and cold.free and cold.max_batch == 1
+    assert cold.warm_shapes is None and not cold.times_s and cold.free and cold.max_batch == 1
     assert cold.remarks == ("stays whole and was not measured: give shapes for the free dimensions of x",)
     assert cold.times_at(3) == (0.0,)
     assert cold.run({"x": np.zeros((2, 3, 5), np.float32)})["y"].shape == (2, 3, 5)
     warm = prepare(path, Recipe(shapes={"x": (1, 3, 7)}))
-    assert warm.warm and warm.times_s and warm.free and warm.batchable
+    assert warm.warm_shapes and warm.times_s and warm.free and warm.batchable
 
 
 def test_a_size_given_once_holds_for_all_dimensions_of_that_name(tmp_path):
@@ -239,7 +239,7 @@ def test_a_model_that_fails_on_made_up_inputs_is_served_unmeasured(tmp_path):
     table = numpy_helper.from_array(np.zeros((1, 4), np.float32), "t")
     path = saved(tmp_path, nodes, [tensor("i", 40, dtype=I64)], [tensor("y", 40, 4)], [table])
     model = prepare(path, Recipe())
-    assert not model.warm and "it fails on made-up inputs" in model.remarks[0]
+    assert model.warm_shapes is None and "it fails on made-up inputs" in model.remarks[0]
     assert model.run({"i": np.zeros(40, np.int64)})["y"].shape == (40, 4)
 
 
@@ -304,7 +304,7 @@ def test_batching_goes_as_far_as_it_pays(tmp_path, monkeypatch):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
     with said_times():  # a batch takes as long as a sample, so each doubling saves half
         most = prepare(path, Recipe())
-        monkeypatch.setattr("weft.runtime.batching.LEAST_GAIN", 0.6)
+        monkeypatch.setattr("weft.runtime.onnxruntime_cpu.batching.LEAST_GAIN", 0.6)
         none = prepare(path, Recipe())
     assert (most.max_batch, sorted(most.times_s), most.remarks) == (8, [1, 2, 4, 8], ())
     assert (none.max_batch, sorted(none.times_s), none.remarks) == (1, [1], ("not batched: batch 2 gains 50%",))

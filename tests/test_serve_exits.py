@@ -20,13 +20,13 @@ from jsonschema import Draft202012Validator
 
 from clocks import ANY_LENGTH_S, NO_LENGTH_S
 from exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
-from host import MS, Machine, Sent, Staged
+from host import MS, Machine, Sent, Staged, compute_here
 from live import Live, running
 from weft.engine.steering import CALM, FULL, Pressure, Shares, Steering
 from weft.errors import Cancelled, InputError
 from weft.policies import POLICIES
-from weft.runtime.prepared import Prepared
-from weft.runtime.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
 from weft.serving.leaving import CONFIDENCE, EXIT, Leaving
 from weft.serving.streams import Served
 from weft.serving.tickets import Ask, Batch, LiveTicket
@@ -291,10 +291,10 @@ def test_batches_that_cannot_be_joined_run_one_after_another(machine, nets, refe
     tickets = [send(one, model, inputs[at : at + 1]).ticket for at in range(3)]
     first, second = Batch(model, tickets[:2]), Batch(model, tickets[2:])
     for batch in (first, second):
-        batch.compute(0, None)
+        compute_here(batch, 0)
     first.join(second)
     for segment in range(1, len(loose.segments)):
-        first.compute(segment, None)
+        compute_here(first, segment)
     for at, (ticket, outputs) in enumerate(first.results()):
         assert ticket is tickets[at]
         for number, name in enumerate(EXITS):

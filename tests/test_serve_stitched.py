@@ -17,15 +17,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import live
 from clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
-from host import MS, Machine, Sent, Staged
+from host import MS, Machine, Sent, Staged, compute_here
 from stitch_nets import macs, run, tiny
 from test_serve_models import Refused, infer, model, packed, send, state
 from weft.cli.serve import _announce
 from weft.errors import BadRequest, Cancelled, Expired, InputError, ModelError, NotFound, Overloaded
 from weft.models.sources import load_model
 from weft.prediction import predict
-from weft.runtime.prepared import Prepared
-from weft.runtime.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
 from weft.runtime.stitched import TaskSpec, read_tasks, tasks_in
 from weft.serving.repository import Repository
 from weft.serving.streams import Served
@@ -196,7 +196,7 @@ def test_a_stitched_file_is_measured_as_mixed_as_it_can_be(prepared: Prepared) -
 
 @pytest.mark.parametrize(("tasks", "largest"), [(3, 8), (9, 16)])
 def test_batches_of_as_many_rows_as_there_are_tasks_are_tried(tmp_path: Path, monkeypatch, tasks, largest) -> None:
-    monkeypatch.setattr("weft.runtime.batching.LEAST_GAIN", -100.0)  # batching always pays
+    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.batching.LEAST_GAIN", -100.0)  # batching always pays
     assert prepare(stitched(tmp_path / "body.onnx", tasks, form="mts"), Recipe()).max_batch == largest
 
 
@@ -428,10 +428,10 @@ def joined(
     ahead, behind = (MixedBatch(served[0].body, each) for each in (tickets[:first], tickets[first:]))
     for batch in (ahead, behind):
         batch.model.prepared = body  # without the time it would take
-        batch.compute(0, None)
+        compute_here(batch, 0)
     ahead.join(behind)
     for segment in range(1, len(body.segments)):
-        ahead.compute(segment, None)
+        compute_here(ahead, segment)
     found = list(ahead.results())
     assert [ticket for ticket, _ in found] == tickets
     return [outputs for _, outputs in found]
@@ -451,10 +451,10 @@ def test_a_batch_that_was_stopped_at_its_beginning_takes_others_in(machine, prep
     served[0].body.prepared.fails = lambda _, values: True
     batch = MixedBatch(served[0].body, tickets[:1])
     with pytest.raises(ValueError, match="cannot be computed"):
-        batch.compute(0, None)
+        compute_here(batch, 0)
     batch.join(MixedBatch(served[0].body, tickets[1:]))
     served[0].body.prepared = prepared
-    batch.compute(0, None)
+    compute_here(batch, 0)
     for task, each, (_, found) in zip((1, 2, 1), given, batch.results(), strict=True):
         check(found, NETS[task], each)
 

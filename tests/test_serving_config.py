@@ -209,6 +209,7 @@ host = "0.0.0.0"
 http_port = 9000
 grpc_port = false
 lanes = 1000
+backend = "other"
 threads = 3
 preload = false
 ready_when = "any"

@@ -37,7 +37,7 @@ ONLY_IN = {
     "onnx": ("models/", "runtime/", "stitching/onnx_writer.py", "stitching/reading/onnx_", "tuning/export/"),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "onnxruntime": ("runtime/",),
+    "onnxruntime": ("runtime/onnxruntime_cpu/", "runtime/quantised/"),
     "grpc": ("serving/",),
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),

@@ -12,6 +12,7 @@ WeftError
 │   └── WorkloadError     streams, mixes and counts that make no sense
 ├── PolicyError           a policy broke the scheduling contract    (exit code 3)
 │   └── InvalidStart
+├── UnfitInputs           a backend cannot compute what it was given (a BadRequest, in the server)
 └── RequestError          a served request has no result            (an HTTP status and a gRPC code)
     ├── BadRequest        it cannot be understood, or does not fit the model
     ├── Unauthorised      it carries no key, or a wrong one
@@ -89,6 +90,10 @@ class InvalidStart(PolicyError):
     """A policy started something that was not on offer."""
 
 
+class UnfitInputs(WeftError):
+    """A model cannot compute the inputs it was given; the message says why."""
+
+
 class RequestError(WeftError):
     """A served request has no result; every kind has its status, its gRPC code and the reason it is counted under."""
 
@@ -157,3 +162,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return f"unknown {kind} {name!r}; {hint}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without what follows the first line; its kind where it says nothing."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text[:200]

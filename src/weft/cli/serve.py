@@ -17,7 +17,7 @@ from weft.cli.common import add_row, console, parse_options, plain_table
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
-    from weft.runtime.prepared import Prepared
+    from weft.runtime.backend import LoadedModel
     from weft.serving.config import ServerConfig
     from weft.serving.server import Server
     from weft.serving.service import Service
@@ -48,6 +48,7 @@ def command(
     late: Annotated[str | None, typer.Option(help="weave, keep or demote soft requests that are late.")] = None,
     lanes: Annotated[int | None, typer.Option(help="Segments computed at a time; default: cores less one.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute one segment.")] = None,
+    backend: Annotated[str | None, typer.Option(help="What runs the models: onnxruntime, or one installed.")] = None,
     pin: Annotated[bool | None, typer.Option("--pin/--no-pin", help="Keep every lane on a core of its own.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 lets the system choose.")] = None,
@@ -79,6 +80,7 @@ def command(
         "late": late,
         "lanes": lanes,
         "threads": threads,
+        "backend": backend,
         "pin": pin,
         "host": host,
         "http_port": http_port,
@@ -245,7 +247,7 @@ def _announce(server: Server) -> None:
         _line(f"       remark: {name}: {what}")
 
 
-def _pieces(prepared: Prepared) -> str:
+def _pieces(prepared: LoadedModel) -> str:
     exits = ", ".join(each.output for each in prepared.exits)
     return _counted(len(prepared.segments), "segment") + (f", exits {exits}" if exits else "")
 

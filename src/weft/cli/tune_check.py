@@ -16,10 +16,10 @@ CALIBRATION = 512
 
 def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, *, optimise: bool = True) -> float:
     """The score of a written model on samples; *opened* is the model that it was made of."""
+    from weft.runtime.onnxruntime_cpu.sessions import open_session
     from weft.runtime.quantised.feeding import batches
     from weft.runtime.quantised.metrics import make_metric
     from weft.runtime.quantised.stages import choose_batch, run_on
-    from weft.runtime.sessions import open_session
 
     measure = make_metric(metric, gives_probability=opened.gives_probability)
     session = open_session(path, 1, optimise=optimise)

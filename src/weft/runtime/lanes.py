@@ -1,27 +1,24 @@
-"""The executor whose time passes: lanes, each a thread that computes one segment of one batch at a time.
+"""The executor whose time passes: lanes of a backend, each of which computes one segment of one batch at a time.
 
-All scheduling state lives on the thread that drives the engine; a lane only runs what it was given and
-reports back. ONNX Runtime computes without Python's global lock, so lanes run beside each other and
-beside the engine. The twin in which time jumps is ``engine.simulated_host``.
+All scheduling state lives on the thread that drives the engine; a backend only runs what it was given and tells when it
+has ended. The twin in which time jumps is ``engine.simulated_host``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
 from typing import Protocol
-
-import onnxruntime as ort
 
 from weft.devices.decoupled import Issue, NpuState
 from weft.engine.engine import Completion
 from weft.policies.base import Candidate, Running, Start
+from weft.runtime.backend import Backend, DeviceLane, End, Ended, Made, Run
 
 log = logging.getLogger("weft.engine")
 
@@ -29,7 +26,8 @@ ABORT_FROM_TICKS = 10_000_000
 """Segments of 10 ms and more may be stopped for something urgent; shorter ones are over before it pays."""
 
 INLINE_TICKS = 200_000
-"""Steady segments of less than 0.2 ms run on the engine's own thread: handing them to another costs as much."""
+"""Steady segments of less than 0.2 ms run on the engine's own thread, where the backend can do that: handing them to
+another costs as much."""
 
 
 class Work(Protocol):
@@ -39,14 +37,13 @@ class Work(Protocol):
         """Whether a segment takes as long as it did before, whatever its inputs hold."""
         ...
 
-    def compute(self, segment: int, options: ort.RunOptions) -> None:
-        """Run a segment on the values the one before it left; called on the lane's thread."""
+    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> Run:
+        """Run a segment on the values the one before it left (``LoadedModel.start``)."""
         ...
 
-
-def runs_here(candidate: Candidate, work: Work) -> bool:
-    """Whether a segment is computed on the engine's own thread; nothing can be stopped there, so it must be sure."""
-    return candidate.compute < INLINE_TICKS and work.steady(candidate.layer)
+    def take(self, segment: int, made: Sequence[Made]) -> None:
+        """It has ended; called on whatever thread told of it."""
+        ...
 
 
 @dataclass(eq=False)
@@ -54,59 +51,52 @@ class _Task:
     candidate: Candidate
     work: Work
     submitted: int
-    options: ort.RunOptions
+    run: Run | None = None
     """How it is told to stop."""
     aborted: bool = False
 
 
 @dataclass(eq=False)
 class Lane:
-    """One thread and what it did last."""
+    """One lane of the device, and what it does."""
 
     index: int
-    tasks: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)
+    device: DeviceLane
     task: _Task | None = None
-    thread: threading.Thread | None = None
-    options: ort.RunOptions = field(default_factory=ort.RunOptions)
-    """Of all its runs, until one of them is told to stop."""
     busy_ticks: int = 0
 
 
 class Lanes:
-    """Runs segments on threads; ``wake`` is called from them whenever one has ended."""
+    """Runs segments on a backend; ``wake`` is called from its threads whenever one has ended."""
 
     def __init__(
-        self, count: int, work_of: Callable[[Candidate], Work], wake: Callable[[], None], *, pin: bool = False
+        self,
+        backend: Backend,
+        count: int,
+        work_of: Callable[[Candidate], Work],
+        wake: Callable[[], None],
+        *,
+        pin: bool = False,
     ) -> None:
+        self.backend, self.now = backend, backend.now
         self._work_of, self._wake = work_of, wake
-        self.lanes = [Lane(index) for index in range(count)]
+        self._thread = get_ident()
+        self.lanes = [Lane(index, backend.lane(index, pin=pin)) for index in range(count)]
         self._idle = list(reversed(self.lanes))
         self._ended: deque[tuple[Lane, Completion]] = deque()
-        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
-        for lane in self.lanes:
-            core = cores[lane.index % len(cores)] if cores else None
-            lane.thread = threading.Thread(
-                target=self._serve, args=(lane, core), name=f"lane-{lane.index}", daemon=True
-            )
-            lane.thread.start()
         self.watch: Callable[[int, Completion], None] | None = None
         """Told of every segment that ended, with the number of its lane."""
-
-    def now(self) -> int:
-        return time.monotonic_ns()
 
     def ready(self) -> NpuState | None:
         if not self._idle:
             return None
-        now = time.monotonic_ns()
+        now = self.now()
         return NpuState(now, now, now)
 
     def completions(self) -> list[Completion]:
         ended: list[Completion] = []
         while self._ended:
             lane, completion = self._ended.popleft()
-            if lane.task and lane.task.aborted:
-                lane.options = ort.RunOptions()
             lane.task = None
             lane.busy_ticks += completion.times.compute_end - completion.times.compute_start
             self._idle.append(lane)
@@ -125,15 +115,31 @@ class Lanes:
     def idle_until(self, tick: int) -> None:
         """The thread that drives the engine waits elsewhere: for requests and for ``wake``."""
 
+    def runs_here(self, candidate: Candidate, work: Work) -> bool:
+        """Whether a segment is computed on the engine's own thread; it cannot be stopped there, so it must be sure."""
+        return self.backend.inline and candidate.compute < INLINE_TICKS and work.steady(candidate.layer)
+
     def submit(self, start: Start) -> None:
         candidate = start.candidate
         work = self._work_of(candidate)
         lane = self._idle.pop()
-        task = lane.task = _Task(candidate, work, time.monotonic_ns(), lane.options)
-        if runs_here(candidate, work):
-            self._ended.append((lane, _computed(task)))
-        else:
-            lane.tasks.put(task)
+        task = lane.task = _Task(candidate, work, self.now())
+        here = self.runs_here(candidate, work)
+        task.run = work.start(candidate.layer, lane.device, partial(self._end, lane, task), here=here)
+
+    def _end(self, lane: Lane, task: _Task, end: End) -> None:
+        """A segment has ended; called on a thread of the backend's, or on our own while it starts."""
+        error = end.error
+        if error is None:
+            try:
+                task.work.take(task.candidate.layer, end.made)
+            except Exception as problem:  # its own requests hear of it and the lane goes on
+                error = problem
+        times = Issue(end.began, end.began, end.began, end.ended)
+        stopped = task.aborted and error is not None
+        self._ended.append((lane, Completion(task.candidate, times, stopped, None if stopped else error)))
+        if get_ident() != self._thread:
+            self._wake()
 
     def abortable(self) -> tuple[Running, ...]:
         found = tuple(
@@ -144,50 +150,27 @@ class Lanes:
         return found if any(layer.stoppable for layer in found) else ()
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop what runs of a query, between two of its nodes."""
+        """Stop what runs of a query."""
         for lane in self.lanes:
             task = lane.task
             if task and (task.candidate.stream, task.candidate.query) == (stream, query):
                 task.aborted = True
-                task.options.terminate = True
+                if task.run:
+                    task.run.stop()
 
     def rests(self) -> list[tuple[Candidate, int]]:
         """What runs, and how many ticks each is expected to run on."""
         return [(lane.task.candidate, self._rest(lane.task)) for lane in self.lanes if lane.task]
 
     def _rest(self, task: _Task) -> int:
-        return 0 if task.aborted else max(0, task.submitted + task.candidate.compute - time.monotonic_ns())
+        return 0 if task.aborted else max(0, task.submitted + task.candidate.compute - self.now())
 
     def close(self, patience_s: float | None = None) -> bool:
-        """Let every lane finish what it runs, and end its thread; False if one has not ended in time."""
-        end_s = None if patience_s is None else time.monotonic_ns() / 1e9 + patience_s
-        for lane in self.lanes:
-            lane.tasks.put(None)
-        threads = [lane.thread for lane in self.lanes if lane.thread]
-        for thread in threads:
-            thread.join(None if end_s is None else max(0.0, end_s - time.monotonic_ns() / 1e9))
-        return not any(thread.is_alive() for thread in threads)
-
-    def _serve(self, lane: Lane, core: int | None) -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-        while (task := lane.tasks.get()) is not None:
-            self._ended.append((lane, _computed(task)))
-            del task
-            self._wake()
+        """Let every lane finish what it runs, and end it; False if one has not ended in time."""
+        end_s = None if patience_s is None else time.monotonic() + patience_s
+        left = [lane.device.close(None if end_s is None else max(0.0, end_s - time.monotonic())) for lane in self.lanes]
+        return all(left)
 
 
 def _abortable(task: _Task) -> bool:
     return task.candidate.compute >= ABORT_FROM_TICKS and not task.aborted
-
-
-def _computed(task: _Task) -> Completion:
-    error: Exception | None = None
-    began = time.monotonic_ns()
-    try:
-        task.work.compute(task.candidate.layer, task.options)
-    except Exception as problem:  # whatever a model does, its own requests hear of it and the lane goes on
-        error = problem
-    times = Issue(began, began, began, time.monotonic_ns())
-    stopped = task.aborted and error is not None
-    return Completion(task.candidate, times, stopped, None if stopped else error)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import StitchError
-from weft.runtime.sessions import first_line, open_session
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.tensors import Array
 from weft.stitching.graph import DYNAMIC, Graph
 from weft.stitching.onnx_writer import to_onnx

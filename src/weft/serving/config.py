@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from weft.errors import InputError
 from weft.jsonfile import first_problem, printable
+from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 
 LARGEST_FILE_BYTES = 1 << 20
 """Settings are short; more than this is some other file."""
@@ -161,6 +162,8 @@ class ServerConfig:
     """Pieces of models that run at the same time; the usable cores less one where left out."""
     threads: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
     """Threads that work on one piece."""
+    backend: Name = DEFAULT_BACKEND
+    """What runs the models (``runtime.backends``)."""
     pin: StrictBool = False
     """Keep every lane on cores of its own."""
     policy: Name = "punctual"

@@ -15,12 +15,12 @@ from weft.devices.decoupled import Issue
 from weft.engine.engine import Completion
 from weft.engine.requests import Job, Ticket
 from weft.engine.serving import request_engine
-from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError
+from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.program import Program
-from weft.runtime.lanes import Lanes, runs_here
-from weft.runtime.sessions import first_line
+from weft.runtime.backend import Backend
+from weft.runtime.lanes import Lanes
 from weft.runtime.tensors import Array
 from weft.serving.admission import refused
 from weft.serving.leaving import EXIT
@@ -43,6 +43,7 @@ class Dispatcher:
         policy: str,
         options: Mapping[str, Option] | None = None,
         *,
+        backend: Backend,
         late: str = "weave",
         lanes: int = 1,
         pin: bool = False,
@@ -52,7 +53,7 @@ class Dispatcher:
         programs: list[Program] = []
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
         self.policy = make_request_policy(policy, setting, options)
-        self.lanes = Lanes(lanes, self._work_of, self._wake, pin=pin)
+        self.lanes = Lanes(backend, lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
         self._engine, self._source = request_engine(
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
@@ -302,7 +303,7 @@ class Dispatcher:
         assert job is not None
         if not isinstance(job.work, Batch):
             job.work = self._begin(candidate, job)
-        if runs_here(candidate, job.work):  # answers shall not wait for it
+        if self.lanes.runs_here(candidate, job.work):  # answers shall not wait for it
             self._post()
         return job.work
 
@@ -395,6 +396,6 @@ def _said(model: str, error: Exception) -> RequestError:
     """What a client is told when its inputs could not be computed: mostly a free dimension the model cannot take."""
     if isinstance(error, RequestError):
         return error
-    if type(error).__module__.startswith("onnxruntime") and "allocate" not in str(error):
+    if isinstance(error, UnfitInputs):
         return BadRequest(f"{model} cannot compute these inputs: {first_line(error)}")
     return Failed(f"{model}: {type(error).__name__}: {first_line(error)}")

@@ -148,7 +148,7 @@ class GrpcFace:
 
     async def _model_infer(self, message: Any, context: Any) -> Any:
         remaining_s = context.time_remaining()
-        deadline = time.monotonic_ns() + round(remaining_s * 1e9) if remaining_s is not None else None
+        deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
         call, answer = self._begin(message, deadline)
         try:
             return _computed(await answer)

@@ -5,6 +5,7 @@ A request leaves when all its rows are sure, or at the end; each row's answer is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ import numpy.typing as npt
 
 from weft.engine.steering import Shares, Steered, Steering
 from weft.errors import ModelError, WorkloadError
-from weft.runtime.exits import Values, confidence
-from weft.runtime.prepared import Prepared
+from weft.runtime.backend import LoadedModel
+from weft.runtime.exits import confidence
 from weft.runtime.tensors import Array, TensorSpec
 from weft.workloads.exits import ExitRecord, miscounted, read_record
 
@@ -36,22 +37,22 @@ class Reached(NamedTuple):
 class Leaving:
     """The exits of one loaded model."""
 
-    def __init__(self, prepared: Prepared, steering: Steering, record: ExitRecord | None = None) -> None:
+    def __init__(self, prepared: LoadedModel, steering: Steering, record: ExitRecord | None = None) -> None:
         self.names = tuple(each.output for each in prepared.exits)
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
         self.shares = Shares(record.rates(steering.top) if record else [1 / count] * count)
-        self._kind = prepared.blueprint.confidence
+        self._kind = prepared.confidence
         self._by_segment = {each.segment: number for number, each in enumerate(prepared.exits, start=1)}
         self.layers = tuple(each.segment + 1 for each in prepared.exits[:-1])
         """After how many segments requests may leave, the end not among them."""
 
-    def reached(self, segment: int, values: Values) -> Reached | None:
+    def reached(self, segment: int, told: Mapping[str, Array]) -> Reached | None:
         """What the segment's exit says, if it ends with one."""
         number = self._by_segment.get(segment)
         if number is None:
             return None
-        answers = values[self.names[number - 1]]
+        answers = told[self.names[number - 1]]
         return Reached(number, answers, confidence(answers, self._kind))
 
     def answer(self, answers: Array, exits: Array, sure: Floats) -> dict[str, Array]:
@@ -92,7 +93,7 @@ class Rows:
         return leaving.answer(self._answers, self._exits, self._sure)
 
 
-def outputs_of(prepared: Prepared) -> tuple[TensorSpec, ...]:
+def outputs_of(prepared: LoadedModel) -> tuple[TensorSpec, ...]:
     """What clients of a model may ask for."""
     if not prepared.exits:
         return prepared.outputs

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from weft.engine.steering import Steering
 from weft.errors import ModelError, NotFound, Overloaded, WeftError
-from weft.runtime.prepared import Prepared
-from weft.runtime.preparing import Recipe, prepare
+from weft.runtime.backend import Backend, LoadedModel, Recipe
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import Entry, Repository
@@ -34,12 +32,14 @@ class Library:
         self,
         repository: Repository,
         dispatcher: Dispatcher,
+        backend: Backend,
         *,
         threads: int = 1,
         budget_bytes: int | None = None,
         cache: Path | None = None,
     ) -> None:
-        self.repository, self.budget_bytes = repository, budget_bytes
+        self.repository, self.backend = repository, backend
+        self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], Slot] = {}
         self._leaving: set[Served] = set()
@@ -198,7 +198,8 @@ class Library:
             confidence=config.exit_confidence,
             independent_rows=config.rows is not None,
         )
-        prepared = prepare(entry.path, recipe, self._cache)
+        prepared = self.backend.open(entry.path, recipe, self._cache)
+        prepared.prepare(prepared.max_batch)
         return Served(
             entry.body or entry.name,
             prepared,
@@ -209,7 +210,7 @@ class Library:
 
     def _install(self, slots: list[Slot], body: Served) -> None:
         """Let requests meet what was loaded, and what was there before leave."""
-        before, now_ns, entry = self._loaded(), time.monotonic_ns(), slots[0].entry
+        before, now_ns, entry = self._loaded(), self.backend.now(), slots[0].entry
         for slot in slots:
             try:
                 slot.take(body, now_ns)
@@ -282,7 +283,7 @@ class Library:
             self._dismiss([slot], "")
 
 
-def _leaving(entry: Entry, prepared: Prepared, steering: Steering) -> Leaving | None:
+def _leaving(entry: Entry, prepared: LoadedModel, steering: Steering) -> Leaving | None:
     """How requests leave a model at its exits; None where it has none."""
     config = entry.config
     if prepared.exits:

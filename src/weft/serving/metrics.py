@@ -397,7 +397,7 @@ FAMILIES = (
         "weft_uptime_seconds",
         "gauge",
         "Time since the start.",
-        _server(lambda s: (time.monotonic_ns() - s.started_ns) / 1e9),
+        _server(lambda s: (s.now() - s.started_ns) / 1e9),
     ),
     Family("weft_ready", "gauge", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
     Family(

@@ -10,7 +10,7 @@ OUT_OF_ORDER_NS = 1_000_000_000
 
 
 class Span(NamedTuple):
-    """A segment on a lane; times in nanoseconds on the monotonic clock."""
+    """A segment on a lane; times in nanoseconds on the clock of the lanes."""
 
     lane: int
     model: str

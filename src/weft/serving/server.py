@@ -17,6 +17,7 @@ from typing import Any
 from weft.errors import InputError, Overloaded
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
+from weft.runtime.backends import make_backend
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.grpc_service import GrpcFace, credentials
@@ -49,6 +50,7 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
+        self.backend = make_backend(config.backend)
         self._hurry = asyncio.Event()
         self._scratch = tempfile.TemporaryDirectory(prefix="weft-") if config.cache is None else None
         cache = Path(self._scratch.name) if self._scratch else config.cache
@@ -99,6 +101,7 @@ class Server:
             asyncio.get_running_loop(),
             config.policy,
             config.policy_options,
+            backend=self.backend,
             late=config.late,
             lanes=config.lanes,
             pin=config.pin,
@@ -107,6 +110,7 @@ class Server:
         library = Library(
             self._repository,
             self._dispatcher,
+            self.backend,
             threads=config.threads,
             budget_bytes=config.memory_budget_bytes,
             cache=self._cache,
@@ -182,6 +186,7 @@ class Server:
     async def _close_models(self) -> None:
         self._dispatcher.close(STOPPING_S)
         await self.service.library.close()
+        await asyncio.to_thread(self.backend.close)
         await asyncio.to_thread(self.service.telemetry.close)
         if self._scratch:
             self._scratch.cleanup()

@@ -70,9 +70,9 @@ class Call:
         self._service, self._done = service, done
         self._slot: Slot | None = None
         self._spec: ModelSpec | None = None
-        self.arrival = time.monotonic_ns()
+        self.arrival = service.now()
         self.deadline = deadline
-        """The transport's own, on the monotonic clock."""
+        """The transport's own, on the clock of the lanes."""
         self.request: Infer | None = None
         self.ticket: LiveTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
@@ -93,7 +93,7 @@ class Call:
             self._done(error)
         except Exception as error:  # nobody shall wait because of a fault of ours
             log.exception("%s: a request could not be taken", slot.entry.name)
-            self._done(_counted(slot.statistics, internal(error)))
+            self._done(self._service.counted(slot.statistics, internal(error)))
 
     def _replied(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -107,7 +107,7 @@ class Call:
         }
         if ticket.model.leaving:
             told[THRESHOLD] = ticket.threshold
-        self._service.telemetry.served(ticket)
+        self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
         self._done(Result(self.request, self._spec, outcome, told))
         self._slot.statistics.output_ns += time.monotonic_ns() - ended
@@ -128,7 +128,9 @@ class Service:
     ) -> None:
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
-        self.started_ns = time.monotonic_ns()
+        self.now = dispatcher.lanes.now
+        """The clock of arrivals, deadlines and segments: that of what computes them."""
+        self.started_ns = self.now()
         self.started = False
         """All that shall be there from the start was loaded, or has failed to."""
         self.draining = False
@@ -167,7 +169,7 @@ class Service:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
             slot = self.library.find(name, version)
         except RequestError as error:
-            done(_counted(self.refused, error))
+            done(self.counted(self.refused, error))
             return call
         if slot.served:
             call.begin(slot, decode)
@@ -177,17 +179,22 @@ class Service:
             call.waiting.add_done_callback(self._tasks.discard)
         return call
 
+    def counted(self, statistics: Statistics, error: RequestError) -> RequestError:
+        """Write down that a request had no result."""
+        statistics.failed(self.now(), 0, error.reason, had_deadline=isinstance(error, Expired))
+        return error
+
     async def _begin_when_loaded(self, call: Call, slot: Slot, decode: Decode, done: Done, peek: Peek) -> None:
         try:
             async with asyncio.timeout(_patience_s(call, slot, peek)):
                 await self.library.ensure(slot)
         except TimeoutError:
-            done(_counted(slot.statistics, Expired(f"{slot.entry.name}: its deadline passed while it was loading")))
+            done(self.counted(slot.statistics, Expired(f"{slot.entry.name}: its deadline passed while it was loading")))
         except RequestError as error:
             self._tell_readiness()
-            done(_counted(slot.statistics, error))
+            done(self.counted(slot.statistics, error))
         except asyncio.CancelledError:
-            _counted(slot.statistics, Cancelled("the client went away"))
+            self.counted(slot.statistics, Cancelled("the client went away"))
             raise
         else:
             self._tell_readiness()
@@ -253,7 +260,7 @@ class Service:
         return {
             "name": name,
             "versions": self.library.repository.versions(name) if not version else [slot.entry.version],
-            "platform": "onnxruntime_onnx",
+            "platform": self.library.backend.platform,
             "inputs": [_tensor(spec) for spec in slot.spec.inputs],
             "outputs": [_tensor(spec) for spec in slot.spec.outputs],
         }
@@ -266,8 +273,8 @@ class Service:
         settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
         return {
             "name": name,
-            "platform": "onnxruntime_onnx",
-            "backend": "onnxruntime",
+            "platform": self.library.backend.platform,
+            "backend": self.library.backend.name,
             "max_batch_size": batch,
             "input": [_configured(spec, batched=batch > 0) for spec in slot.spec.inputs],
             "output": [_configured(spec, batched=batch > 0) for spec in slot.spec.outputs],
@@ -346,11 +353,6 @@ class Service:
         """Wait until every accepted request is answered."""
         while self.dispatcher.pending or self._tasks:
             await asyncio.sleep(0.005)
-
-
-def _counted(statistics: Statistics, error: RequestError) -> RequestError:
-    statistics.failed(time.monotonic_ns(), 0, error.reason, had_deadline=isinstance(error, Expired))
-    return error
 
 
 def _patience_s(call: Call, slot: Slot, peek: Peek) -> float | None:

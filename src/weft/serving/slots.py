@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from weft.errors import ModelError
-from weft.runtime.prepared import Prepared
+from weft.runtime.backend import LoadedModel
 from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig
 from weft.serving.leaving import outputs_of
@@ -92,7 +92,7 @@ def signature(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _said(prepared: Prepared, entry: Entry) -> str:
+def _said(prepared: LoadedModel, entry: Entry) -> str:
     family = [f"one of {len(prepared.tasks)} with the body {entry.body}"] if prepared.tasks else []
     return "; ".join([*family, *prepared.remarks])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -18,7 +17,7 @@ LONGEST_NS = 60_000_000_000
 
 def state(service: Service) -> dict[str, Any]:
     """Everything the dashboard shows but the timeline."""
-    now = time.monotonic_ns()
+    now = service.now()
     slots = list(service.library.slots())
     seen = [slot.statistics for slot in slots]
     windows = {id(each): each.window(now) for each in seen}
@@ -43,7 +42,7 @@ def state(service: Service) -> dict[str, Any]:
 
 def timeline(service: Service, since_s: float) -> dict[str, Any]:
     """Segments that ended after *since_s*."""
-    now = time.monotonic_ns()
+    now = service.now()
     start_s = min(max(since_s, (now - LONGEST_NS) / 1e9), now / 1e9)
     spans = service.dispatcher.recorder.since(round(start_s * 1e9))
     return {
@@ -84,7 +83,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "exit_rates": list(slot.served.leaving.shares.told) if slot.served.leaving else [],
             }
             for slot in service.library.slots()
-            if slot.served and slot.served.prepared.warm
+            if slot.served and slot.served.prepared.warm_shapes is not None
         },
     }
 

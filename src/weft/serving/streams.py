@@ -20,8 +20,8 @@ from weft.engine.requests import Requests, Terms
 from weft.errors import BadRequest
 from weft.policies.base import NO_DEADLINE, Candidate
 from weft.program import Program
+from weft.runtime.backend import LoadedModel
 from weft.runtime.lanes import INLINE_TICKS
-from weft.runtime.prepared import Prepared
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array
 from weft.serving.leaving import Leaving
@@ -49,7 +49,7 @@ class Served:
     def __init__(
         self,
         name: str,
-        prepared: Prepared,
+        prepared: LoadedModel,
         *,
         queue_size: int = 256,
         batch_timeout_ms: float = 0.0,
@@ -65,7 +65,7 @@ class Served:
         self.leases = 0
         """Requests and batches that need it, as a body; it is not closed before they have ended."""
         self.streams: dict[tuple[Shapes, bool], Stream] = {}
-        warm = prepared.blueprint.warm_shapes
+        warm = prepared.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
     def for_task(self, task: TaskSpec, *, queue_size: int = 256) -> Served:
@@ -81,7 +81,7 @@ class Served:
 
     def alike(self, rows: int) -> Shapes:
         """The shapes of all requests of so many rows for the models of a stitched body."""
-        shapes = self.prepared.blueprint.warm_shapes or {}
+        shapes = self.prepared.warm_shapes or {}
         return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
 
     def inward(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -215,7 +215,7 @@ class Streams:
             rows = _rows(model.name, shapes)
             batches = 1 if alone else max(1, prepared.max_batch // max(1, rows))
         programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
-        measured = prepared.warm and _elements(shapes, rows) == model.warm_elements
+        measured = prepared.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.leaving.steered if model.leaving else None
         fitting = [old for old in self._spare if old.places >= batches]
         if fitting:
@@ -277,7 +277,7 @@ def _estimated(model: Served, shapes: Shapes, rows: int, size: int) -> Program:
     refused on a guess, and none to be so short that it would be computed on the event loop.
     """
     times = model.prepared.times_at(max(1, rows * size))
-    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements and model.prepared.warm else 0.0
+    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements and model.prepared.warm_shapes else 0.0
     if not share:
         ticks = [UNKNOWN_NS] * len(times)
     elif share == 1:

@@ -25,7 +25,7 @@ TRACES_PATH = "/v1/traces"
 class Telemetry:
     """Says nothing to nobody."""
 
-    def served(self, ticket: LiveTicket) -> None:
+    def served(self, ticket: LiveTicket, now: int) -> None:
         """A request has its result."""
 
     def close(self) -> None:
@@ -56,9 +56,9 @@ class OpenTelemetry(Telemetry):
         self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
         self._kind = SpanKind.SERVER
 
-    def served(self, ticket: LiveTicket) -> None:
+    def served(self, ticket: LiveTicket, now: int) -> None:
         end_ns = time.time_ns()
-        lasted_ns = time.monotonic_ns() - ticket.arrival
+        lasted_ns = now - ticket.arrival
         span = self._tracer.start_span(f"infer {ticket.model.name}", None, self._kind, start_time=end_ns - lasted_ns)
         if span.is_recording():
             span.set_attributes(_attributes(ticket, ticket.arrival + lasted_ns))

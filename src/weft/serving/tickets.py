@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.engine.requests import Ticket
 from weft.errors import RequestError
-from weft.runtime.exits import Values, join, keep
+from weft.runtime.backend import DeviceLane, Ended, Made, Part, Run, Step
+from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
 from weft.serving.leaving import Leaving, Reached, Rows
@@ -22,7 +22,7 @@ class Ask:
     """What a client wants besides its result."""
 
     due: int
-    """On the monotonic clock, in nanoseconds."""
+    """On the clock of the lanes, in nanoseconds."""
     priority: int = 1
     strict: bool = False
     """Without a result after its deadline."""
@@ -57,29 +57,21 @@ class LiveTicket(Ticket):
 Reply = Callable[[LiveTicket, "dict[str, Array] | RequestError"], None]
 
 
-class _Part(NamedTuple):
-    """Some samples of a batch."""
-
-    values: Values
-    rows: list[int] | None = None
-    """Those that go on, if not all do."""
-    answers: frozenset[str] = frozenset()
-    """Of a stitched body, the outputs of those models that it has samples of."""
-
-
 class Batch:
     """The work of one job, on whatever lane runs it; its rows are in the order of its tickets.
 
-    Who leaves and who joins is only noted where that happens; tensors are cut and put together on the lane.
+    Who leaves and who joins is only noted where that happens; the backend cuts tensors and puts them together.
     """
 
-    __slots__ = ("_parts", "_reached", "began", "compute_ns", "model", "tickets")
+    __slots__ = ("_answers", "_parts", "_reached", "began", "compute_ns", "model", "tickets")
 
     def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
         self.model, self.tickets = model, tickets
         self.began = self.shares()
         """The models and rows with which it began."""
-        self._parts = [_Part(ticket.inputs) for ticket in tickets]
+        self._parts = [Part(ticket.inputs) for ticket in tickets]
+        self._answers: list[dict[str, Array]] = []
+        """The outputs of each part, once they are computed."""
         self._reached: Reached | None = None
         self.compute_ns = 0
 
@@ -87,25 +79,24 @@ class Batch:
         """Whether a segment takes as long as it did before, whatever its samples hold."""
         return self.model.prepared.steady[segment]
 
-    def compute(self, segment: int, options: Any) -> None:
+    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
         """Run a segment on what the one before it left."""
-        prepared, leaving = self.model.prepared, self.model.leaving
-        self._parts = [_Part(values) for values in self._gathered(segment)]
-        made = [prepared.run_segment(segment, part.values, options) for part in self._parts]
-        self._parts = [_Part(values) for values in made]
-        self._reached = leaving.reached(segment, made[0]) if leaving else None
+        return self.model.prepared.start(self.step(segment), lane, ended, here=here)
 
-    def _gathered(self, segment: int) -> list[Values]:
-        """The values of all who are left: in one piece, or of batches that cannot be joined half-way each its own."""
-        prepared = self.model.prepared
-        values = [
-            part.values if part.rows is None else keep(part.values, part.rows, prepared.rowless) for part in self._parts
-        ]
-        return [join(values, prepared.rowless)] if segment == 0 or prepared.mergeable else values
+    def step(self, segment: int) -> Step:
+        """What a segment is computed from: the values of all who are left."""
+        return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
+
+    def take(self, segment: int, made: Sequence[Made]) -> None:
+        """A segment was computed; one that was stopped changes nothing, so that others may still join it."""
+        self._parts = [Part(each.values) for each in made]
+        self._answers = [each.answers for each in made]
+        leaving = self.model.leaving
+        self._reached = leaving.reached(segment, made[0].answers) if leaving else None
 
     def results(self) -> Iterator[tuple[LiveTicket, dict[str, Array]]]:
         """Every ticket with its rows of the outputs."""
-        values = join([part.values for part in self._parts], {})
+        values = join(self._answers, {})
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
@@ -160,21 +151,27 @@ class MixedBatch(Batch):
     The samples of several such batches cannot be joined half-way, where those of all models lie one after another.
     """
 
-    __slots__ = ()
+    __slots__ = ("_named",)
 
-    def compute(self, segment: int, options: Any) -> None:
-        prepared = self.model.prepared
-        parts = self._parts if segment else [self._together()]
-        self._parts = [part._replace(values=prepared.run_segment(segment, part.values, options)) for part in parts]
+    def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
+        super().__init__(model, tickets)
+        self._named: list[frozenset[str]] = []
+        """Of each part that was begun, the outputs of those models that it has samples of."""
 
-    def _together(self) -> _Part:
-        """All samples as one part. It is not kept before it is computed: half-way stopped, others may still join."""
-        tasks = [model.task for model in self.shares() if model.task]
-        answers = frozenset(name for task in tasks for name in task.outputs.values())
-        return _Part(self.model.prepared.gather([part.values for part in self._parts]), answers=answers)
+    def take(self, segment: int, made: Sequence[Made]) -> None:
+        super().take(segment, made)
+        if segment == 0:
+            tasks = [model.task for model in self.shares() if model.task]
+            self._named = [frozenset(name for task in tasks for name in task.outputs.values())]
+
+    def join(self, other: Batch) -> None:
+        super().join(other)
+        assert isinstance(other, MixedBatch)
+        self._named += other._named
 
     def results(self) -> Iterator[tuple[LiveTicket, dict[str, Array]]]:
-        values = mixed([{name: part.values[name] for name in part.answers} for part in self._parts], {})
+        parts = zip(self._answers, self._named, strict=True)
+        values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._places():
             yield ticket, ticket.model.outward(values, start, end)
 

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from weft.errors import ModelError
-from weft.runtime.sessions import first_line, open_session
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.tensors import Array
 
 _EIGHT_BITS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)

@@ -11,8 +11,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from weft.errors import ModelError, TuneError, unknown_name
 from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
 from weft.runtime.cutting import prune, whole_because
-from weft.runtime.samples import check_ranks, specs
-from weft.runtime.sessions import open_model
+from weft.runtime.onnxruntime_cpu.samples import check_ranks, specs
+from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.runtime.tensors import TensorSpec
 
 _SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")

@@ -9,10 +9,10 @@ from weft.errors import EvaluationError
 from weft.numbers.arrays import rounded
 from weft.numbers.configuration import AnyFormat
 from weft.numbers.format import FLOAT32
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.quantised.cache import ArrayCache
 from weft.runtime.quantised.feeding import Ints, feed
 from weft.runtime.quantised.plan import Plan, Stage, rounded_input, weight_input
-from weft.runtime.sessions import first_line, open_session
 from weft.runtime.tensors import Array
 
 _WEIGHT = "weft:weight"

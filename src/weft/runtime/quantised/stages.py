@@ -14,10 +14,10 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from weft.errors import ModelError, TuneError
 from weft.models.weighted_layers import WeightedLayer
 from weft.runtime.cutting import Piece, Tensor, prune, split
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.quantised.feeding import feed
 from weft.runtime.quantised.opened import Opened
 from weft.runtime.quantised.plan import Plan, Stage, rounded_input, weight_input
-from weft.runtime.sessions import first_line, open_session
 from weft.runtime.tensors import Array
 
 BATCH_BYTES = 8 << 20

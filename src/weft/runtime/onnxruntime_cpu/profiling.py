@@ -16,7 +16,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from weft.runtime.cutting import Tensor
-from weft.runtime.sessions import open_session
+from weft.runtime.onnxruntime_cpu.sessions import open_session
 from weft.runtime.tensors import Array
 
 _BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12

@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from weft import errors
 from weft.errors import ModelError
 
 WEIGHTS = "weights.bin"
@@ -62,8 +63,7 @@ def open_model(path: Path, threads: int, save: Path | None = None) -> Any:
 
 def first_line(error: BaseException) -> str:
     """What ONNX Runtime says, without its codes and what follows the first line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:200]
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", errors.first_line(error))
 
 
 def release_memory() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,8 @@ import onnx
 from onnx import ModelProto
 
 from weft.errors import ModelError, unknown_name
-from weft.runtime import cache as caching
 from weft.runtime import stitched
-from weft.runtime.batching import Clock, Crossing, Feed, clock, crossing, measure
+from weft.runtime.backend import Progress, Recipe, check_once
 from weft.runtime.cutting import (
     Piece,
     arrange,
@@ -38,54 +37,18 @@ from weft.runtime.cutting import (
     whole_because,
     worth_cutting,
 )
-from weft.runtime.exits import KINDS, METADATA_KEY, ExitSpec, Kind
-from weft.runtime.prepared import Blueprint, Prepared, SegmentSpec
-from weft.runtime.profiling import made_shapes, profile
+from weft.runtime.exits import METADATA_KEY, ExitSpec
+from weft.runtime.onnxruntime_cpu import cache as caching
+from weft.runtime.onnxruntime_cpu.batching import Clock, Crossing, Feed, clock, crossing, measure
+from weft.runtime.onnxruntime_cpu.prepared import Blueprint, Prepared, SegmentSpec
+from weft.runtime.onnxruntime_cpu.profiling import made_shapes, profile
+from weft.runtime.onnxruntime_cpu.samples import check_ranks, sample, specs, warm_shapes
+from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.rows import INDEPENDENT, mixing, spreads
 from weft.runtime.rows import METADATA_KEY as ROWS_KEY
-from weft.runtime.samples import check_ranks, sample, specs, warm_shapes
-from weft.runtime.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.values import unsteady
 from weft.stitching.metadata import METADATA_KEY as STITCHED_KEY
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How to prepare a model."""
-
-    grain_s: float = 0.005
-    """Wanted length of a segment at batch 1."""
-    max_pieces: int = 64
-    threads: int = 1
-    """Of every session, for one run."""
-    max_batch: int | None = None
-    """None: up to 8, as far as batching pays."""
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of inputs with free dimensions, at batch 1, to warm up and measure with."""
-    values: Mapping[str, float] = field(default_factory=dict)
-    """Inputs that must hold a certain number then, such as a sampling rate."""
-    exits: tuple[str, ...] = ()
-    """Outputs at which samples may leave, shallow to deep, the end last; where none are named, those the file names.
-    One alone is the end: nobody leaves early."""
-    confidence: Kind = "logits"
-    """What the exits give."""
-    independent_rows: bool = False
-    """Batched although an operator looks across rows; so is a file that says so."""
-
-    def __post_init__(self) -> None:
-        if not self.grain_s > 0:
-            raise ModelError(f"the grain must be more than 0 s, got {self.grain_s}")
-        for name in ("max_pieces", "threads"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_batch is not None and self.max_batch < 1:
-            raise ModelError(f"max_batch must be at least 1, got {self.max_batch}")
-        if self.confidence not in KINDS:
-            raise ModelError(unknown_name("kind of confidence", self.confidence, KINDS))
-        _check_once(self.exits)
 
 
 def prepare(path: Path, recipe: Recipe, cache: Path | None = None, progress: Progress | None = None) -> Prepared:
@@ -125,8 +88,7 @@ def _loaded(path: Path, recipe: Recipe, place: Path, blueprint: Blueprint) -> Pr
         for segment in blueprint.segments
     ]
     prepared = Prepared(blueprint, sessions)
-    if blueprint.warm_shapes is not None:
-        prepared.run(sample(blueprint.inputs, blueprint.warm_shapes, 0, blueprint.values))
+    prepared.prepare(1)
     return prepared
 
 
@@ -415,12 +377,6 @@ def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
     )
 
 
-def _check_once(exits: Sequence[str]) -> None:
-    for name in exits:
-        if exits.count(name) > 1:
-            raise ModelError(f"exit {name!r} is named twice; name each exit once, shallow to deep")
-
-
 def _named_exits(recipe: Recipe, session: Any) -> tuple[str, ...]:
     """Those of the recipe, else those of the file; none where there is only the end."""
     text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
@@ -429,7 +385,7 @@ def _named_exits(recipe: Recipe, session: Any) -> tuple[str, ...]:
     for name in exits:
         if name not in outputs:
             raise ModelError(f"exits: {unknown_name('output', name, outputs)}")
-    _check_once(exits)
+    check_once(exits)
     return exits if len(exits) > 1 else ()
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from weft.errors import ModelError
 from weft.runtime.exits import Counted
-from weft.runtime.prepared import Prepared
-from weft.runtime.samples import Shapes, sample
-from weft.runtime.sessions import first_line
+from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.runtime.onnxruntime_cpu.samples import Shapes, sample
+from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
 Clock = Callable[[], float]

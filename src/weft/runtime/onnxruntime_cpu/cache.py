@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime as ort
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from weft.runtime.prepared import Blueprint
+from weft.runtime.onnxruntime_cpu.prepared import Blueprint
 from weft.runtime.wire_format import fields
 
 FORMAT = 4

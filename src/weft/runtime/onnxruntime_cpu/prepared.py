@@ -12,8 +12,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import BadRequest
-from weft.runtime.exits import Counted, ExitSpec, Kind, join
-from weft.runtime.sessions import release_memory
+from weft.runtime.backend import DeviceLane, Ended, Made, Run, Step
+from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
+from weft.runtime.measured import times_at
+from weft.runtime.onnxruntime_cpu.lane import CpuLane
+from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.onnxruntime_cpu.sessions import release_memory
 from weft.runtime.stitched import TaskSpec, mixed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 
@@ -77,14 +81,17 @@ class Prepared:
         self.segments = tuple(segment.name for segment in blueprint.segments)
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
-        self.warm = blueprint.warm_shapes is not None
+        self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
         self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
         self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
+        self.confidence = blueprint.confidence
         self.tasks, self.absent = blueprint.tasks, _absent(blueprint)
         self.sessions = tuple(sessions)
         self._steps = _steps(blueprint)
+        self._told = {each.segment: each.output for each in self.exits}
         self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
         self._interpolated: dict[int, tuple[float, ...]] = dict(self.times_s)
+        self._seen: set[int] = set()
         self._finalizer = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True) if folder else None
 
     @property
@@ -96,23 +103,44 @@ class Prepared:
         """Seconds of each segment at a batch size, straight between the measured ones; zeros where nothing was."""
         known = self._interpolated.get(batch)
         if known is None:
-            known = self._interpolate(batch)
+            known = times_at(self.times_s, len(self.segments), batch)
             if batch <= self.max_batch:  # clients may send batches of any size, and these are not kept
                 self._interpolated[batch] = known
         return known
 
-    def _interpolate(self, batch: int) -> tuple[float, ...]:
-        if not self.times_s:
-            return (0.0,) * len(self.segments)
-        sizes = sorted(self.times_s)
-        if batch > sizes[-1]:
-            return tuple(time_s * batch / sizes[-1] for time_s in self.times_s[sizes[-1]])
-        columns = zip(*(self.times_s[size] for size in sizes), strict=True)
-        return tuple(float(np.interp(batch, sizes, column)) for column in columns)
-
     def gather(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The inputs of several samples as one batch; of a stitched model, each has those of its own task."""
         return mixed(samples, self.absent) if self.tasks else join(samples, self.rowless)
+
+    def prepare(self, rows: int) -> None:
+        """Run made-up samples once: memory for a new shape is laid out in its first run."""
+        if rows in self._seen or self.warm_shapes is None:
+            return
+        drawn = sample(self.inputs, self.warm_shapes, 0, self.blueprint.values)
+        kinds = [{name: drawn[name] for name in task.inputs.values()} for task in self.tasks] or [drawn]
+        self.run(self.gather([kinds[row % len(kinds)] for row in range(rows)]))
+        self._seen.add(rows)
+
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+        """Run a step on a lane of this backend."""
+        assert isinstance(lane, CpuLane)
+        return lane.start(self, step, ended, here=here)
+
+    def compute(self, step: Step, options: Any = None) -> list[Made]:
+        """Run a step on the calling thread."""
+        segment, last = step.segment, len(self.segments) - 1
+        made = [self.run_segment(segment, values, options) for values in self._gathered(step)]
+        if segment == last:
+            return [Made({}, outputs) for outputs in made]
+        name = self._told.get(segment)
+        return [Made(values, {} if name is None else {name: values[name]}) for values in made]
+
+    def _gathered(self, step: Step) -> list[dict[str, Any]]:
+        """The values of all who go on: in one piece, or of batches that cannot be joined half-way each its own."""
+        values = [
+            part.values if part.rows is None else keep(part.values, part.rows, self.rowless) for part in step.parts
+        ]
+        return [self.gather(values)] if step.segment == 0 or self.mergeable else values
 
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
         """What is still needed after a segment, by name: from the model's inputs to its outputs."""

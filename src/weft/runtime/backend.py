@@ -1,0 +1,207 @@
+"""What runs models: the one protocol between the server and a device.
+
+A ``Backend`` opens models: it cuts a file into segments and measures them. A ``DeviceLane`` runs one segment at a time
+of any of them, beside the other lanes. ``LoadedModel.start`` gives a lane a ``Step``, returns at once, and the ``End``
+comes as an event, on whatever thread the backend has for it.
+
+What a batch holds between two segments is the backend's affair, in its own form and its own memory. All that others do
+with such ``Values`` is to hand them on: rows leave and batches are joined where the next step says so, and what clients
+are told comes back as arrays with the end of a step. Times are those of the backend's clock, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from weft.errors import ModelError, unknown_name
+from weft.runtime.exits import KINDS, ExitSpec, Kind
+from weft.runtime.stitched import TaskSpec
+from weft.runtime.tensors import Array, TensorSpec
+
+Values = Any
+"""Of some samples: their inputs by name, as arrays, before the first segment, and later what the backend made of them.
+They are freed when nobody refers to them any more."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to prepare a model."""
+
+    grain_s: float = 0.005
+    """Wanted length of a segment at batch 1."""
+    max_pieces: int = 64
+    threads: int = 1
+    """That work on one segment."""
+    max_batch: int | None = None
+    """None: up to 8, as far as batching pays."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of inputs with free dimensions, at batch 1, to warm up and measure with."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Inputs that must hold a certain number then, such as a sampling rate."""
+    exits: tuple[str, ...] = ()
+    """Outputs at which samples may leave, shallow to deep, the end last; where none are named, those the file names.
+    One alone is the end: nobody leaves early."""
+    confidence: Kind = "logits"
+    """What the exits give."""
+    independent_rows: bool = False
+    """Batched although an operator looks across rows; so is a file that says so."""
+
+    def __post_init__(self) -> None:
+        if not self.grain_s > 0:
+            raise ModelError(f"the grain must be more than 0 s, got {self.grain_s}")
+        for name in ("max_pieces", "threads"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_batch is not None and self.max_batch < 1:
+            raise ModelError(f"max_batch must be at least 1, got {self.max_batch}")
+        if self.confidence not in KINDS:
+            raise ModelError(unknown_name("kind of confidence", self.confidence, KINDS))
+        check_once(self.exits)
+
+
+def check_once(exits: Sequence[str]) -> None:
+    """Refuse exits of which one is named twice."""
+    for name in exits:
+        if exits.count(name) > 1:
+            raise ModelError(f"exit {name!r} is named twice; name each exit once, shallow to deep")
+
+
+class Part(NamedTuple):
+    """Some samples of a batch."""
+
+    values: Values
+    rows: Sequence[int] | None = None
+    """Those that go on, if not all do."""
+
+
+class Step(NamedTuple):
+    """One segment of one batch.
+
+    The parts are computed as one batch, their rows in this order, in the first segment and where batches are
+    ``mergeable``; elsewhere each is computed by itself.
+    """
+
+    segment: int
+    parts: Sequence[Part]
+    rows: int
+    """Of all who go on."""
+
+
+class Made(NamedTuple):
+    """What became of a batch, or of a part that was computed by itself."""
+
+    values: Values
+    """For the next segment."""
+    answers: dict[str, Array]
+    """For clients: what the exit gives that the segment ends with, and all outputs after the last."""
+
+
+class End(NamedTuple):
+    """The end of a step, and when it ran."""
+
+    began: int
+    ended: int
+    made: Sequence[Made] = ()
+    error: Exception | None = None
+    """Why there is nothing: ``UnfitInputs`` where the inputs are at fault, or that it was told to stop."""
+
+
+Ended = Callable[[End], None]
+
+
+class Run(Protocol):
+    """A step that was started."""
+
+    def stop(self) -> None:
+        """Have it end soon, with an error; one that has ended stays as it is."""
+        ...
+
+
+class DeviceLane(Protocol):
+    """Where a backend runs one step at a time."""
+
+    def close(self, patience_s: float | None = None) -> bool:
+        """Finish what runs, and take nothing more; False if it has not ended in time."""
+        ...
+
+
+class LoadedModel(Protocol):
+    """A model in a device's memory, cut and measured; its segments may run on several lanes at once."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    segments: tuple[str, ...]
+    steady: tuple[bool, ...]
+    """Of each segment, whether it takes as long as it did before, whatever its inputs hold."""
+    warm_shapes: Mapping[str, tuple[int, ...]] | None
+    """Of the inputs at batch 1, as it was measured; None where it was not."""
+    times_s: Mapping[int, tuple[float, ...]]
+    """Rows of a batch -> seconds of each segment, as measured."""
+    batchable: bool
+    max_batch: int
+    exits: tuple[ExitSpec, ...]
+    """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
+    confidence: Kind
+    """What its exits give."""
+    mergeable: bool
+    """Whether batches can be shrunk and joined at every cut."""
+    tasks: tuple[TaskSpec, ...]
+    """The models that were stitched into it; none of an ordinary model."""
+    memory_bytes: int
+    """Of the device, that it holds."""
+    remarks: tuple[str, ...]
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        """Seconds of each segment at a batch size, measured or not; zeros where nothing was."""
+        ...
+
+    def prepare(self, rows: int) -> None:
+        """Have what batches of so many rows need there before the first of them comes; may take long."""
+        ...
+
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+        """Run a segment on a lane of the same backend; *ended* is called once, and nothing is raised.
+
+        here: on the calling thread, so that it has ended when this returns; only where the backend is ``inline``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give its memory back; nothing of it runs any more."""
+        ...
+
+
+class Backend(Protocol):
+    """One device, or one way to run models on it."""
+
+    name: str
+    platform: str
+    """What clients are told, as Triton names them."""
+    inline: bool
+    """Whether it can run a step on the calling thread."""
+    memory_bytes: int | None
+    """What models may hold together; None where only the user can tell."""
+
+    def now(self) -> int:
+        """The time; its differences are nanoseconds."""
+        ...
+
+    def open(self, path: Path, recipe: Recipe, cache: Path | None = None, say: Progress | None = None) -> LoadedModel:
+        """Load a file, cut and measure it; with *cache*, a folder, that is done once. ``ModelError`` if it cannot be.
+
+        Called on any thread, for one model at a time.
+        """
+        ...
+
+    def lane(self, index: int, *, pin: bool = False) -> DeviceLane:
+        """Open a lane; *pin*: on a part of the device that is its own."""
+        ...
+
+    def close(self) -> None:
+        """Give back all it has; models and lanes are closed."""
+        ...

@@ -1,0 +1,40 @@
+"""The backends there are, by name; one that is not part of weft is found by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from weft.errors import InputError, unknown_name
+from weft.runtime.backend import Backend
+
+ENTRY_POINTS = "weft.backends"
+"""The group in which other packages name theirs: something that is called without arguments and gives a ``Backend``."""
+
+
+def _onnxruntime() -> Backend:
+    from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+
+    return CpuBackend()
+
+
+DEFAULT = "onnxruntime"
+BACKENDS: dict[str, Callable[[], Backend]] = {DEFAULT: _onnxruntime}
+
+
+def make_backend(name: str = DEFAULT) -> Backend:
+    """The backend of this name; InputError where there is none, or where it cannot be had."""
+    if name in BACKENDS:
+        return BACKENDS[name]()
+    others = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+    if name not in others:
+        raise InputError(unknown_name("backend", name, [*BACKENDS, *others]))
+    return _loaded(others[name])
+
+
+def _loaded(entry: EntryPoint) -> Backend:
+    try:
+        made: Backend = entry.load()()
+    except ImportError as error:
+        raise InputError(f"backend {entry.name!r} cannot be loaded: {error}; install what it needs") from error
+    return made

@@ -1,0 +1,86 @@
+"""A lane is a thread; ONNX Runtime computes without Python's global lock, so lanes run beside each other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+import onnxruntime as ort
+
+from weft.errors import UnfitInputs
+from weft.runtime.backend import End, Ended, Made, Step
+from weft.runtime.onnxruntime_cpu.sessions import first_line
+
+
+class Computing(Protocol):
+    """A model as a lane sees it."""
+
+    def compute(self, step: Step, options: ort.RunOptions | None = None) -> Sequence[Made]:
+        """Run a step, on the calling thread."""
+        ...
+
+
+class _Task(NamedTuple):
+    model: Computing
+    step: Step
+    ended: Ended
+    options: ort.RunOptions
+
+
+class CpuLane:
+    """A thread that computes one step at a time."""
+
+    def __init__(self, index: int, now: Callable[[], int], core: int | None = None) -> None:
+        self._now = now
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._options, self._stopped = ort.RunOptions(), False
+        self.thread = threading.Thread(target=self._serve, args=(core,), name=f"lane-{index}", daemon=True)
+        self.thread.start()
+
+    def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuLane:
+        """Compute a step, *here* or on the lane's own thread; what comes back can be told to stop."""
+        if self._stopped:
+            self._options, self._stopped = ort.RunOptions(), False
+        task = _Task(model, step, ended, self._options)
+        if here:
+            ended(self._computed(task))
+        else:
+            self._tasks.put(task)
+        return self
+
+    def stop(self) -> None:
+        """Stop what runs between two of its nodes."""
+        self._stopped = True
+        self._options.terminate = True
+
+    def close(self, patience_s: float | None = None) -> bool:
+        self._tasks.put(None)
+        self.thread.join(patience_s)
+        return not self.thread.is_alive()
+
+    def _serve(self, core: int | None) -> None:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        while (task := self._tasks.get()) is not None:
+            end, ended = self._computed(task), task.ended
+            del task  # a lane that waits holds no values
+            ended(end)
+            del end, ended
+
+    def _computed(self, task: _Task) -> End:
+        began = self._now()
+        try:
+            made = task.model.compute(task.step, task.options)
+        except Exception as error:  # whatever a model does, its own requests hear of it and the lane goes on
+            return End(began, self._now(), error=_explained(error))
+        return End(began, self._now(), made)
+
+
+def _explained(error: Exception) -> Exception:
+    """What ONNX Runtime raises is mostly a free dimension that a model cannot take, or a lack of memory."""
+    if not type(error).__module__.startswith("onnxruntime"):
+        return error
+    return (MemoryError if "allocate" in str(error) else UnfitInputs)(first_line(error))
