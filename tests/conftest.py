@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+def chosen_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """Servers of the tests know the backend in another process, and run on the one that was asked for."""
     import live
     from process_backend import ProcessBackend
