@@ -119,7 +119,7 @@ class Link:
         with self._lock:
             waiting: Any = (self._calls if isinstance(message, Reply) else self._runs).pop(message[0])
         if isinstance(message, Over):
-            made = [Made(Held(self, number), answers) for number, answers in message.made]
+            made = [Made(Held(self, number) if number else None, answers) for number, answers in message.made]
             error = restored(message.problem) if message.problem else None
             waiting.over(End(message.began, message.ended, made, error))
         elif message.problem:

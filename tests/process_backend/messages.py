@@ -56,7 +56,7 @@ class Free(NamedTuple):
 
 
 class Over(NamedTuple):
-    """A step has ended; of each of its results, its number and what clients are told."""
+    """A step has ended; of each of its results, the number of what stays there (or 0) and what clients are told."""
 
     run: int
     began: int

@@ -77,12 +77,16 @@ class Worker:
         return Part(self._values[sent.number] if sent.arrays is None else sent.arrays, sent.rows)
 
     def _ended(self, run: int, end: End) -> None:
-        made = []
-        for each in end.made:
-            number = next(self._numbers)
-            self._values[number] = each.values
-            made.append((number, each.answers))
-        self._say(Over(run, end.began, end.ended, tuple(made), described(end.error) if end.error else None))
+        made = tuple((self._kept(each.values), each.answers) for each in end.made)
+        self._say(Over(run, end.began, end.ended, made, described(end.error) if end.error else None))
+
+    def _kept(self, values: Any) -> int:
+        """The number of values that stay here; 0 where there are none."""
+        if not values:
+            return 0
+        number = next(self._numbers)
+        self._values[number] = values
+        return number
 
     # Calls
 

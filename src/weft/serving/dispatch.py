@@ -259,6 +259,7 @@ class Dispatcher:
 
     def ended(self, job: Job) -> None:
         if isinstance(job.work, Batch):
+            job.work.drop()
             self._release(job.work.model)
 
     def _release(self, body: Served) -> None:

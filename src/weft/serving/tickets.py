@@ -136,6 +136,10 @@ class Batch:
         for ticket in self.tickets:
             ticket.batch = max(ticket.batch, len(self.tickets))
 
+    def drop(self) -> None:
+        """Nobody goes on; what is in the device's memory is free."""
+        self._parts, self._answers = [], []
+
     def _places(self) -> Iterator[tuple[LiveTicket, int, int]]:
         """Every ticket with where its rows begin and end among those of its model."""
         at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
