@@ -88,9 +88,10 @@ def test_off_a_terminal_a_model_that_loads_is_a_line(capsys: pytest.CaptureFixtu
         ({"policy": "punctual", "policy_options": {"colour": 1}}, "punctual has no option 'colour'"),
         ({"policy": "edf", "policy_options": {"colour": 1}}, "edf has no option 'colour'"),
         ({"policy": "weft"}, "weft plans for streams that never run dry"),
+        ({"backend": "tpu"}, "unknown backend 'tpu'; known: onnxruntime"),
     ],
 )
-def test_a_policy_that_cannot_serve_is_refused_before_any_model_is_looked_at(
+def test_a_policy_or_a_backend_that_cannot_serve_is_refused_before_any_model_is_looked_at(
     settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):

@@ -49,6 +49,13 @@ ONLY_IN = {
 """Where a package may be imported."""
 
 
+ROOM = "weft.runtime.onnxruntime_cpu"
+"""A backend, which the server knows by the protocol only."""
+
+ROOM_USERS = {"runtime/backends.py", "runtime/stitching.py", "cli/tune_check.py"}
+"""Who wants that one and no other, besides itself and ``runtime/quantised``."""
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(SOURCES).as_posix()
 
@@ -91,6 +98,13 @@ def test_a_heavy_package_is_imported_only_where_it_is_used(package):
     users = [name_of(path) for path in MODULES if package in {module.split(".")[0] for module in imported(path)}]
     assert all(user.startswith(ONLY_IN[package]) for user in users), users
     assert bool(users) == bool(ONLY_IN[package])
+
+
+def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
+    users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
+    assert {
+        name for name in users if not name.startswith(("runtime/onnxruntime_cpu/", "runtime/quantised/"))
+    } == ROOM_USERS
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

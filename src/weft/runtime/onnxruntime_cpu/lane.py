@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import onnxruntime as ort
 
@@ -23,11 +23,7 @@ class Computing(Protocol):
         ...
 
 
-class _Task(NamedTuple):
-    model: Computing
-    step: Step
-    ended: Ended
-    options: ort.RunOptions
+_Task = tuple[Computing, Step, Ended, ort.RunOptions]
 
 
 class CpuLane:
@@ -44,11 +40,10 @@ class CpuLane:
         """Compute a step, *here* or on the lane's own thread; what comes back can be told to stop."""
         if self._stopped:
             self._options, self._stopped = ort.RunOptions(), False
-        task = _Task(model, step, ended, self._options)
         if here:
-            ended(self._computed(task))
+            ended(self._computed(model, step, self._options))
         else:
-            self._tasks.put(task)
+            self._tasks.put((model, step, ended, self._options))
         return self
 
     def stop(self) -> None:
@@ -65,15 +60,16 @@ class CpuLane:
         if core is not None:
             os.sched_setaffinity(0, {core})
         while (task := self._tasks.get()) is not None:
-            end, ended = self._computed(task), task.ended
-            del task  # a lane that waits holds no values
+            model, step, ended, options = task
+            end = self._computed(model, step, options)
+            del task, model, step  # whoever hears of the end may free them
             ended(end)
-            del end, ended
+            del end, ended  # a lane that waits holds no values
 
-    def _computed(self, task: _Task) -> End:
+    def _computed(self, model: Computing, step: Step, options: ort.RunOptions) -> End:
         began = self._now()
         try:
-            made = task.model.compute(task.step, task.options)
+            made = model.compute(step, options)
         except Exception as error:  # whatever a model does, its own requests hear of it and the lane goes on
             return End(began, self._now(), error=_explained(error))
         return End(began, self._now(), made)
