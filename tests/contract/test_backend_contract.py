@@ -202,12 +202,17 @@ def test_what_runs_on_two_lanes_at_once_is_stopped_one_by_one(backend: Backend, 
     model.close()
 
 
-def test_one_that_has_ended_cannot_be_stopped_any_more(chain: LoadedModel, lane: DeviceLane) -> None:
-    heard = Heard()
-    run = chain.start(Step(0, (Part({"x": drawn(1, 16)}),), 1), lane, heard)
+def test_one_that_has_ended_cannot_be_stopped_any_more_nor_what_comes_after_it(
+    backend: Backend, lane: DeviceLane, folder: Path
+) -> None:
+    model, heard = backend.open(turning(folder / "again.onnx"), Recipe()), Heard()
+    first = model.start(Step(0, (Part(asked(1)),), 1), lane, heard)
     assert heard.end().error is None
-    run.stop()
-    assert ended(chain, lane, 0, Part({"x": drawn(1, 16)})).error is None
+    first.stop()
+    model.start(Step(0, (Part(asked(20_000)),), 1), lane, heard)
+    first.stop()
+    assert heard.end().error is None
+    model.close()
 
 
 # The one in another process

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import onnxruntime as ort
 
@@ -26,6 +26,16 @@ class Computing(Protocol):
 _Task = tuple[Computing, Step, Ended, ort.RunOptions]
 
 
+class CpuRun(NamedTuple):
+    """A step that a lane was given."""
+
+    lane: CpuLane
+    number: int
+
+    def stop(self) -> None:
+        self.lane.stop(self.number)
+
+
 class CpuLane:
     """A thread that computes one step at a time."""
 
@@ -33,23 +43,26 @@ class CpuLane:
         self._now = now
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._options, self._stopped = ort.RunOptions(), False
+        self._steps = 0
         self.thread = threading.Thread(target=self._serve, args=(core,), name=f"lane-{index}", daemon=True)
         self.thread.start()
 
-    def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuLane:
+    def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuRun:
         """Compute a step, *here* or on the lane's own thread; what comes back can be told to stop."""
         if self._stopped:
             self._options, self._stopped = ort.RunOptions(), False
+        self._steps += 1
         if here:
             ended(self._computed(model, step, self._options))
         else:
             self._tasks.put((model, step, ended, self._options))
-        return self
+        return CpuRun(self, self._steps)
 
-    def stop(self) -> None:
-        """Stop what runs between two of its nodes."""
-        self._stopped = True
-        self._options.terminate = True
+    def stop(self, step: int) -> None:
+        """Stop the step of this number between two of its nodes, if it is the last one."""
+        if step == self._steps:
+            self._stopped = True
+            self._options.terminate = True
 
     def close(self, patience_s: float | None = None) -> bool:
         self._tasks.put(None)

@@ -1,4 +1,4 @@
-"""A process that dies under a server: clients hear why, the lanes go on, and loading a model again brings it back."""
+"""What a server sees of a device that is not its own process: its death, its memory."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def test_nothing_is_left_in_the_process_when_all_is_answered(tmp_path: Path) -> 
         until(lambda: backend.held() == (1, 0, 0), "only the model is held")
         assert send(server, "POST", "/v2/repository/models/chain/unload").status == 200
         until(lambda: backend.held() == (0, 0, 0), "nothing is held")
+
+
+def test_the_memory_of_the_device_is_the_budget_where_the_user_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessBackend, "memory_bytes", 1000)
+    live.mlp(tmp_path / "mlp.onnx")
+    with live.running(tmp_path, grpc_port=None) as server:
+        assert state(server)["memory"] == {"used_bytes": 0, "budget_bytes": 1000}
+        with pytest.raises(Refused, match="memory budget"):
+            infer(server, "mlp", {"x": np.ones((1, 64), np.float32)})
