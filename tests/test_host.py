@@ -50,7 +50,7 @@ def test_there_are_policies_to_try():
 # Every policy
 
 
-@every_policy(examples=12)
+@every_policy(examples=12, policies=WHOLE)
 def test_the_segments_of_a_batch_run_once_and_in_order_never_two_at_a_time(policy, load):
     ran = run_load(policy, load)
     programs = load.setting.programs

@@ -332,10 +332,10 @@ def test_stopping_tells_the_run_and_is_not_offered_twice(bench):
     two = bench(2)
     first, second = (two.give(stream, Task(RuntimeError("stopped")), ticks=ABORT_FROM_TICKS) for stream in range(2))
     options = [begun(two, stream).options for stream in range(2)]
-    two.lanes.abort(first)
+    two.lanes.stop(first.stream, first.query)
     assert [each.terminate for each in options] == [True, False]
     assert [(each.candidate, each.stoppable) for each in two.lanes.abortable()] == [(first, False), (second, True)]
-    two.lanes.abort(second)
+    two.lanes.stop(second.stream, second.query)
     assert two.lanes.abortable() == ()
     (done,) = two.end(0)
     assert (done.candidate, done.aborted, done.error) == (first, True, None)
@@ -348,7 +348,7 @@ def test_a_lane_that_is_being_stopped_is_expected_to_be_free_at_once(bench):
     candidate = one.give(0, ticks=10**13)
     begun(one, 0)
     assert one.lanes.rests()[0][1] > 0
-    one.lanes.abort(candidate)
+    one.lanes.stop(candidate.stream, candidate.query)
     assert one.lanes.rests() == [(candidate, 0)]
 
 
@@ -356,7 +356,7 @@ def test_one_that_ends_before_it_could_be_stopped_has_ended(bench):
     one = bench()
     candidate = one.give(0, ticks=ABORT_FROM_TICKS)
     begun(one, 0)
-    one.lanes.abort(candidate)
+    one.lanes.stop(candidate.stream, candidate.query)
     (done,) = one.end(0)
     assert (done.aborted, done.error) == (False, None)
 
@@ -365,11 +365,11 @@ def test_stopping_what_does_not_run_does_nothing(bench):
     one = bench()
     candidate = one.give(0, ticks=ABORT_FROM_TICKS)
     begun(one, 0)
-    one.lanes.abort(candidate._replace(query=9))
+    one.lanes.stop(candidate.stream, 9)
     assert not one.works[0].options.terminate
     (done,) = one.end(0)
     assert not done.aborted
-    one.lanes.abort(candidate)  # it is over
+    one.lanes.stop(candidate.stream, candidate.query)  # it is over
     assert one.lanes.completions() == []
 
 
@@ -448,7 +448,7 @@ def test_a_real_model_is_stopped_half_way_and_can_be_run_again(bench):
     one, work = bench(), Model(session, 10**9)
     candidate = one.give(0, work, ticks=10**12)
     assert work.begun.wait(PATIENCE_S)
-    one.lanes.abort(candidate)
+    one.lanes.stop(candidate.stream, candidate.query)
     (done,) = one.reported()
     assert (done.aborted, done.error, work.result) == (True, None, None)
     work._turns = 3
