@@ -130,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[live.Live]:
-    with live.running(folder, policy="edf") as running:
+    with live.running(folder, policy="edf", late="keep") as running:
         yield running
 
 

@@ -413,7 +413,7 @@ def test_a_server_whose_cache_is_gone_loads_models_all_the_same(tmp_path: Path) 
 def test_contents_that_cannot_be_computed_fail_alone(slow: Path, tmp_path: Path) -> None:
     """Good and bad requests share a batch; the bad ones hear of it, the good ones have their rows."""
     reference = session(lookup(tmp_path / "lookup.onnx"))
-    with live.running(slow, tmp_path, grpc_port=None, policy="edf") as server:
+    with live.running(slow, tmp_path, grpc_port=None, policy="edf", late="keep") as server:
         since = state(server)["now_s"]
         rows = {number: {"row": np.array([number], np.int64)} for number in (0, 3, 99, 5, -77, 7)}
         with occupied(server):

@@ -213,6 +213,7 @@ backend = "other"
 threads = 3
 preload = false
 ready_when = "any"
+late = "demote"
 policy = "edf"
 policy_options = { alpha = 0.5, depth = 3, lazy = true }
 memory_budget_bytes = 1_000_000
