@@ -69,9 +69,17 @@ class Live:
         """Run something on the server's loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
 
-    def leap(self, seconds: float) -> None:
-        """Let the server's timers think that so much time has passed."""
+    @contextlib.contextmanager
+    def leapt(self, seconds: float) -> Iterator[None]:
+        """Let the server's timers think that so much time has passed, and its scheduler until the block ends."""
+        service = self.server.service
+        lanes, before = service.dispatcher.lanes, service.now
+        service.now = lanes.now = lambda: before() + round(seconds * 1e9)
         self.loop.call_soon_threadsafe(self.loop.leap, seconds)
+        try:
+            yield
+        finally:
+            service.now = lanes.now = before
 
     def raw(self, request: bytes) -> bytes:
         """Send bytes, say nothing more, and read until the server closes."""

@@ -368,8 +368,7 @@ def test_the_clients_own_deadline_may_pass_in_the_queue(client: Any, server: liv
             gate.wait()
             waiting = pool.submit(client.infer, "mlp", [tensor("x", x())], client_timeout=live.PATIENCE_S)
             until(lambda: model(server, "mlp")["queued"] == 1, "it waits")
-            server.leap(live.PATIENCE_S)
-            with refused("DEADLINE_EXCEEDED", "deadline passed"):
+            with server.leapt(live.PATIENCE_S), refused("DEADLINE_EXCEEDED", "deadline passed"):
                 waiting.result()
         assert answers.get(timeout=live.PATIENCE_S) is None
     assert failures(server, "expired") == before + 1

@@ -513,8 +513,8 @@ def test_a_deadline_that_passes_in_the_queue(server: live.Live) -> None:
         gate.wait()
         waiting = pool.submit(send, server, "POST", "/v2/models/mlp/infer", one(x(), timeout=600_000_000))
         until(lambda: model(server, "mlp")["queued"] == 1, "it waits")
-        server.leap(600)
-        reply = waiting.result()
+        with server.leapt(600):
+            reply = waiting.result()
     thread.join()
     assert answers == [200]
     assert reply.status == 504 and "deadline passed" in reply.json()["error"]

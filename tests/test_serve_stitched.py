@@ -269,7 +269,7 @@ def ask(machine: Machine, served: Served, given: np.ndarray, due_ms: float = 100
 
 def at_rest(machine: Machine, served: Sequence[Served]) -> None:
     assert (machine.dispatcher.pending, machine.dispatcher.waiting, served[0].body.leases) == (0, 0, 0)
-    assert [each.waiting for each in served] == [0] * len(served)
+    assert [each.line.waiting for each in served] == [0] * len(served)
     assert all(len(sent.replies) == 1 for sent in machine.sent)
 
 
@@ -278,7 +278,7 @@ def test_requests_for_several_models_that_wait_together_run_in_one_go(machine, p
     served = models(one, prepared)
     order = [2, 0, 2, 1]
     sent = [ask(one, served[task], pictures(seed=at)) for at, task in enumerate(order)]
-    assert [each.waiting for each in served] == [1, 1, 2]
+    assert [each.line.waiting for each in served] == [1, 1, 2]
     one.run()
     assert served[0].prepared.ran == [(0, 4)]
     for at, (task, each) in enumerate(zip(order, sent, strict=True)):
