@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from naive import profile, small_npu
 from serving import COMPILED, Flow, case_of, cases, flow
 from weft.engine.lateness import SOFT
-from weft.kernels import online as kernel
+from weft.kernels import request_state as kernel
+from weft.kernels.buffer import NEVER
 from weft.online import Case, Tally, prepare, simulate_requests, weaving
 from weft.policies import Option
 from weft.profiles import write_profile
@@ -93,7 +94,7 @@ def places_for_issues(count: int) -> Iterator[None]:
 
     def few(case: Case, places: int) -> kernel.State:
         before, peak = np.empty(count, np.int64), np.empty(count, np.int64)
-        before[0], peak[0] = 0, kernel.NEVER
+        before[0], peak[0] = 0, NEVER
         return fresh(case, places)._replace(before=before, peak=peak)
 
     weaving._fresh_state = few

@@ -22,7 +22,7 @@ from naive import program
 from weft.devices import TiledNpu
 from weft.engine.lateness import SOFT
 from weft.engine.requests import Terms
-from weft.kernels import online as counted
+from weft.kernels import request_state as counted
 from weft.online import Case, Tally, plain, refilling
 from weft.online.refilling import KERNELS
 from weft.policies import Policy, Setting

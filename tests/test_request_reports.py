@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serving import case_of, flow
-from weft.kernels import online as k
+from weft.kernels import request_state as k
 from weft.online import simulate_requests
 from weft.reports.requests import PERCENTILES, bin_edges, cdf, percentiles
 

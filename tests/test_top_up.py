@@ -12,7 +12,7 @@ from test_refill_kernel import case_of, compiled
 from weft.devices import load_device
 from weft.engine import request_engine
 from weft.errors import InputError
-from weft.kernels import online as counted
+from weft.kernels import request_state as counted
 from weft.online import Case, Tally, prepare
 from weft.policies.batching import Adaptive
 from weft.policies.fluid import Fluid

@@ -17,7 +17,7 @@ from weft.engine import Offer, Requests
 from weft.engine.lateness import LATE, late_work
 from weft.engine.requests import most_jobs
 from weft.errors import InputError
-from weft.kernels import online as k
+from weft.kernels import request_state as k
 from weft.online import Case, simulate_requests
 from weft.policies import POLICIES, make_policy
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Setting

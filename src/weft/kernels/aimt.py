@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels.greedy import NEVER
+from weft.kernels import rules
+from weft.kernels.buffer import columns, issued, on_chip
+from weft.kernels.compiling import borrowed, inlined, loop
 
 Ints = npt.NDArray[np.int64]
 
+aimt_key = inlined(rules.aimt_key)
 
-@numba.njit(cache=True)
+
 def weave_aimt(
     fetch: Ints,
     compute: Ints,
@@ -23,54 +25,36 @@ def weave_aimt(
     chosen: Ints,
 ) -> int:
     """Issue by thresholds (ticks) until *work* is issued or *chosen* is full; returns the number of issues."""
-    streams = len(first) - 1
     position = first[:-1].copy()
-    last_issued = np.full(streams, -1, np.int64)
-    before = np.empty(len(chosen) + 1, np.int64)
-    peak = np.empty(len(chosen) + 1, np.int64)
-    done = np.empty(len(chosen) + 1, np.int64)
-    before[0], peak[0] = 0, NEVER
+    last_issued = np.full(len(position), -1, np.int64)
+    issues, done = columns(len(chosen) + 1), np.empty(len(chosen), np.int64)
+    thresholds = compute_threshold, memory_threshold
+    return int(_weave(fetch, compute, first, position, last_issued, issues, done, buffer, thresholds, work, chosen))
+
+
+@loop
+def _weave(fetch, compute, first, position, last_issued, issues, done, buffer, thresholds, work, chosen):
+    fetch, compute, first, position, last_issued = borrowed((fetch, compute, first, position, last_issued))
+    issues, done, chosen = borrowed((issues, done, chosen))
+    before, peak = issues[0], issues[1]
     seen = freed = 0
-    channel = array = fetched = issued = n = 0
-    while issued < work and n < len(chosen):
+    channel = array = fetched = issued_work = n = 0
+    while issued_work < work and n < len(chosen):
         while freed < n and done[freed] <= channel:
             freed += 1
         free = buffer - (fetched - before[freed])
-        best = _choose(
-            fetch, compute, position, last_issued, free, array - channel, compute_threshold, memory_threshold
-        )
+        distance = array - channel
+        best, least = -1, (0, 0)
+        for stream in range(len(position)):
+            at = position[stream]
+            key = aimt_key(fetch[at], compute[at], last_issued[stream], free, distance, thresholds[0], thresholds[1])
+            if best < 0 or key < least:
+                best, least = stream, key
         at = position[best]
         size, busy = fetch[at], compute[at]
-        over = fetched + size - buffer
-        while before[seen] < over:
-            seen += 1
-        channel = max(channel + size, peak[seen] + over)
-        array = max(array, channel) + busy
-        done[n], chosen[n], last_issued[best] = array, best, n
-        n += 1
-        peak[n] = max(peak[n - 1], array - fetched)
-        fetched += size
-        before[n] = fetched
-        issued += max(size, busy)
+        channel, seen = on_chip(before, peak, seen, peak[n], channel, size, fetched - buffer + size)
+        array, fetched, n = issued(before, peak, n, array, channel, fetched, size, busy)
+        done[n - 1], chosen[n - 1], last_issued[best] = array, best, n - 1
+        issued_work += max(size, busy)
         position[best] = at + 1 if at + 1 < first[best + 1] else first[best]
     return n
-
-
-@numba.njit(cache=True)
-def _choose(fetch, compute, position, last_issued, free, distance, compute_threshold, memory_threshold):
-    evict = free < memory_threshold
-    rebuild = not evict and distance < compute_threshold
-    best, waiting = -1, 0
-    for stream in range(len(position)):
-        if last_issued[stream] < last_issued[waiting]:
-            waiting = stream
-        size, busy = fetch[position[stream]], compute[position[stream]]
-        if evict:
-            if best < 0 or busy < compute[position[best]]:
-                best = stream
-        elif rebuild:
-            if busy > size and (best < 0 or busy - size > compute[position[best]] - fetch[position[best]]):
-                best = stream
-        elif size >= busy and (best < 0 or last_issued[stream] < last_issued[best]):
-            best = stream
-    return best if best >= 0 else waiting

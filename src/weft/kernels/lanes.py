@@ -3,8 +3,6 @@
 A loop that the compiler turns into vectors by itself works on two registers at a time, too few to keep a processor
 busy, and not at all where it overwrites its input. So formulas are compiled for WIDTH values at once here. A formula
 takes the values, then constants, and uses +, -, *, abs and what is below; with the JIT off it gets numpy's arrays.
-
-Compiled loops are kept on disk, and numba does not see when this file changes: touch the file of the loops, too.
 """
 
 from __future__ import annotations

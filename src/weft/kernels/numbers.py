@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from weft.kernels.compiling import loop as kept
 from weft.kernels.lanes import (
     WIDTH,
     bits_of,
@@ -129,8 +129,7 @@ def _loop(name: str, formula: Callable[..., Any]) -> Callable[..., None]:
 
     # Of this numba makes the name of a file. Under a common one, two processes that compile at once may swap loops.
     loop.__qualname__ = name
-    jitted: Callable[..., None] = numba.njit(cache=True)(loop)
-    return jitted
+    return kept(loop)
 
 
 _PLAIN = (fixed, fine_fixed, floating, floating_or_infinite, power_of_two, by_bits, twos, sign)
@@ -148,7 +147,7 @@ Those of unsigned ones begin with a zero, those of scaled ones with the scale an
 """
 
 
-@numba.njit(cache=True)
+@kept
 def pack_bits(codes: Words, bits: int, packed: Bytes) -> None:
     """Fill *packed*, (codes * bits + 7) // 8 bytes, lowest bits first."""
     held, waiting, at = np.uint64(0), 0, 0
@@ -164,7 +163,7 @@ def pack_bits(codes: Words, bits: int, packed: Bytes) -> None:
         packed[at] = held & np.uint64(255)
 
 
-@numba.njit(cache=True)
+@kept
 def unpack_bits(packed: Bytes, bits: int, codes: Words) -> None:
     """Fill *codes* from the beginning of *packed*."""
     held, waiting, at = np.uint64(0), 0, 0

@@ -9,35 +9,39 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels.online import (
+from weft.kernels import rules as shared
+from weft.kernels.choosing import resumes, slack
+from weft.kernels.compiling import borrowed, inlined, loop, part
+from weft.kernels.request_state import (
     ANSWERED,
     ARRAY,
     ARRIVED,
     BATCHES,
     BINS,
     CHANNEL,
-    COMPLETED,
     COMPUTED,
     DEEPEST,
     DEMOTE,
     DROP,
-    DROPPED,
     HEAD,
-    LATENCY_MAX,
-    LATENCY_SUM,
     LENGTH,
     LOGGED,
     NONE,
     QUERIES,
-    REFUSED,
     STEPS,
-    VIOLATED,
-    bin_of,
+    WAS_DROPPED,
+    WAS_REFUSED,
+    count_done,
+    count_lost,
 )
+
+fluid_overhead = inlined(shared.fluid_overhead)
+leaving_cost = inlined(shared.leaving_cost)
+backlog_cost = inlined(shared.backlog_cost)
+backlog_ticks = inlined(shared.backlog_ticks)
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -128,7 +132,6 @@ def fresh_state(max_batch: int, slots: int, places: int) -> State:
     )  # fmt: skip
 
 
-@numba.njit(cache=True)
 def serve(
     model: Model, rules: Rules, state: State, log: Log, arrivals: Ints, leaves: Ints, known: Ints, more: bool
 ) -> bool:
@@ -137,152 +140,158 @@ def serve(
     arrivals: ascending ticks; leaves: after how many layers each is done, 0 without exits; known: (2) the next one
     and how many; more: whether further ones follow.
     """
-    compute, remaining, exits, leaving, program = model
-    clocks, queue, queue_at, late, late_at, jobs, members, counts, histogram = state
-    log_issues, log_answers = log
     rows = rules.max_batch + 1
-    flight = np.zeros((rows, 3), np.int64)
-    dues = np.zeros((rows, rules.max_batch), np.int64)
+    notes = np.zeros((rows, 3), np.int64), np.zeros((rows, rules.max_batch), np.int64)
+    return bool(_serve(model, rules, state, log, notes, arrivals, leaves, known, more))
+
+
+@loop
+def _serve(model, rules, state, log, notes, arrivals, leaves, known, more):
+    model, state, log, notes = borrowed((model, state, log, notes))
+    arrivals, leaves, known = borrowed((arrivals, leaves, known))
+    clocks, queue_at, late_at = state.clocks, state.queue_at, state.late_at
     while True:
-        # admit
-        while known[HEAD] < known[LENGTH] and arrivals[known[HEAD]] <= clocks[CHANNEL]:
-            arrival, needs = arrivals[known[HEAD]], leaves[known[HEAD]]
-            known[HEAD] += 1
-            if queue_at[LENGTH] < len(queue):
-                _push(queue, queue_at, arrival, needs)
-            else:
-                _answer(rules, clocks, counts, histogram, log_answers, arrival, needs, -2)
-        if known[HEAD] == known[LENGTH] and more:
-            return False
+        _admit(rules, state, log, arrivals, leaves, known)
         coming = arrivals[known[HEAD]] if known[HEAD] < known[LENGTH] else NONE
-        waiting, (batches, begun, front) = queue_at[LENGTH] + late_at[LENGTH], _in_flight(jobs)
+        if coming == NONE and more:
+            return False
+        waiting, (batches, begun, front) = queue_at[LENGTH] + late_at[LENGTH], _in_flight(state.jobs)
         if waiting + batches == 0:
             if coming == NONE:
                 return True
             clocks[CHANNEL] = coming
             continue
-        counts[DEEPEST] = max(counts[DEEPEST], queue_at[LENGTH])
-        # part with the late
+        state.counts[DEEPEST] = max(state.counts[DEEPEST], queue_at[LENGTH])
         if rules.late == DEMOTE or rules.late == DROP:
-            latest = clocks[CHANNEL] + remaining[0, 0] * rules.foresight // 100
-            while queue_at[LENGTH] > 0 and queue[queue_at[HEAD], ARRIVAL] + rules.deadline < latest:
-                arrival, needs = _pop(queue, queue_at)
-                if rules.late == DEMOTE and late_at[LENGTH] < len(late):
-                    _push(late, late_at, arrival, needs)
-                else:
-                    fate = -1 if rules.late == DROP else -2
-                    _answer(rules, clocks, counts, histogram, log_answers, arrival, needs, fate)
-            for slot in range(len(jobs)):
-                if jobs[slot, USED] and _lost(rules, remaining, clocks[CHANNEL], jobs[slot], members[slot]):
-                    for place in range(jobs[slot, SIZE]):
-                        arrival, needs = members[slot, place, ARRIVAL], members[slot, place, LEAVES]
-                        _answer(rules, clocks, counts, histogram, log_answers, arrival, needs, -1)
-                    jobs[slot, USED] = 0
-            waiting, (batches, begun, front) = queue_at[LENGTH] + late_at[LENGTH], _in_flight(jobs)
-        # choose: a batch to go on with, or NOBODY and how many to begin with
-        room = min(rules.max_batch - begun, waiting)
-        job, size = front, 0
-        if rules.policy == WHOLE:
-            job, size = _choose_whole(rules, clocks[CHANNEL], queue, queue_at, late_at, jobs)
-        elif room > 0 and rules.policy == TOP_UP:
-            if front == NOBODY or exits[jobs[front, LAYER]]:
-                high = _see(rules, queue, queue_at, late, late_at, jobs, members, room, flight, dues)
-                size = _top_up(
-                    rules, remaining, exits, leaving, clocks[CHANNEL], flight, dues, high, begun + room, room, waiting
-                )
-        elif room > 0 and batches == 0:
-            size = room
-        elif room > 0 and rules.policy == LAZY:
-            due = queue[queue_at[HEAD], ARRIVAL] + rules.deadline if queue_at[LENGTH] > 0 else NONE
-            size = _lazy(remaining[0], clocks[CHANNEL], due, jobs, room)
-        elif room > 0 and batches == 1 and exits[jobs[front, LAYER]]:
-            size = _fluid(remaining, clocks[CHANNEL], jobs[front], room)
+            _sort_out_queue(model, rules, state, log)
+            _sort_out_jobs(model, rules, state, log)
+            waiting, (batches, begun, front) = queue_at[LENGTH] + late_at[LENGTH], _in_flight(state.jobs)
+        job, size = _choose(model, rules, state, notes, waiting, batches, begun, front)
         if size:
-            apart = queue_at[LENGTH] == 0
-            if rules.policy == WHOLE:
-                apart = apart or _waits(rules, clocks[CHANNEL], queue, queue_at)
-            job = _begin(rules, queue, queue_at, late, late_at, jobs, members, counts, size, apart)
+            job = _begin(rules, state, size)
         elif job == NOBODY:  # a batch waits to be filled, or the last requests were dropped
             if queue_at[LENGTH] > 0:
-                ready = queue[queue_at[HEAD], ARRIVAL] + rules.wait
+                ready = state.queue[queue_at[HEAD], ARRIVAL] + rules.wait
                 clocks[CHANNEL] = min(coming, ready) if ready > clocks[CHANNEL] else coming
             continue
-        # compute a layer
-        at, end = jobs[job, LAYER], clocks[CHANNEL] + compute[jobs[job, SIZE] - 1, jobs[job, LAYER]]
-        if clocks[LOGGED] < len(log_issues):
-            row = log_issues[clocks[LOGGED]]
-            row[0], row[1], row[2], row[3] = 0, jobs[job, QUERY], at, program + jobs[job, SIZE] - 1
-            row[4] = row[5] = row[6] = clocks[CHANNEL]
-            row[7] = end
-            clocks[LOGGED] += 1
-        clocks[COMPUTED] += end - clocks[CHANNEL]
-        clocks[CHANNEL] = clocks[ARRAY] = end
-        jobs[job, LAST] = clocks[STEPS]
-        clocks[STEPS] += 1
-        jobs[job, LAYER] = at + 1
-        # all are done, or some leave, or the batch meets another
-        if at + 1 == compute.shape[1] or exits[at + 1]:
-            first, staying = members[job, 0, ARRIVAL], 0
-            for place in range(jobs[job, SIZE]):
-                arrival, needs = members[job, place, ARRIVAL], members[job, place, LEAVES]
-                if at + 1 == compute.shape[1] or needs <= at + 1:
-                    _answer(rules, clocks, counts, histogram, log_answers, arrival, needs, end)
-                else:
-                    members[job, staying, ARRIVAL], members[job, staying, LEAVES] = arrival, needs
-                    staying += 1
-            jobs[job, SIZE] = staying
-            if staying == 0:
-                counts[BATCHES] += first >= rules.warm
-                jobs[job, USED] = 0
-                continue
-            _set_due(rules, jobs[job], members[job])
-        if rules.policy != WHOLE:
-            _merge(rules, jobs, members, job)
+        _compute(model, state, log, job)
+        _part(model, rules, state, log, job)
+
+
+@part
+def _compute(model, state, log, job):
+    """Compute the next layer of a batch."""
+    clocks, jobs = state.clocks, state.jobs
+    at, began = jobs[job, LAYER], clocks[CHANNEL]
+    end = began + model.compute[jobs[job, SIZE] - 1, at]
+    if clocks[LOGGED] < len(log.issues):
+        row = log.issues[clocks[LOGGED]]
+        row[0], row[1], row[2], row[3] = 0, jobs[job, QUERY], at, model.program + jobs[job, SIZE] - 1
+        row[4] = row[5] = row[6] = began
+        row[7] = end
+        clocks[LOGGED] += 1
+    clocks[COMPUTED] += end - began
+    clocks[CHANNEL] = clocks[ARRAY] = end
+    jobs[job, LAST], jobs[job, LAYER] = clocks[STEPS], at + 1
+    clocks[STEPS] += 1
+
+
+@part
+def _part(model, rules, state, log, job):
+    """After a layer of a batch all are done, or some leave, or it meets another batch."""
+    jobs, members = state.jobs, state.members
+    at = jobs[job, LAYER]
+    done = at == model.compute.shape[1]
+    if done or model.exits[at]:
+        first, staying = members[job, 0, ARRIVAL], 0
+        for place in range(jobs[job, SIZE]):
+            arrival, needs = members[job, place, ARRIVAL], members[job, place, LEAVES]
+            if done or needs <= at:
+                _answer(rules, state, log, arrival, needs, state.clocks[CHANNEL])
+            else:
+                members[job, staying, ARRIVAL], members[job, staying, LEAVES] = arrival, needs
+                staying += 1
+        jobs[job, SIZE] = staying
+        if staying == 0:
+            state.counts[BATCHES] += first >= rules.warm
+            jobs[job, USED] = 0
+            return
+        _set_due(rules, jobs[job], members[job])
+    if rules.policy != WHOLE:
+        _merge(rules, jobs, members, job)
 
 
 # Requests
 
 
-@numba.njit(cache=True)
-def _push(ring: Ints, at: Ints, arrival: int, needs: int) -> None:
+@inlined
+def _push(ring, at, arrival, needs):
     place = (at[HEAD] + at[LENGTH]) % len(ring)
     ring[place, ARRIVAL], ring[place, LEAVES] = arrival, needs
     at[LENGTH] += 1
 
 
-@numba.njit(cache=True)
-def _pop(ring: Ints, at: Ints) -> tuple[int, int]:
+@inlined
+def _pop(ring, at):
     place = at[HEAD]
     at[HEAD] = (place + 1) % len(ring)
     at[LENGTH] -= 1
     return ring[place, ARRIVAL], ring[place, LEAVES]
 
 
-@numba.njit(cache=True)
-def _answer(
-    rules: Rules, clocks: Ints, counts: Ints, histogram: Ints, answers: Ints, arrival: int, needs: int, end: int
-) -> None:
-    """Count a request that is done (its end), was dropped (-1) or refused (-2)."""
-    if clocks[ANSWERED] < len(answers):
-        row = answers[clocks[ANSWERED]]
-        row[0], row[1], row[2], row[3] = 0, arrival, end, needs if end >= 0 else 0
-        clocks[ANSWERED] += 1
-    if arrival < rules.warm:
-        return
-    counts[ARRIVED] += 1
-    if end < 0:
-        counts[VIOLATED] += 1
-        counts[DROPPED if end == -1 else REFUSED] += 1
-        return
-    latency = end - arrival
-    counts[COMPLETED] += 1
-    counts[LATENCY_SUM] += latency
-    counts[LATENCY_MAX] = max(counts[LATENCY_MAX], latency)
-    counts[VIOLATED] += latency > rules.deadline
-    histogram[bin_of(latency)] += 1
+@part
+def _admit(rules, state, log, arrivals, leaves, known):
+    """Put who has come into the queue."""
+    while known[HEAD] < known[LENGTH] and arrivals[known[HEAD]] <= state.clocks[CHANNEL]:
+        arrival, needs = arrivals[known[HEAD]], leaves[known[HEAD]]
+        known[HEAD] += 1
+        if state.queue_at[LENGTH] < len(state.queue):
+            _push(state.queue, state.queue_at, arrival, needs)
+        else:
+            _answer(rules, state, log, arrival, needs, WAS_REFUSED)
 
 
-@numba.njit(cache=True)
+@part
+def _answer(rules, state, log, arrival, needs, end):
+    """Count a request that is done, was dropped or refused."""
+    row = state.clocks[ANSWERED]
+    if row < len(log.answers):
+        log.answers[row, 0], log.answers[row, 1] = 0, arrival
+        log.answers[row, 2], log.answers[row, 3] = end, needs if end >= 0 else 0
+        state.clocks[ANSWERED] = row + 1
+    if arrival >= rules.warm:
+        state.counts[ARRIVED] += 1
+        if end < 0:
+            count_lost(state.counts, end)
+        else:
+            count_done(state.counts, state.histogram, end - arrival, rules.deadline)
+
+
+@part
+def _sort_out_queue(model, rules, state, log):
+    """Take requests that cannot be on time out of the queue."""
+    queue, queue_at = state.queue, state.queue_at
+    latest = state.clocks[CHANNEL] + model.remaining[0, 0] * rules.foresight // 100
+    while queue_at[LENGTH] > 0 and queue[queue_at[HEAD], ARRIVAL] + rules.deadline < latest:
+        arrival, needs = _pop(queue, queue_at)
+        if rules.late == DEMOTE and state.late_at[LENGTH] < len(state.late):
+            _push(state.late, state.late_at, arrival, needs)
+        else:
+            _answer(rules, state, log, arrival, needs, WAS_DROPPED if rules.late == DROP else WAS_REFUSED)
+
+
+@part
+def _sort_out_jobs(model, rules, state, log):
+    """See which batches have become late, and end those that are to be dropped."""
+    for slot in range(len(state.jobs)):
+        job, members = state.jobs[slot], state.members[slot]
+        if job[USED] and _lost(rules, model.remaining, state.clocks[CHANNEL], job, members):
+            for place in range(job[SIZE]):
+                _answer(rules, state, log, members[place, ARRIVAL], members[place, LEAVES], WAS_DROPPED)
+            job[USED] = 0
+
+
+@part
 def _waits(rules: Rules, now: int, queue: Ints, queue_at: Ints) -> bool:
     """Whether the queue waits to become a full batch."""
     return bool(queue_at[LENGTH] < rules.max_batch and queue[queue_at[HEAD], ARRIVAL] + rules.wait > now)
@@ -291,7 +300,7 @@ def _waits(rules: Rules, now: int, queue: Ints, queue_at: Ints) -> bool:
 # Batches
 
 
-@numba.njit(cache=True)
+@part
 def _in_flight(jobs: Ints) -> tuple[int, int, int]:
     """How many batches, their requests, and the batch that is least far."""
     batches, begun, front = 0, 0, NOBODY
@@ -304,7 +313,7 @@ def _in_flight(jobs: Ints) -> tuple[int, int, int]:
     return batches, begun, front
 
 
-@numba.njit(cache=True)
+@part
 def _first_due(rules: Rules, size: int, members: Ints, latest: int) -> int:
     """The first deadline of a batch's members that is not before *latest*; NONE if there is none."""
     first = NONE
@@ -315,7 +324,7 @@ def _first_due(rules: Rules, size: int, members: Ints, latest: int) -> int:
     return first
 
 
-@numba.njit(cache=True)
+@part
 def _set_due(rules: Rules, job: Ints, members: Ints) -> None:
     """When a batch with other members is due."""
     if not job[LATE]:
@@ -323,7 +332,7 @@ def _set_due(rules: Rules, job: Ints, members: Ints) -> None:
         job[DUE] = first if first < NONE else _first_due(rules, job[SIZE], members, -NONE)
 
 
-@numba.njit(cache=True)
+@part
 def _lost(rules: Rules, remaining: Ints, now: int, job: Ints, members: Ints) -> bool:
     """See whether a batch is late; whether it is to be dropped."""
     if job[LATE] and rules.policy == WHOLE:
@@ -338,36 +347,28 @@ def _lost(rules: Rules, remaining: Ints, now: int, job: Ints, members: Ints) -> 
     return False
 
 
-@numba.njit(cache=True)
-def _begin(
-    rules: Rules,
-    queue: Ints,
-    queue_at: Ints,
-    late: Ints,
-    late_at: Ints,
-    jobs: Ints,
-    members: Ints,
-    counts: Ints,
-    size: int,
-    apart: bool,
-) -> int:
-    """Make a batch of those who wait first and then of late ones; apart: of late ones alone. Returns its slot."""
+@part
+def _begin(rules, state, size):
+    """Make a batch of those who wait first and then of late ones, or of late ones alone. Returns its slot."""
+    apart = state.queue_at[LENGTH] == 0
+    if rules.policy == WHOLE:
+        apart = apart or _waits(rules, state.clocks[CHANNEL], state.queue, state.queue_at)
     slot = 0
-    while jobs[slot, USED]:
+    while state.jobs[slot, USED]:
         slot += 1
+    job, members = state.jobs[slot], state.members[slot]
     for place in range(size):
-        if apart or queue_at[LENGTH] == 0:
-            members[slot, place, ARRIVAL], members[slot, place, LEAVES] = _pop(late, late_at)
+        if apart or state.queue_at[LENGTH] == 0:
+            members[place, ARRIVAL], members[place, LEAVES] = _pop(state.late, state.late_at)
         else:
-            members[slot, place, ARRIVAL], members[slot, place, LEAVES] = _pop(queue, queue_at)
-    job = jobs[slot]
-    job[USED], job[LAYER], job[SIZE], job[LATE], job[QUERY] = 1, 0, size, apart, counts[QUERIES]
-    job[DUE] = NONE if apart else members[slot, 0, ARRIVAL] + rules.deadline
-    counts[QUERIES] += 1
+            members[place, ARRIVAL], members[place, LEAVES] = _pop(state.queue, state.queue_at)
+    job[USED], job[LAYER], job[SIZE], job[LATE], job[QUERY] = 1, 0, size, apart, state.counts[QUERIES]
+    job[DUE] = NONE if apart else members[0, ARRIVAL] + rules.deadline
+    state.counts[QUERIES] += 1
     return slot
 
 
-@numba.njit(cache=True)
+@part
 def _merge(rules: Rules, jobs: Ints, members: Ints, slot: int) -> None:
     """Let the batch that stands where this one stands join it; the one that began first stays."""
     for other in range(len(jobs)):
@@ -375,7 +376,8 @@ def _merge(rules: Rules, jobs: Ints, members: Ints, slot: int) -> None:
             continue
         kept, joining = (slot, other) if jobs[slot, QUERY] < jobs[other, QUERY] else (other, slot)
         for place in range(jobs[joining, SIZE]):
-            members[kept, jobs[kept, SIZE] + place] = members[joining, place]
+            for column in (ARRIVAL, LEAVES):
+                members[kept, jobs[kept, SIZE] + place, column] = members[joining, place, column]
         jobs[kept, SIZE] += jobs[joining, SIZE]
         jobs[kept, LATE] = min(jobs[kept, LATE], jobs[joining, LATE])
         jobs[kept, DUE] = min(jobs[kept, DUE], jobs[joining, DUE])
@@ -388,24 +390,50 @@ def _merge(rules: Rules, jobs: Ints, members: Ints, slot: int) -> None:
 # Decisions
 
 
-@numba.njit(cache=True)
-def _choose_whole(rules: Rules, now: int, queue: Ints, queue_at: Ints, late_at: Ints, jobs: Ints) -> tuple[int, int]:
+@part
+def _choose(model, rules, state, notes, waiting, batches, begun, front):
+    """A batch to go on with, or NOBODY, and how many to begin with."""
+    now, jobs, at = state.clocks[CHANNEL], state.jobs, NONE
+    if rules.policy == WHOLE:
+        return _choose_whole(rules, now, state.queue, state.queue_at, state.late_at, jobs)
+    room = min(rules.max_batch - begun, waiting)
+    if room <= 0:
+        return front, 0
+    if batches > 0:
+        at = jobs[front, LAYER]
+    size = 0
+    if rules.policy == TOP_UP:
+        if batches == 0 or model.exits[at]:
+            size = _top_up(model, rules, state, notes, begun + room, room, waiting)
+    elif batches == 0:
+        size = room
+    elif rules.policy == LAZY:
+        due = state.queue[state.queue_at[HEAD], ARRIVAL] + rules.deadline if state.queue_at[LENGTH] > 0 else NONE
+        size = _lazy(model.remaining[0], now, due, jobs, room)
+    elif batches == 1 and model.exits[at]:
+        size = _fluid(model.remaining, now, jobs[front], room)
+    return front, size
+
+
+@part
+def _choose_whole(rules, now, queue, queue_at, late_at, jobs):
     """One batch after another; those of late requests when there is no other."""
-    count, last = 0, NOBODY
+    count, first, least = 0, NOBODY, 0
     for slot in range(len(jobs)):
         if jobs[slot, USED] and not jobs[slot, LATE]:
             return slot, 0
         if jobs[slot, USED]:
             count += 1
-            if last == NOBODY or jobs[slot, LAST] > jobs[last, LAST]:
-                last = slot
+            key = resumes(1, jobs[slot, LAST])
+            if first == NOBODY or key < least:
+                first, least = slot, key
     if count < rules.most_jobs and queue_at[LENGTH] > 0 and not _waits(rules, now, queue, queue_at):
         return NOBODY, min(queue_at[LENGTH], rules.max_batch)
-    return (last, 0) if count else (NOBODY, min(late_at[LENGTH], rules.max_batch))
+    return (first, 0) if count else (NOBODY, min(late_at[LENGTH], rules.max_batch))
 
 
-@numba.njit(cache=True)
-def _lazy(alone: Ints, now: int, due: int, jobs: Ints, room: int) -> int:
+@part
+def _lazy(alone, now, due, jobs, room):
     """The most that leaves everybody on time, were all computed one by one; *due*: the first of those who wait."""
     need = 0
     for slot in range(len(jobs)):
@@ -413,32 +441,24 @@ def _lazy(alone: Ints, now: int, due: int, jobs: Ints, room: int) -> int:
             need += jobs[slot, SIZE] * alone[jobs[slot, LAYER]]
             due = min(due, jobs[slot, DUE])
     for size in range(room, 0, -1):
-        if due - now - need - size * alone[0] >= 0:
+        if slack(due, now, need + size * alone[0], 100) >= 0:
             return size
     return 0
 
 
-@numba.njit(cache=True)
-def _fluid(remaining: Ints, now: int, job: Ints, room: int) -> int:
+@part
+def _fluid(remaining, now, job, room):
     """All that fits, if the batch that stands at the exit can afford it."""
-    over = remaining[room - 1, 0] - remaining[room - 1, job[LAYER]] + remaining[job[SIZE] + room - 1, job[LAYER]]
-    return room if over < job[DUE] - now else 0
+    newcomers, together = remaining[room - 1], remaining[job[SIZE] + room - 1]
+    over = fluid_overhead(newcomers[0], newcomers[job[LAYER]], together[job[LAYER]])
+    return room if slack(job[DUE], now, over, 100) > 0 else 0
 
 
-@numba.njit(cache=True)
-def _see(
-    rules: Rules,
-    queue: Ints,
-    queue_at: Ints,
-    late: Ints,
-    late_at: Ints,
-    jobs: Ints,
-    members: Ints,
-    room: int,
-    flight: Ints,
-    dues: Ints,
-) -> int:
+@part
+def _see(rules, state, notes, room):
     """Row 0: those who could begin; then the batches, in order of layers. How many rows that takes."""
+    flight, dues = notes
+    queue, queue_at, late, late_at, jobs = state.queue, state.queue_at, state.late, state.late_at, state.jobs
     flight[0, AT] = 0
     for place in range(room):
         if place < queue_at[LENGTH]:
@@ -455,68 +475,43 @@ def _see(
                 found = slot
         if found == NOBODY:
             return rows
-        flight[rows, AT], flight[rows, MANY], flight[rows, KNOWN] = (
-            jobs[found, LAYER],
-            jobs[found, SIZE],
-            jobs[found, SIZE],
-        )
-        for place in range(jobs[found, SIZE]):
-            dues[rows, place] = members[found, place, ARRIVAL] + rules.deadline
+        size = jobs[found, SIZE]
+        flight[rows, AT], flight[rows, MANY], flight[rows, KNOWN] = jobs[found, LAYER], size, size
+        for place in range(size):
+            dues[rows, place] = state.members[found, place, ARRIVAL] + rules.deadline
         rows += 1
 
 
-@numba.njit(cache=True)
-def _top_up(
-    rules: Rules,
-    remaining: Ints,
-    exits: Bools,
-    leaving: Floats,
-    now: int,
-    flight: Ints,
-    dues: Ints,
-    rows: int,
-    most: int,
-    room: int,
-    waiting: int,
-) -> int:
+@part
+def _top_up(model, rules, state, notes, most, room, waiting):
     """How many to begin with at the least cost; none: the batch that is least far goes on. Few before many."""
+    flight, now = notes[0], state.clocks[CHANNEL]
+    rows = _see(rules, state, notes, room)
     best, chosen = np.inf, 0
     for taken in range(1 if rows == 1 else 0, room + 1):
         flight[0, MANY] = flight[0, KNOWN] = taken
-        low = 0 if taken else 1
-        cost, end = _sweep(rules, remaining, exits, leaving, flight, dues, low, rows, 0, now, now)
+        cost, end = _sweep(model, rules, notes, 0 if taken else 1, rows, 0, now, now)
         left = waiting - taken
         following = min(left, most)
         if following:
             flight[0, MANY], flight[0, KNOWN] = following, room - taken
-            more, end = _sweep(rules, remaining, exits, leaving, flight, dues, 0, 1, taken, end, now)
+            more, end = _sweep(model, rules, notes, 0, 1, taken, end, now)
             cost += more
         left -= following
         if left:
-            full = remaining[most - 1, 0]
-            cost += left * (end - now) + full * (left * (left + most) / (2 * most))
-            end += full * left // most
+            full = model.remaining[most - 1, 0]
+            cost += backlog_cost(left, most, full, end - now)
+            end += backlog_ticks(left, most, full)
         cost += rules.backlog * (end - now)
         if cost < best:
             best, chosen = cost, taken
     return chosen
 
 
-@numba.njit(cache=True)
-def _sweep(
-    rules: Rules,
-    remaining: Ints,
-    exits: Bools,
-    leaving: Floats,
-    flight: Ints,
-    dues: Ints,
-    low: int,
-    high: int,
-    skip: int,
-    start: int,
-    now: int,
-) -> tuple[float, int]:
+@loop
+def _sweep(model, rules, notes, low, high, skip, start, now):
     """What the requests of some rows cost if the first starts then, and its end; skip: dues of row 0 to pass over."""
+    remaining, exits, leaving, (flight, dues) = borrowed((model.remaining, model.exits, model.leaving, notes))
     layers = len(exits) - 1
     time, size, cost = start, 0, 0.0
     for at in range(flight[low, AT], layers):
@@ -533,5 +528,5 @@ def _sweep(
                 for place in range(passed, passed + flight[row, KNOWN]):
                     late += dues[row, place] < time
                 late *= rules.under_way if flight[row, AT] else 1
-                cost += share * (flight[row, MANY] * (time - now) + rules.miss * late)
+                cost += leaving_cost(share, flight[row, MANY], time - now, late, rules.miss)
     return cost, time

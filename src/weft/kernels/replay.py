@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from weft.kernels.buffer import columns, issued, on_chip
+from weft.kernels.compiling import borrowed, loop
 
 Ints = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True)
 def replay(fetch: Ints, compute: Ints, first: Ints, buffer: int, chosen: Ints, times: Ints) -> None:
     """Fill *times*, shape (issues, 4): fetch start, fetch end, compute start, compute end.
 
     chosen: stream of each issue, in order; every fetch starts as soon as the channel is free.
     """
-    issues = len(chosen)
-    position = first[:-1].copy()
-    fetched_before = np.empty(issues + 1, np.int64)
-    peak = np.empty(issues + 1, np.int64)
-    channel = array = fetched = 0
-    seen = 0
-    for n in range(issues):
-        stream = chosen[n]
+    _replay(fetch, compute, first, buffer, first[:-1].copy(), columns(len(chosen) + 1), chosen, times)
+
+
+@loop
+def _replay(fetch, compute, first, buffer, position, issues, chosen, times):
+    fetch, compute, first, position, issues, chosen, times = borrowed(
+        (fetch, compute, first, position, issues, chosen, times)
+    )
+    before, peak = issues[0], issues[1]
+    channel = array = fetched = seen = n = 0
+    for stream in chosen:
         at = position[stream]
         size = fetch[at]
-        over = fetched + size - buffer
-        while seen < n and fetched_before[seen] < over:
-            seen += 1
-        end = channel + size
-        if seen > 0:
-            end = max(end, peak[seen - 1] + over)
-        start = max(array, end)
-        times[n, 0] = channel
-        times[n, 1] = end
-        times[n, 2] = start
-        channel, array = end, start + compute[at]
-        times[n, 3] = array
-        fetched_before[n] = fetched
-        peak[n] = array - fetched if n == 0 else max(peak[n - 1], array - fetched)
-        fetched += size
+        end, seen = on_chip(before, peak, seen, peak[n], channel, size, fetched - buffer + size)
+        times[n, 0], times[n, 1], times[n, 2] = channel, end, max(array, end)
+        array, fetched, n = issued(before, peak, n, array, end, fetched, size, compute[at])
+        channel, times[n - 1, 3] = end, array
         position[stream] = at + 1 if at + 1 < first[stream + 1] else first[stream]

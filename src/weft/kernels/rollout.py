@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels.greedy import NEVER, _rank
+from weft.kernels import rules as shared
+from weft.kernels.buffer import caught_up, columns, issued, on_chip
+from weft.kernels.compiling import borrowed, inlined, loop, part
+from weft.kernels.greedy import goes_on, priced
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 DONE = 1 << 62
+
+within_lag = inlined(shared.within_lag)
+priced_idle = inlined(shared.priced_idle)
 
 
 class Streams(NamedTuple):
@@ -50,13 +55,6 @@ class Front(NamedTuple):
     progress: Ints
 
 
-class Issues(NamedTuple):
-    """The issues so far: what was fetched before each, and the running peak (see the package)."""
-
-    before: Ints
-    peak: Ints
-
-
 class Clocks(NamedTuple):
     """The device: when channel and array are free, ticks fetched so far, number of issues."""
 
@@ -66,7 +64,6 @@ class Clocks(NamedTuple):
     n: int
 
 
-@numba.njit(cache=True)
 def weave_rollout(
     streams: Streams, rules: Rules, horizon: int, commit: int, work: int, quota: Ints, chosen: Ints
 ) -> int:
@@ -74,35 +71,32 @@ def weave_rollout(
 
     quota: queries each stream may issue in all; -1 for no limit.
     """
-    count = len(streams.first) - 1
     front, play = _new_front(streams.first), _new_front(streams.first)
-    queries = np.zeros(count, np.int64)
-    room = len(chosen) + horizon + 1
-    issues = Issues(np.empty(room, np.int64), np.empty(room, np.int64))
-    issues.before[0], issues.peak[0] = 0, NEVER
-    plan, best_plan = np.empty(horizon, np.int64), np.empty(horizon, np.int64)
+    issues, plans = columns(len(chosen) + horizon + 1), np.empty((2, horizon), np.int64)
+    queries = np.zeros(len(quota), np.int64)
+    return int(_weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen))
+
+
+@loop
+def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
+    streams, front, play, issues = borrowed((streams, front, play, issues))
+    plans, quota, queries, chosen = borrowed((plans, quota, queries, chosen))
+    plan, best_plan = plans[0], plans[1]
     clocks = Clocks(0, 0, 0, 0)
-    issued = 0
-    while issued < work and clocks.n < len(chosen):
-        found, least = False, 0
-        _catch_up(streams, rules.buffer, front, issues, clocks)
-        behind = _furthest_behind(front.progress)
-        for stream in range(count):
-            if _may_go(stream, behind, streams, front, rules.max_lag):
-                for priced in range(2):
-                    cost = _play(stream, priced == 1, streams, rules, front, play, issues, clocks, plan)
-                    if not found or cost < least:
-                        found, least = True, cost
-                        best_plan[:] = plan
+    issued_work = 0
+    while issued_work < work and clocks.n < len(chosen):
+        _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan)
         for step in range(commit):
             stream = best_plan[step]
             at = front.position[stream]
             behind = _furthest_behind(front.progress)
-            if issued >= work or clocks.n >= len(chosen) or not _may_go(stream, behind, streams, front, rules.max_lag):
+            if issued_work >= work or clocks.n >= len(chosen):
+                break
+            if not _may_go(stream, behind, streams, front, rules.max_lag):
                 break
             chosen[clocks.n] = stream
             clocks = _issue(stream, streams, rules, front, issues, clocks)
-            issued += max(streams.fetch[at], streams.compute[at])
+            issued_work += max(streams.fetch[at], streams.compute[at])
             if front.position[stream] == streams.first[stream]:
                 queries[stream] += 1
                 if queries[stream] == quota[stream]:
@@ -110,24 +104,37 @@ def weave_rollout(
     return clocks.n
 
 
-@numba.njit(cache=True)
-def _new_front(first):
+@part
+def _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan):
+    """Play every candidate by both rules and keep the play that costs least."""
+    found, least = False, 0
+    _catch_up(streams, rules.buffer, front, issues, clocks)
+    behind = _furthest_behind(front.progress)
+    for stream in range(len(front.position)):
+        if _may_go(stream, behind, streams, front, rules.max_lag):
+            for by_price in (False, True):
+                cost = _play(stream, by_price, streams, rules, front, play, issues, clocks, plan)
+                if not found or cost < least:
+                    found, least = True, cost
+                    for step in range(len(plan)):
+                        best_plan[step] = plan[step]
+
+
+def _new_front(first: Ints) -> Front:
     count = len(first) - 1
     return Front(first[:-1].copy(), np.zeros(count, np.int64), np.zeros(count, np.int64))
 
 
-@numba.njit(cache=True)
-def _play(first_stream, priced, streams, rules, front, play, issues, clocks, plan):
+@part
+def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, plan):
     """Priced idle time of issuing *first_stream* next and then filling *plan* by one rule; *front* stays as it is.
 
     The rules: least priced idle time with the distance kept where both resources can go on, ties to the
-    stream behind (*priced*); or Layerweaver's least idle time with its starvation rules. One body for
-    both, and tuples taken apart once: an array handed to a function, or taken from a tuple, inside the
-    loop would cost a reference count every time.
+    stream behind (*by_price*); or Layerweaver's least idle time with its starvation rules.
     """
     fetch, compute, gains, first, compute_bound = streams
     position, seen, progress = play
-    before, peak = issues
+    before, peak = issues[0], issues[1]
     channel, array, fetched, n = clocks
     buffer, largest, compute_price, memory_price, shortest, longest, max_lag = rules
     count = len(position)
@@ -137,61 +144,50 @@ def _play(first_stream, priced, streams, rules, front, play, issues, clocks, pla
     channel_began, array_began, fetched_before, computed = channel, array, fetched, 0
     for step in range(len(plan)):
         highest = peak[n]
-        behind = 0
-        for stream in range(1, count):
-            if progress[stream] < progress[behind]:
-                behind = stream
-        reach = progress[behind] + max_lag
+        behind = _furthest_behind(progress)
+        least = progress[behind]
         best = heavy = light = -1
         end_best = end_heavy = end_light = 0
-        cost_best = cost_heavy = cost_light = 0
-        tie_best = tie_heavy = tie_light = 0
-        wants_weights = wants_space = not priced
+        key_best = key_heavy = key_light = (0, 0)
+        wants_weights = wants_space = not by_price
         for stream in range(count):
             at = position[stream]
-            if stream != first_stream if step == 0 else stream != behind and progress[stream] + gains[at] > reach:
+            if step == 0:
+                if stream != first_stream:
+                    continue
+            elif stream != behind and not within_lag(progress[stream], gains[at], least, max_lag):
                 continue
             size, busy = fetch[at], compute[at]
-            over = fetched - buffer + size
-            end = channel + size
-            limit = highest + over
-            if limit > end:
-                j = seen[stream]
-                while before[j] < over:
-                    j += 1
-                seen[stream] = j
-                end = max(end, peak[j] + over)
-            if priced:
-                ahead = max(array, end) + busy - end
-                array_idle = max(0, end - array) + max(0, shortest - ahead)
-                channel_idle = end - channel - size + max(0, ahead - longest)
-                cost, tie = compute_price * array_idle + memory_price * channel_idle, progress[stream]
+            if by_price:
+                x = fetched - buffer + size
+                end, seen[stream] = on_chip(before, peak, seen[stream], highest, channel, size, x)
+                cost = priced_idle(size, busy, end, channel, array, compute_price, memory_price, shortest, longest)
+                key = cost, progress[stream]
             else:
-                cost, compute_idle, memory_idle, ahead = _rank(size, busy, end, limit, array, buffer, largest)
-                tie = -ahead
+                clocks_now = channel, array, fetched, highest
+                end, seen[stream], key, compute_idle, memory_idle = priced(
+                    before, peak, seen[stream], clocks_now, size, busy, buffer, largest
+                )
                 wants_weights &= compute_idle > 0
                 wants_space &= memory_idle > 0
                 if compute_bound[stream]:
-                    if heavy < 0 or cost < cost_heavy or (cost == cost_heavy and tie < tie_heavy):
-                        heavy, end_heavy, cost_heavy, tie_heavy = stream, end, cost, tie
-                elif light < 0 or cost < cost_light or (cost == cost_light and tie < tie_light):
-                    light, end_light, cost_light, tie_light = stream, end, cost, tie
-            if best < 0 or cost < cost_best or (cost == cost_best and tie < tie_best):
-                best, end_best, cost_best, tie_best = stream, end, cost, tie
-        if wants_weights:
-            if heavy >= 0:
-                best, end_best = heavy, end_heavy
-        elif wants_space and light >= 0:
-            best, end_best = light, end_light
+                    if heavy < 0 or key < key_heavy:
+                        heavy, end_heavy, key_heavy = stream, end, key
+                elif light < 0 or key < key_light:
+                    light, end_light, key_light = stream, end, key
+            if best < 0 or key < key_best:
+                best, end_best, key_best = stream, end, key
+        if wants_weights or wants_space:
+            if goes_on(wants_weights, wants_space, True):
+                if heavy >= 0:
+                    best, end_best = heavy, end_heavy
+            elif light >= 0:
+                best, end_best = light, end_light
         plan[step] = best
         at = position[best]
         channel = end_best
-        array = max(array, channel) + compute[at]
+        array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[at], compute[at])
         computed += compute[at]
-        n += 1
-        peak[n] = max(highest, array - fetched)
-        fetched += fetch[at]
-        before[n] = fetched
         progress[best] += gains[at]
         position[best] = at + 1 if at + 1 < first[best + 1] else first[best]
     array_idle = array - array_began - computed
@@ -199,7 +195,7 @@ def _play(first_stream, priced, streams, rules, front, play, issues, clocks, pla
     return compute_price * array_idle + memory_price * channel_idle
 
 
-@numba.njit(cache=True, inline="always")
+@inlined
 def _furthest_behind(progress):
     behind = 0
     for stream in range(1, len(progress)):
@@ -208,39 +204,30 @@ def _furthest_behind(progress):
     return behind
 
 
-@numba.njit(cache=True)
+@part
 def _issue(stream, streams, rules, front, issues, clocks):
     """Issue the stream's next layer for good; returns the clocks after it."""
     at = front.position[stream]
     size = streams.fetch[at]
-    over = clocks.fetched - rules.buffer + size
-    j = front.seen[stream]
-    while issues.before[j] < over:
-        j += 1
-    front.seen[stream] = j
-    end = max(clocks.channel + size, issues.peak[j] + over)
-    array = max(clocks.array, end) + streams.compute[at]
-    n = clocks.n + 1
-    issues.before[n] = clocks.fetched + size
-    issues.peak[n] = max(issues.peak[n - 1], array - clocks.fetched)
+    before, peak = issues[0], issues[1]
+    x = clocks.fetched - rules.buffer + size
+    end, front.seen[stream] = on_chip(before, peak, front.seen[stream], peak[clocks.n], clocks.channel, size, x)
+    array, fetched, n = issued(before, peak, clocks.n, clocks.array, end, clocks.fetched, size, streams.compute[at])
     front.progress[stream] += streams.gains[at]
     front.position[stream] = at + 1 if at + 1 < streams.first[stream + 1] else streams.first[stream]
-    return Clocks(end, array, clocks.fetched + size, n)
+    return Clocks(end, array, fetched, n)
 
 
-@numba.njit(cache=True)
+@inlined
 def _catch_up(streams, buffer, front, issues, clocks):
     """Move every stream's pointer to where it must be by now, so that no play walks there again."""
     for stream in range(len(front.position)):
-        over = clocks.fetched - buffer + streams.fetch[front.position[stream]]
-        j = front.seen[stream]
-        while issues.before[j] < over:
-            j += 1
-        front.seen[stream] = j
+        x = clocks.fetched - buffer + streams.fetch[front.position[stream]]
+        front.seen[stream] = caught_up(issues[0], front.seen[stream], x)
 
 
-@numba.njit(cache=True)
+@inlined
 def _may_go(stream, behind, streams, front, max_lag):
-    """The fairness rule: twin of ``weft.policies.fairness.may_go``."""
+    """The fairness rule; twin of ``weft.policies.fairness.may_go``."""
     gain = streams.gains[front.position[stream]]
-    return stream == behind or front.progress[stream] + gain - front.progress[behind] <= max_lag
+    return stream == behind or within_lag(front.progress[stream], gain, front.progress[behind], max_lag)

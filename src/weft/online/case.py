@@ -16,7 +16,7 @@ from weft.devices import Npu, TiledNpu, check_activations, load_device
 from weft.engine.requests import Terms
 from weft.engine.steering import Steered, Steering
 from weft.errors import WorkloadError
-from weft.kernels import online as k
+from weft.kernels.online import remaining_alone
 from weft.models.layer import Model
 from weft.models.sources import load_model
 from weft.policies import Policy, Setting
@@ -152,7 +152,7 @@ def estimates(case: Case, policy: Policy) -> list[Sequence[int]]:
 @lru_cache(maxsize=4096)
 def _precise(program: Program, buffer: int) -> tuple[int, ...]:
     out = np.empty(len(program), np.int64)
-    k.remaining_alone(np.array(program.fetch, np.int64), np.array(program.compute, np.int64), buffer, out)
+    remaining_alone(np.array(program.fetch, np.int64), np.array(program.compute, np.int64), buffer, out)
     return tuple(out.tolist())
 
 

@@ -11,7 +11,7 @@ from weft.engine.arrivals import Arrivals
 from weft.engine.serving import request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
-from weft.kernels import online as k
+from weft.kernels import request_state as k
 from weft.online.case import Case, Ints, estimates
 from weft.online.tally import Tally
 from weft.policies import Policy

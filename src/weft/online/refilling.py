@@ -9,8 +9,8 @@ import numpy as np
 from weft.engine.arrivals import Answer
 from weft.engine.lateness import late_work
 from weft.engine.requests import QUEUE_PLACES, most_jobs
-from weft.kernels import online as counted
 from weft.kernels import refill as k
+from weft.kernels import request_state as counted
 from weft.online.case import Case, Ints, estimates
 from weft.online.tally import MOST_RECORDED, Tally
 from weft.online.weaving import late_rule

@@ -10,7 +10,7 @@ import numpy as np
 from weft.devices import Npu
 from weft.engine.lateness import LATE
 from weft.errors import InputError, unknown_name
-from weft.kernels import online as k
+from weft.kernels import request_state as k
 from weft.online import plain, refilling, weaving
 from weft.online.case import Case, Device
 from weft.online.tally import Tally

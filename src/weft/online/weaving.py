@@ -10,7 +10,9 @@ import numpy.typing as npt
 from weft.engine.arrivals import Answer
 from weft.engine.lateness import late_work
 from weft.engine.requests import QUEUE_PLACES, most_jobs
-from weft.kernels import online as k
+from weft.kernels import online
+from weft.kernels import request_state as k
+from weft.kernels.buffer import NEVER
 from weft.online.case import Case, Ints, estimates
 from weft.online.tally import MOST_RECORDED, Tally
 from weft.policies import Policy
@@ -55,7 +57,7 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool)
     while True:
         for index, source in enumerate(sources):
             _refill(arrivals[index], known[index], more, index, source)
-        if k.serve(models, terms, rules, state, log, arrivals, known, more):
+        if online.serve(models, terms, rules, state, log, arrivals, known, more):
             break
         if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
             room = np.empty_like(state.before)
@@ -113,7 +115,7 @@ def _fresh_state(case: Case, places: int) -> k.State:
     clients = max(1, *(term.clients for term in case.terms), 1)
     batch = max(term.max_batch for term in case.terms)
     before, peak = np.empty(1 << 17, np.int64), np.empty(1 << 17, np.int64)
-    before[0], peak[0] = 0, k.NEVER
+    before[0], peak[0] = 0, NEVER
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
@@ -123,7 +125,7 @@ def _fresh_state(case: Case, places: int) -> k.State:
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
         zeros(streams, clients), zeros(streams, 2),
-        zeros(streams, places, 8), zeros(streams, places, batch), zeros(streams, 2),
+        zeros(streams, places, 8), zeros(streams, places, batch), zeros(streams, 3),
         zeros(streams, 10), zeros(streams, k.BINS),
     )  # fmt: skip
     state.returning_at[:, k.LENGTH] = [term.clients for term in case.terms]

@@ -7,10 +7,10 @@ ready compute, rebuild it; otherwise spend it on a memory-intensive layer, which
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.base import Candidate, Policy, Start, View
 
 
@@ -35,17 +35,9 @@ class AiMt(Policy):
         return round(self.compute_threshold * buffer), round(self.memory_threshold * buffer)
 
     def decide(self, view: View) -> Start:
-        compute_ticks, memory_ticks = self.thresholds
-        if view.device.free(self.setting.buffer) < memory_ticks:
-            return Start(min(view.candidates, key=lambda c: (c.compute, c.stream)))
-        if view.device.distance < compute_ticks:
-            heavy = [c for c in view.candidates if c.compute > c.fetch]
-            if heavy:
-                return Start(max(heavy, key=lambda c: (c.compute - c.fetch, -c.stream)))
-            return Start(_longest_waiting(view.candidates))
-        light = [c for c in view.candidates if c.fetch >= c.compute]
-        return Start(_longest_waiting(light or view.candidates))
+        free, distance = view.device.free(self.setting.buffer), view.device.distance
 
+        def key(c: Candidate) -> tuple[tuple[int, int], int]:
+            return rules.aimt_key(c.fetch, c.compute, c.last_issued, free, distance, *self.thresholds), c.stream
 
-def _longest_waiting(candidates: Iterable[Candidate]) -> Candidate:
-    return min(candidates, key=lambda c: (c.last_issued, c.stream))
+        return Start(min(view.candidates, key=key))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.base import Candidate
 from weft.policies.in_order import Fifo
 from weft.policies.refilling import Flight, Refilling
@@ -67,4 +68,4 @@ class LazyBatching(Refilling):
     def _slack(self, more: Candidate, batches: tuple[Candidate, ...], now: int) -> int:
         everybody = (more, *batches)
         need = sum([each.size * self.rest(each, each.layer, 1) for each in everybody])
-        return min([each.deadline for each in everybody]) - now - need
+        return rules.slack(min([each.deadline for each in everybody]), now, need, 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from weft.kernels import rules
 from weft.policies.base import Policy, Start, View
 
 
@@ -15,4 +16,4 @@ class EarliestDeadline(Policy):
     for_deadlines: ClassVar[bool] = True
 
     def decide(self, view: View) -> Start:
-        return Start(min(view.candidates, key=lambda c: (c.deadline, c.arrival)))
+        return Start(min(view.candidates, key=lambda c: rules.edf_key(c.deadline, c.arrival)))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from weft.kernels import rules
 from weft.program import Program
 
 ROUND = 2**32
@@ -52,6 +53,6 @@ def may_go(progress: Sequence[int], gains: Sequence[int], max_lag_units: int) ->
     least = min(progress)
     last_stream = list(progress).index(least)
     return [
-        stream == last_stream or progress[stream] + gains[stream] - least <= max_lag_units
+        stream == last_stream or rules.within_lag(progress[stream], gains[stream], least, max_lag_units)
         for stream in range(len(progress))
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.kernels import rules
 from weft.policies.base import Candidate
 from weft.policies.refilling import Flight, Refilling
 
@@ -23,9 +24,10 @@ class Fluid(Refilling):
         if len(flight.batches) > 1 or not flight.beginnings or not self.at_exit(halted):
             return halted
         more = flight.beginnings[-1]
-        return more if self._overhead(halted, more) < halted.deadline - now else halted
+        return more if rules.slack(halted.deadline, now, self._overhead(halted, more), 100) > 0 else halted
 
     def _overhead(self, halted: Candidate, more: Candidate) -> int:
         """Until the end: the newcomers up to this exit, then all together; nobody is expected to leave (equation 4)."""
         together = halted.size + more.size
-        return self.span(more, 0, halted.layer, more.size) + self.rest(halted, halted.layer, together)
+        there = self.rest(more, halted.layer, more.size)
+        return rules.fluid_overhead(self.rest(more, 0, more.size), there, self.rest(halted, halted.layer, together))

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.kernels import rules
 from weft.policies.base import UNBOUNDED_ROUNDS, Candidate, Policy, Start, View
 from weft.policies.fairness import Band
-
-
-def _continued(view: View) -> Candidate | None:
-    """The query that was served last, if it is not done."""
-    begun = [candidate for candidate in view.candidates if candidate.layer > 0]
-    return max(begun, key=lambda candidate: candidate.last_issued) if begun else None
 
 
 @dataclass(frozen=True)
@@ -31,10 +26,11 @@ class Fifo(InOrder):
     """One model at a time with eager prefetch: by arrival; where all queries wait from the start, model by model."""
 
     def decide(self, view: View) -> Start:
-        return Start(_continued(view) or min(view.candidates, key=self._turn))
+        return Start(min(view.candidates, key=self._turn))
 
-    def _turn(self, candidate: Candidate) -> tuple[int, int, int]:
-        return candidate.arrival, candidate.query // self.setting.rounds, candidate.stream
+    def _turn(self, candidate: Candidate) -> tuple[int, int, int, int]:
+        turn = candidate.query // self.setting.rounds
+        return rules.fifo_key(_resumes(candidate), candidate.arrival, turn, candidate.stream)
 
 
 @dataclass(frozen=True)
@@ -42,15 +38,16 @@ class Fair(InOrder):
     """One model at a time, every model the same share of the time (Layerweaver, section IV-B)."""
 
     def decide(self, view: View) -> Start:
-        return Start(_continued(view) or min(view.candidates, key=self._turn))
+        return Start(min(view.candidates, key=lambda c: (_resumes(c), self._share(c), c.stream)))
 
-    def _turn(self, candidate: Candidate) -> tuple[int, int]:
+    def _share(self, candidate: Candidate) -> int:
+        """What its stream was given so far."""
         if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests come and go: whoever had least
-            return candidate.served, candidate.stream
+            return candidate.served
         programs = self.setting.programs
         served = candidate.query * programs[candidate.stream].total_work
         everything = self.setting.rounds * sum(program.total_work for program in programs)
-        return served * len(programs) // everything, candidate.stream
+        return served * len(programs) // everything
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class RoundRobin(InOrder):
     """A query of every model in turn, with eager prefetch: the next model's weights arrive under this one's compute."""
 
     def decide(self, view: View) -> Start:
-        return Start(_continued(view) or min(view.candidates, key=lambda c: (c.query, c.stream)))
+        return Start(min(view.candidates, key=lambda c: (_resumes(c), c.query, c.stream)))
 
 
 @dataclass(frozen=True)
@@ -67,3 +64,7 @@ class DoubleBuffer(InOrder):
 
     def decide(self, view: View) -> Start:
         return Start(Fifo(self.setting).decide(view).candidate, not_before=view.device.array_began)
+
+
+def _resumes(candidate: Candidate) -> int:
+    return rules.resumes(candidate.layer, candidate.last_issued)

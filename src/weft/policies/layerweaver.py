@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.devices.decoupled import NpuState, issue, prefetchable
+from weft.kernels import rules
 from weft.policies.base import Candidate, Policy, Start, View
 from weft.policies.in_order import Fifo
 
@@ -34,9 +35,8 @@ class Idle(NamedTuple):
         return self.compute + self.memory + self.potential
 
     @property
-    def rank(self) -> tuple[int, bool, int]:
-        """Least idle first; then no inherent idle; then the largest decoupling distance; then the first candidate."""
-        return self.total, self.inherent, -self.distance
+    def rank(self) -> tuple[int, int]:
+        return rules.weave_key(self.total, self.inherent, self.distance)
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,9 @@ class Layerweaver(Policy):
         return self._unstarved(costs)
 
     def _unstarved(self, costs: list[Idle]) -> list[Idle]:
-        if all(idle.compute > 0 for idle in costs):
-            stuck = [idle for idle in costs if self._compute_bound(idle)]
-        elif all(idle.memory > 0 for idle in costs):
-            stuck = [idle for idle in costs if not self._compute_bound(idle)]
-        else:
-            stuck = []
-        return stuck or costs
+        wants_weights = all(idle.compute > 0 for idle in costs)
+        wants_space = all(idle.memory > 0 for idle in costs)
+        return [idle for idle in costs if rules.goes_on(wants_weights, wants_space, self._compute_bound(idle))] or costs
 
     def _compute_bound(self, idle: Idle) -> bool:
         return self.setting.programs[idle.candidate.program].compute_bound
@@ -87,15 +83,9 @@ class Layerweaver(Policy):
 
 def idle_of(candidate: Candidate, before: NpuState, buffer: int, largest: int) -> Idle:
     """Price one candidate against the device's present state."""
-    after, times = issue(before, candidate.fetch, candidate.compute, buffer)
-    room = buffer - candidate.fetch
+    _, times = issue(before, candidate.fetch, candidate.compute, buffer)
     ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)
-    unavoidable = max(0, candidate.compute - room)
     return Idle(
         candidate,
-        compute=max(0, times.fetch_end - before.array_free),
-        memory=max(0, candidate.compute - (room - ahead)) - unavoidable,
-        potential=max(0, largest - after.distance),
-        inherent=unavoidable > 0,
-        distance=after.distance,
+        *rules.idle(candidate.fetch, candidate.compute, times.fetch_end, ahead, before.array_free, buffer, largest),
     )

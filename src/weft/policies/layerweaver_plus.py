@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.devices.decoupled import issue
+from weft.kernels import rules
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, View
 from weft.policies.in_order import Fifo
 from weft.policies.layerweaver import Layerweaver
@@ -33,7 +34,7 @@ class LayerweaverPlus(Policy):
         due = [c for c in view.candidates if c.deadline < NO_DEADLINE]
         if due:
             urgent = min(due, key=lambda c: c.deadline)
-            if urgent.deadline - self.end_after(woven, view) < urgent.remaining:
+            if rules.slack(urgent.deadline, self.end_after(woven, view), urgent.remaining, 100) < 0:
                 return Start(urgent)
         return Start(woven)
 
@@ -42,7 +43,8 @@ class LayerweaverPlus(Policy):
         weaver = Layerweaver(self.setting, self.failsafe)
         if self.failsafe and weaver.one_sided(view.heads):
             return Fifo(self.setting).decide(view).candidate
-        return min(weaver.unstarved(view), key=lambda idle: (idle.total, idle.candidate.deadline)).candidate
+        costs = weaver.unstarved(view)
+        return min(costs, key=lambda idle: rules.weave_due_key(idle.total, idle.candidate.deadline)).candidate
 
     def end_after(self, candidate: Candidate, view: View) -> int:
         """When the array would be free after this candidate."""

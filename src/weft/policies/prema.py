@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from weft.kernels import rules
 from weft.policies.base import Candidate, Policy, Start, View
-
-THRESHOLDS = (9, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -22,14 +21,13 @@ class Prema(Policy):
 
     def decide(self, view: View) -> Start:
         now = view.device.channel_free
-        reached = next(
-            (t for t in THRESHOLDS if any(_tokens(c, now) >= t * c.whole for c in view.candidates)), THRESHOLDS[-1]
-        )
-        rich = [c for c in view.candidates if _tokens(c, now) >= reached * c.whole]
+        tokens = [_tokens(c, now) for c in view.candidates]
+        reached = max(rules.level(own, c.whole) for own, c in zip(tokens, view.candidates, strict=True))
+        rich = [c for own, c in zip(tokens, view.candidates, strict=True) if own >= reached * c.whole]
         return Start(min(rich, key=lambda c: c.remaining))
 
 
 def _tokens(candidate: Candidate, now: int) -> int:
-    """Tokens times the query's time alone, to stay in whole numbers."""
-    waited = max(0, now - candidate.arrival - (candidate.whole - candidate.remaining))
-    return candidate.priority * (candidate.whole + waited)
+    """Tokens times the query's time alone."""
+    whole = candidate.whole
+    return rules.tokens(candidate.priority, whole, rules.waited(now, candidate.arrival, whole, candidate.remaining))

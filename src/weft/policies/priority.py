@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.base import Candidate, LateWork, Policy, Start, View
 
 
@@ -29,10 +30,10 @@ class PriorityClasses(Policy):
 
     def decide(self, view: View) -> Start:
         now = max(view.device.channel_free, view.device.array_free)
-        return Start(min(view.candidates, key=lambda c: (-self._rank(c, now), c.deadline, c.arrival)))
+        return Start(min(view.candidates, key=lambda c: (-self._rank(c, now), rules.edf_key(c.deadline, c.arrival))))
 
     def _rank(self, candidate: Candidate, now: int) -> int:
         """Priority, times three for every class it has climbed."""
-        waited = max(0, now - candidate.arrival - (candidate.whole - candidate.remaining))
+        waited = rules.waited(now, candidate.arrival, candidate.whole, candidate.remaining)
         climbed = waited // max(1, candidate.whole * self.patience)
         return candidate.priority * int(3 ** min(climbed, 40))

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running, Start, View
 
 PATIENCE = 20
@@ -72,7 +73,7 @@ class Punctual(Policy):
         free = now + min(layer.rest for layer in running)
         if chosen is victim or not now + need <= chosen.deadline < free + need:
             return None
-        spare = victim.deadline - now - self._alone(victim)
+        spare = rules.slack(victim.deadline, now, victim.remaining, 100 + self.margin)
         return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
 
     def _alone(self, candidate: Candidate) -> int:
@@ -116,7 +117,7 @@ def _order(plan: _Plan) -> tuple[int, bool, float, int, int]:
 
 
 def _waited(candidate: Candidate, now: int) -> int:
-    return max(0, now - candidate.arrival - (candidate.whole - candidate.remaining))
+    return rules.waited(now, candidate.arrival, candidate.whole, candidate.remaining)
 
 
 def _worth(candidate: Candidate, now: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
+from weft.kernels import rules
 from weft.policies.base import Candidate, LateWork, Policy, Start, View
 
 
@@ -34,15 +35,11 @@ class Refilling(Policy):
     def decide(self, view: View) -> Start:
         now = max(view.device.channel_free, view.device.array_free)
         proposals = [self.propose(flight, now) for flight in _flights(view)]
-        return Start(min(proposals, key=lambda each: (each.deadline, each.arrival, each.stream)))
+        return Start(min(proposals, key=lambda each: (rules.edf_key(each.deadline, each.arrival), each.stream)))
 
     def propose(self, flight: Flight, now: int) -> Candidate:
         """The next step of one stream: one of its batches or beginnings."""
         raise TypeError(f"{type(self).__name__} does not say what to propose")
-
-    def span(self, candidate: Candidate, first: int, last: int, size: int) -> int:
-        """Ticks from one layer to a later one of a candidate's model at a batch size."""
-        return self.rest(candidate, first, size) - self.rest(candidate, last, size)
 
     def rest(self, candidate: Candidate, layer: int, size: int) -> int:
         """Ticks from a layer to the end at a batch size."""

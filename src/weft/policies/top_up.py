@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.base import Candidate, LateWork
 from weft.policies.refilling import Flight, Refilling
 from weft.program import Program
@@ -98,8 +99,8 @@ class TopUp(Refilling):
         left -= following
         if left:
             full = road.rests[-1][0]
-            cost += left * (end - now) + full * (left * (left + most) / (2 * most))
-            end += full * left // most
+            cost += rules.backlog_cost(left, most, full, end - now)
+            end += rules.backlog_ticks(left, most, full)
         return cost + self.backlog * (end - now)
 
     def _sweep(self, road: Road, parts: Sequence[Part], start: int, now: int) -> tuple[float, int]:
@@ -117,7 +118,7 @@ class TopUp(Refilling):
                 share = shares.get(stop)
                 if share:
                     late = bisect_left(part.dues, time) * worth
-                    cost += share * (part.size * (time - now) + miss * late)
+                    cost += rules.leaving_cost(share, part.size, time - now, late, miss)
             layer = stop
         return cost, time
 

@@ -19,6 +19,7 @@ from typing import ClassVar
 from weft.bound import Demand, alone_ticks, best_mix, mix_prices, prices
 from weft.devices.decoupled import NpuState, issue
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Start, View
 from weft.policies.fairness import Band, may_go
@@ -117,8 +118,8 @@ class Weft(Policy):
 
     def _best_play(self, view: View) -> list[int]:
         greedy = Layerweaver(self.setting, failsafe=False)
-        rules: tuple[Callable[[View], Start], ...] = (greedy.decide, self._decide_priced)
-        plays = [self._play(view, candidate, rule) for candidate in view.candidates for rule in rules]
+        by: tuple[Callable[[View], Start], ...] = (greedy.decide, self._decide_priced)
+        plays = [self._play(view, candidate, rule) for candidate in view.candidates for rule in by]
         return min(plays, key=lambda play: play[0])[1]
 
     def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
@@ -169,12 +170,11 @@ class Weft(Policy):
         shortest, longest = self.distances
 
         def cost(head: Candidate) -> tuple[int, int, int]:
-            after, times = issue(view.device, head.fetch, head.compute, self.setting.buffer)
-            array_idle = max(0, times.fetch_end - view.device.array_free) + max(0, shortest - after.distance)
-            stall = times.fetch_end - times.fetch_start - head.fetch
-            channel_idle = stall + max(0, after.distance - longest)
-            return (
-                compute_price * array_idle + memory_price * channel_idle, view.progress[head.stream], head.stream
+            _, times = issue(view.device, head.fetch, head.compute, self.setting.buffer)
+            idle = rules.priced_idle(
+                head.fetch, head.compute, times.fetch_end, times.fetch_start, view.device.array_free,
+                compute_price, memory_price, shortest, longest,
             )  # fmt: skip
+            return idle, view.progress[head.stream], head.stream
 
         return Start(min(view.candidates, key=cost))

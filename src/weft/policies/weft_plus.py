@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.errors import InputError
+from weft.kernels import rules
 from weft.policies.base import NO_DEADLINE, Start, View
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.layerweaver_plus import LayerweaverPlus
@@ -35,7 +36,7 @@ class WeftPlus(LayerweaverPlus):
         one_sided = self.failsafe and Layerweaver(self.setting).one_sided(view.heads)
         stretch = 100 if one_sided else self.stretch  # nothing is woven, so nothing is stretched
         slack = {
-            c: c.deadline - end - c.remaining * stretch // 100 for c in view.candidates if c.deadline < NO_DEADLINE
+            c: rules.slack(c.deadline, end, c.remaining, stretch) for c in view.candidates if c.deadline < NO_DEADLINE
         }
         if slack and min(slack.values()) < 0:
             return Start(min(slack, key=lambda c: slack[c]))

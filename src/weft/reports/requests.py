@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels import online as k
+from weft.kernels import request_state as k
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

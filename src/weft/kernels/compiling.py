@@ -1,0 +1,98 @@
+"""How functions become compiled ones: loops are kept on disk, what they share is written into each of them.
+
+numba keeps what it compiled by the source of one file and does not see when a function from another file changes. A
+loop is therefore kept by all sources it is made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import sha256
+from importlib import import_module
+from inspect import getsource
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_njit: Any = numba.njit
+_config: Any = numba.config
+
+_IMPORTS = re.compile(r"^\s*(?:from|import) weft\.kernels(?:\.(\w+)| import (\w+))", re.MULTILINE)
+
+
+def loop(function: F) -> F:
+    """Compile a function, and keep it until a source changes that it is made of."""
+    compiled: F = _njit(cache=True)(function)
+    if not _config.DISABLE_JIT:
+        index = compiled._cache._cache_file  # type: ignore[attr-defined]
+        index._source_stamp = (index._source_stamp, stamp(function.__module__))
+    return compiled
+
+
+def inlined(function: F) -> F:
+    """Compile a small function as a part of every loop that calls it, as if it were written there."""
+    compiled: F = _njit(inline="always")(function)
+    return compiled
+
+
+def part(function: F) -> F:
+    """Compile a larger part of a loop by itself, which takes less time, and join the two in the end."""
+    compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return compiled
+
+
+def _itself(arrays: T) -> T:
+    return arrays
+
+
+def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        array.parent = cgutils.get_null_value(array.parent.type)
+        return array._getvalue()
+    if isinstance(kind, types.BaseTuple):
+        kinds: Any = kind
+        parts = enumerate(cgutils.unpack_tuple(builder, value))
+        return context.make_tuple(
+            builder, kind, [_without_owner(context, builder, kinds[i], part) for i, part in parts]
+        )
+    return value
+
+
+@intrinsic
+def _uncounted(typing: Any, arrays: Any) -> tuple[Any, Any]:
+    def make(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return _without_owner(context, builder, arrays, given[0])
+
+    return arrays(arrays), make
+
+
+borrowed: Callable[[T], T] = _itself if _config.DISABLE_JIT else cast(Any, _uncounted)
+"""The same array, or tuple of arrays, whose references are not counted, so that it costs nothing to hand it on.
+
+Whoever calls the loop must keep it alive: a loop borrows what it was given, not what it made, and returns none of it.
+"""
+
+
+@lru_cache
+def stamp(module: str) -> str:
+    """Changes with the source of a module of this package or of any that it imports from here."""
+    sources = sorted(f"{name}\n{text}" for name, text in _sources(module, {}).items())
+    return sha256("\n".join(sources).encode()).hexdigest()
+
+
+def _sources(module: str, found: dict[str, str]) -> dict[str, str]:
+    found[module] = getsource(import_module(module))
+    for path, name in _IMPORTS.findall(found[module]):
+        imported = f"weft.kernels.{path or name}"
+        if imported not in found:
+            _sources(imported, found)
+    return found

@@ -1,0 +1,159 @@
+"""What policies decide by, as functions of numbers. Each rule stands here once: a policy calls it with the numbers of a
+candidate, a compiled loop takes the same function in (``compiling.inlined``).
+
+Times are ticks. Of keys the least goes first, and the first candidate among equals. Rules do not call each other, and
+use only what numba knows of numbers and tuples.
+"""
+
+from __future__ import annotations
+
+# Whose turn it is
+
+
+def resumes(layer: int, last_issued: int) -> int:
+    """Before all others whoever has begun, the one served last first; 0 for those who have not."""
+    return -2 - last_issued if layer > 0 else 0
+
+
+def fifo_key(resumes: int, arrival: int, turn: int, stream: int) -> tuple[int, int, int, int]:
+    """Whole queries by arrival; where all wait from the start, stream by stream in each turn."""
+    return resumes, arrival, turn, stream
+
+
+def edf_key(deadline: int, arrival: int) -> tuple[int, int]:
+    """The earliest deadline, then the earliest arrival."""
+    return deadline, arrival
+
+
+# How long somebody has waited
+
+
+def waited(now: int, arrival: int, whole: int, remaining: int) -> int:
+    """Ticks since its arrival in which a query was not served."""
+    return max(0, now - arrival - (whole - remaining))
+
+
+def tokens(priority: int, whole: int, waited: int) -> int:
+    """PREMA: priority x (1 + time waited / time alone), times the time alone, to stay in whole numbers."""
+    return priority * (whole + waited)
+
+
+def level(tokens: int, whole: int) -> int:
+    """PREMA: the highest threshold that so many tokens reach, of 9, 3 and 1; the last is everybody's."""
+    return 9 if tokens >= 9 * whole else 3 if tokens >= 3 * whole else 1
+
+
+# How much time is left
+
+
+def slack(deadline: int, now: int, remaining: int, percent: int) -> int:
+    """Ticks to spare until a deadline, if what remains takes *percent* of its time alone."""
+    return deadline - now - remaining * percent // 100
+
+
+# What stands idle
+
+
+def idle(
+    fetch: int, compute: int, fetched: int, prefetch: int, array: int, buffer: int, largest: int
+) -> tuple[int, int, int, bool, int]:
+    """Layerweaver's price of a layer that is on chip at *fetched*, while the array is busy until *array*.
+
+    prefetch: ticks the channel can bring in meanwhile; largest: ticks of the largest fetch there is. Ticks the array
+    waits for the weights; ticks the channel waits for space that another order would have left it; ticks the array may
+    wait for the largest layer if that comes next; whether the layer computes longer than the rest of the buffer takes
+    to fill, wherever it is placed; the decoupling distance after it.
+    """
+    late = fetched - array
+    distance = max(0, -late) + compute
+    over = compute - (buffer - fetch)
+    return (
+        max(0, late),
+        max(0, over + prefetch) - max(0, over),
+        max(0, largest - distance),
+        over > 0,
+        distance,
+    )
+
+
+def weave_key(idle: int, inherent: bool, distance: int) -> tuple[int, int]:
+    """Least idle time first; then no inherent one; then the largest decoupling distance."""
+    return 2 * idle + inherent, -distance
+
+
+def weave_due_key(idle: int, deadline: int) -> tuple[int, int]:
+    """Layerweaver+: least idle time first; then the earliest deadline."""
+    return idle, deadline
+
+
+def goes_on(wants_weights: bool, wants_space: bool, compute_bound: bool) -> bool:
+    """Whether a model's layers lead to those of the kind that is missing, where any is.
+
+    Where every layer lets the array wait, models that compute go on; else, where every layer lets the channel wait,
+    models that fetch.
+    """
+    return compute_bound if wants_weights else not (wants_space and compute_bound)
+
+
+def priced_idle(
+    fetch: int,
+    compute: int,
+    fetched: int,
+    channel: int,
+    array: int,
+    compute_price: int,
+    memory_price: int,
+    shortest: int,
+    longest: int,
+) -> int:
+    """weft: the price of a layer that is on chip at *fetched*; the decoupling distance shall stay between the two."""
+    distance = max(array, fetched) + compute - fetched
+    array_idle = max(0, fetched - array) + max(0, shortest - distance)
+    channel_idle = fetched - channel - fetch + max(0, distance - longest)
+    return compute_price * array_idle + memory_price * channel_idle
+
+
+# What fits in
+
+
+def aimt_key(
+    fetch: int, compute: int, last_issued: int, free: int, distance: int, compute_threshold: int, memory_threshold: int
+) -> tuple[int, int]:
+    """AI-MT: with little of the buffer free, what computes shortest; with little ready compute, what adds most to it;
+    else a layer that fetches longer, whoever waited longest. Without such layers, whoever waited longest."""
+    if free < memory_threshold:
+        return 0, compute
+    if distance < compute_threshold:
+        return (0, fetch - compute) if compute > fetch else (1, last_issued)
+    return (0 if fetch >= compute else 1), last_issued
+
+
+def within_lag(progress: int, gain: int, least: int, max_lag: int) -> bool:
+    """Whether a stream may go on without leaving the one that is furthest behind too far behind."""
+    return progress + gain - least <= max_lag
+
+
+def fluid_overhead(begin: int, begin_there: int, together_there: int) -> int:
+    """Fluid Batching, equation 4: newcomers come up to the exit, then all go to the end together.
+
+    Ticks to the end: of the newcomers from their first layer and from the exit; of all from the exit.
+    """
+    return begin - begin_there + together_there
+
+
+# What requests cost top-up
+
+
+def leaving_cost(share: float, size: int, passed: int, late: int, miss: int) -> float:
+    """The share of *size* requests that leaves *passed* ticks from now; *late* of them miss, at *miss* ticks each."""
+    return share * (size * passed + miss * late)
+
+
+def backlog_cost(left: int, most: int, full: int, passed: int) -> float:
+    """Those left over go in full batches of *most*, *full* ticks each, from *passed* ticks on."""
+    return left * passed + full * (left * (left + most) / (2 * most))
+
+
+def backlog_ticks(left: int, most: int, full: int) -> int:
+    """How long those take."""
+    return full * left // most
