@@ -38,7 +38,7 @@ MODELS = {
     ),
 }  # fmt: skip
 ONLINE = ("fifo", "edf", "prema", "layerweaver", "layerweaver+", "weft+")
-LATE = ("keep", "demote", "drop")
+LATE = ("keep", "demote")
 """Rules for late requests that mean the same in every version."""
 REFILL = ("serial", "adaptive", "lazy-batching", "fluid", "top-up")
 MEASURES = (

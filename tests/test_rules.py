@@ -31,7 +31,7 @@ import test_refill_kernel
 from naive import program
 from serving import Flow, case_of
 from weft import kernels, policies
-from weft.engine.lateness import LATE
+from weft.engine.lateness import SOFT
 from weft.kernels import compiling, rules
 from weft.kernels.compiling import borrowed
 from weft.online import plain, simulate_requests
@@ -248,7 +248,7 @@ def refilled() -> Iterator[tuple[Any, Any]]:
     case = test_refill_kernel.crowded(60)
     for kind in (Serial, LazyBatching, Fluid, TopUp):
         policy = kind(case.setting)
-        for late in LATE:
+        for late in SOFT:
             runs = (plain.serve(case, policy, late, 0), test_refill_kernel.compiled(case, policy, late))
             yield tuple(run.issues.tolist() for run in runs)
 

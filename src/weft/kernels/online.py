@@ -23,7 +23,6 @@ from weft.kernels.request_state import (
     CHANNEL,
     COMPUTED,
     DEEPEST,
-    DROP,
     DUE,
     FETCHED,
     HEAD,
@@ -51,7 +50,6 @@ from weft.kernels.request_state import (
     SIZE,
     STEPS,
     USED,
-    WAS_DROPPED,
     WAS_REFUSED,
     WEAVE,
     Bools,
@@ -64,7 +62,7 @@ from weft.kernels.request_state import (
     State,
     Terms,
     count_done,
-    count_lost,
+    count_refused,
 )
 
 
@@ -180,16 +178,16 @@ def _enter(rules, terms, state, log, stream, arrival, now):
     if state.queue_at[stream, LENGTH] < state.queue.shape[1]:
         _push(state.queue, state.queue_at, stream, arrival)
     else:
-        _lose(rules, terms, state, log, stream, arrival, WAS_REFUSED, now)
+        _refuse(rules, terms, state, log, stream, arrival, now)
 
 
 @part
-def _lose(rules, terms, state, log, stream, arrival, end, now):
-    """A request that is not served: dropped, or no place for it."""
-    _write_answer(state, log, stream, arrival, end)
+def _refuse(rules, terms, state, log, stream, arrival, now):
+    """There is no place for a request; its client is back when it would have been due."""
+    _write_answer(state, log, stream, arrival, WAS_REFUSED)
     if arrival >= rules.warm:
-        count_lost(state.counts[stream], end)
-    _return(terms, state, stream, now)
+        count_refused(state.counts[stream])
+    _return(terms, state, stream, max(now, arrival + terms.deadline[stream]))
 
 
 @inlined
@@ -258,7 +256,7 @@ def _list_belated(models, terms, state, heads, count):
 def _sort_out(models, terms, rules, state, log, stream, clock):
     """Part with requests that cannot be on time; when a client whose request was lost is back, if there is one."""
     lost = _sort_out_queue(models, terms, rules, state, log, stream, clock)
-    lost |= _sort_out_job(models, terms, rules, state, log, stream, clock)
+    _sort_out_job(models, terms, rules, state, stream, clock)
     return clock + terms.think[stream] if lost and terms.think[stream] >= 0 else NONE
 
 
@@ -270,34 +268,26 @@ def _sort_out_queue(models, terms, rules, state, log, stream, clock):
     latest = clock + rest - terms.deadline[stream]
     while state.queue_at[stream, LENGTH] > 0 and state.queue[stream, state.queue_at[stream, HEAD]] < latest:
         arrival = _pop(state.queue, state.queue_at, stream)
-        if rules.late != DROP and state.late_at[stream, LENGTH] < state.late.shape[1]:
+        if state.late_at[stream, LENGTH] < state.late.shape[1]:
             _push(state.late, state.late_at, stream, arrival)
         else:
-            end = WAS_DROPPED if rules.late == DROP else WAS_REFUSED
-            _lose(rules, terms, state, log, stream, arrival, end, clock)
+            _refuse(rules, terms, state, log, stream, arrival, clock)
             lost = True
     return lost
 
 
 @part
-def _sort_out_job(models, terms, rules, state, log, stream, clock):
-    """See who of the batch on time still can be; without anybody it is late, or dropped. Whether any was lost."""
+def _sort_out_job(models, terms, rules, state, stream, clock):
+    """See who of the batch on time still can be; without anybody it is late."""
     place = state.under_way[stream, PUNCTUAL] - 1
     if place < 0:
-        return False
+        return
     job = state.jobs[stream, place]
     latest = clock + models.remaining[job[LAYER]] * rules.foresight // 100 - terms.deadline[stream]
     while job[ON_TIME] < job[SIZE] and state.members[stream, place, job[ON_TIME]] < latest:
         job[ON_TIME] += 1
-    if job[ON_TIME] < job[SIZE]:
-        return False
-    job[LATE], state.under_way[stream, PUNCTUAL] = 1, 0
-    if rules.late != DROP:
-        return False
-    _end(state, stream, place)
-    for i in range(job[SIZE]):
-        _lose(rules, terms, state, log, stream, state.members[stream, place, i], WAS_DROPPED, clock)
-    return True
+    if job[ON_TIME] == job[SIZE]:
+        job[LATE], state.under_way[stream, PUNCTUAL] = 1, 0
 
 
 @inlined

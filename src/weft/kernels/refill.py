@@ -25,17 +25,15 @@ from weft.kernels.request_state import (
     COMPUTED,
     DEEPEST,
     DEMOTE,
-    DROP,
     HEAD,
     LENGTH,
     LOGGED,
     NONE,
     QUERIES,
     STEPS,
-    WAS_DROPPED,
     WAS_REFUSED,
     count_done,
-    count_lost,
+    count_refused,
 )
 
 fluid_overhead = inlined(shared.fluid_overhead)
@@ -162,14 +160,14 @@ def _serve(model, rules, state, log, notes, arrivals, leaves, known, more):
             clocks[CHANNEL] = coming
             continue
         state.counts[DEEPEST] = max(state.counts[DEEPEST], queue_at[LENGTH])
-        if rules.late == DEMOTE or rules.late == DROP:
+        if rules.late == DEMOTE:
             _sort_out_queue(model, rules, state, log)
-            _sort_out_jobs(model, rules, state, log)
-            waiting, (batches, begun, front) = queue_at[LENGTH] + late_at[LENGTH], _in_flight(state.jobs)
+            _sort_out_jobs(model, rules, state)
+            waiting = queue_at[LENGTH] + late_at[LENGTH]
         job, size = _choose(model, rules, state, notes, waiting, batches, begun, front)
         if size:
             job = _begin(rules, state, size)
-        elif job == NOBODY:  # a batch waits to be filled, or the last requests were dropped
+        elif job == NOBODY:  # a batch waits to be filled
             if queue_at[LENGTH] > 0:
                 ready = state.queue[queue_at[HEAD], ARRIVAL] + rules.wait
                 clocks[CHANNEL] = min(coming, ready) if ready > clocks[CHANNEL] else coming
@@ -262,7 +260,7 @@ def _answer(rules, state, log, arrival, needs, end):
     if arrival >= rules.warm:
         state.counts[ARRIVED] += 1
         if end < 0:
-            count_lost(state.counts, end)
+            count_refused(state.counts)
         else:
             count_done(state.counts, state.histogram, end - arrival, rules.deadline)
 
@@ -274,21 +272,18 @@ def _sort_out_queue(model, rules, state, log):
     latest = state.clocks[CHANNEL] + model.remaining[0, 0] * rules.foresight // 100
     while queue_at[LENGTH] > 0 and queue[queue_at[HEAD], ARRIVAL] + rules.deadline < latest:
         arrival, needs = _pop(queue, queue_at)
-        if rules.late == DEMOTE and state.late_at[LENGTH] < len(state.late):
+        if state.late_at[LENGTH] < len(state.late):
             _push(state.late, state.late_at, arrival, needs)
         else:
-            _answer(rules, state, log, arrival, needs, WAS_DROPPED if rules.late == DROP else WAS_REFUSED)
+            _answer(rules, state, log, arrival, needs, WAS_REFUSED)
 
 
 @part
-def _sort_out_jobs(model, rules, state, log):
-    """See which batches have become late, and end those that are to be dropped."""
+def _sort_out_jobs(model, rules, state):
+    """See which batches have become late."""
     for slot in range(len(state.jobs)):
-        job, members = state.jobs[slot], state.members[slot]
-        if job[USED] and _lost(rules, model.remaining, state.clocks[CHANNEL], job, members):
-            for place in range(job[SIZE]):
-                _answer(rules, state, log, members[place, ARRIVAL], members[place, LEAVES], WAS_DROPPED)
-            job[USED] = 0
+        if state.jobs[slot, USED]:
+            _judge(rules, model.remaining, state.clocks[CHANNEL], state.jobs[slot], state.members[slot])
 
 
 @part
@@ -333,18 +328,15 @@ def _set_due(rules: Rules, job: Ints, members: Ints) -> None:
 
 
 @part
-def _lost(rules: Rules, remaining: Ints, now: int, job: Ints, members: Ints) -> bool:
-    """See whether a batch is late; whether it is to be dropped."""
+def _judge(rules: Rules, remaining: Ints, now: int, job: Ints, members: Ints) -> None:
+    """See whether a batch is late."""
     if job[LATE] and rules.policy == WHOLE:
-        return False
+        return
     latest = now + remaining[job[SIZE] - 1, job[LAYER]] * rules.foresight // 100
     if rules.policy == WHOLE:
         latest = max(latest, job[DUE])  # who was lost stays lost
     saved = _first_due(rules, job[SIZE], members, latest)
-    if saved == NONE and rules.late == DROP:
-        return True
     job[LATE], job[DUE] = saved == NONE, saved
-    return False
 
 
 @part

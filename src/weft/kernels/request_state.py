@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 NONE = 1 << 62
 """No deadline, no arrival, no event."""
 FIFO, EDF, PREMA, LAYERWEAVER, LAYERWEAVER_PLUS, WEFT_PLUS = range(6)
-KEEP, DEMOTE, WEAVE, DROP = range(4)
+KEEP, DEMOTE, WEAVE = range(3)
 """What becomes of late requests."""
 CHANNEL, ARRAY, FETCHED, ISSUES, POINTER, STEPS, COMPUTED, LOGGED, ANSWERED = range(9)
 HEAD, LENGTH = range(2)
@@ -29,7 +29,7 @@ OF, JOB, NEXT, RUNS, CAME, DUE = range(6)
 """Columns of ``Heads``."""
 READY, BELATED = -1, -2
 """In place of a job: a batch that could begin, of requests in the queue or of late ones."""
-WAS_DROPPED, WAS_REFUSED = -1, -2
+WAS_REFUSED = -2
 """In place of when a request was answered."""
 MANTISSA_BITS = 9
 BINS = 64 << MANTISSA_BITS
@@ -143,10 +143,10 @@ def bin_of(latency: int) -> int:
 
 
 @inlined
-def count_lost(counts, end):
-    """A request that was dropped or refused."""
+def count_refused(counts):
+    """A request that was not taken."""
     counts[VIOLATED] += 1
-    counts[DROPPED if end == WAS_DROPPED else REFUSED] += 1
+    counts[REFUSED] += 1
 
 
 @inlined

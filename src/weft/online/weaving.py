@@ -40,7 +40,7 @@ RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN:
 
 def late_rule(policy: Policy, late: str) -> int:
     """What a compiled loop does with late requests."""
-    return k.DROP if late == "drop" else RULES[late_work(policy, late)]
+    return RULES[late_work(policy, late)]
 
 
 def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:
