@@ -1,5 +1,7 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
 
+from weft.devices.host import HOST, Host, HostModel, parse_host, read_host, write_host
+from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
 from weft.devices.soc import Pccs, Sharing, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
 from weft.devices.tiled import (
@@ -10,11 +12,16 @@ from weft.devices.tiled import (
     check_platform,
     load_device,
     load_platform,
+    load_simulated,
     parse_tiled,
     platforms,
 )
 
 __all__ = [
+    "HOST",
+    "Host",
+    "HostModel",
+    "Lanes",
     "Npu",
     "Pccs",
     "PeShape",
@@ -30,12 +37,16 @@ __all__ = [
     "load_device",
     "load_npu",
     "load_platform",
+    "load_simulated",
     "load_soc",
+    "parse_host",
     "parse_npu",
     "parse_soc",
     "parse_tiled",
     "platforms",
     "presets",
+    "read_host",
     "soc_as_toml",
     "socs",
+    "write_host",
 ]

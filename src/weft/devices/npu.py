@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from weft.devices.lanes import Lanes
 from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable
 
@@ -91,6 +92,10 @@ class Npu(BaseModel):
     def ridge_ops_per_byte(self) -> float:
         """Operations (two per MAC) per weight byte at which both resources are busy all the time."""
         return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
+
+    def together(self) -> Lanes:
+        """The channel fetches while the array computes."""
+        return Lanes(("channel", "array"))
 
 
 def presets() -> list[str]:

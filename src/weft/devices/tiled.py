@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from weft.devices.host import HOST, Host, read_host
+from weft.devices.lanes import Lanes
 from weft.devices.npu import Count, Npu, Positive, parse_npu, read_description, shipped
 from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable
@@ -140,6 +142,10 @@ class TiledNpu(BaseModel):
         """Operations (two per MAC) per off-chip byte at which both resources are busy all the time."""
         return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
 
+    def together(self) -> Lanes:
+        """One layer at a time, its fetches and its products as one."""
+        return Lanes(("array",))
+
     @property
     def shapes(self) -> tuple[PeShape, ...]:
         """The shapes the array can take, the built one first."""
@@ -164,8 +170,19 @@ def load_platform(name_or_path: str) -> Platform:
         raise DeviceError(f"{name_or_path}: {first_problem(error, Platform)}") from error
 
 
-def load_device(name_or_path: str) -> Npu | TiledNpu:
-    """A preset by name, or the device a TOML file describes, of either kind."""
+def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
+    """A preset by name, the NPU of either kind that a TOML file describes, or the host that a JSON file measured."""
+    if name_or_path == HOST:
+        raise DeviceError(
+            "host is this machine, and is measured: weft profile MODELS --device host -o host.json, then give host.json"
+        )
+    if name_or_path.endswith(".json"):
+        return read_host(name_or_path)
+    return load_simulated(name_or_path)
+
+
+def load_simulated(name_or_path: str) -> Npu | TiledNpu:
+    """The same for NPUs alone."""
     raw = read_description("device", name_or_path)
     return parse_tiled(raw, name_or_path) if raw.get("kind") == "tiled" else parse_npu(raw, name_or_path)
 

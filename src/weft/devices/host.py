@@ -1,0 +1,133 @@
+"""This machine as a device: lanes that are threads, and the models as its server cuts and runs them, measured.
+
+``weft.survey`` measures; the file it writes (JSON, docs/formats.md) is read here. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from weft.devices.lanes import Lanes
+from weft.errors import DeviceError, unknown_name
+from weft.jsonfile import first_problem, printable, read_json, write_json
+
+HOST = "host"
+"""The name that means this machine."""
+
+Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1024)]
+
+
+class HostModel(BaseModel):
+    """One model, as the server runs it here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    segments: Annotated[tuple[str, ...], Field(min_length=1)]
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 1
+    times_s: Annotated[dict[int, tuple[Time, ...]], Field(min_length=1)]
+    """Batch size -> mean time of each segment on a lane that works without pause, the others idle."""
+    spread: tuple[tuple[Factor, ...], ...] = ()
+    """Runs one after another, as they came: of each segment, its time over the mean; none: always the mean."""
+    overhead_s: tuple[Time, ...] = ()
+    """What single requests took besides their segments and the hand-overs: the way, reading and answering."""
+    loses: dict[str, Share] = {}
+    """Other model -> share of its speed that it loses while one lane runs that."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HostModel:
+        count = len(self.segments)
+        if 1 not in self.times_s:
+            raise ValueError("times_s has no batch 1")
+        for batch, times in self.times_s.items():
+            if len(times) != count:
+                raise ValueError(f"times_s has {len(times)} times for {count} segments at batch {batch}")
+        if any(len(run) != count for run in self.spread):
+            raise ValueError(f"every run in spread has a factor for each of the {count} segments")
+        return self
+
+    def total_s(self, batch: int) -> float:
+        """All segments."""
+        return sum(self.times_at(batch))
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        """Of each segment at a batch size, straight between the measured ones."""
+        sizes = sorted(self.times_s)
+        if batch > sizes[-1]:
+            return tuple(time * batch / sizes[-1] for time in self.times_s[sizes[-1]])
+        columns = zip(*(self.times_s[size] for size in sizes), strict=True)
+        return tuple(float(np.interp(batch, sizes, column)) for column in columns)
+
+
+class Host(BaseModel):
+    """This machine under ``weft serve``. The field names are the keys of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    kind: Literal["host"] = "host"
+    name: Annotated[str, Field(min_length=1), AfterValidator(printable)] = HOST
+    source: Annotated[str, AfterValidator(printable)] = ""
+    """Processor, versions and time of the measurement."""
+    cores: Count
+    lanes: Count
+    threads: Count = 1
+    """Of each lane."""
+    hand_over_s: tuple[Time, ...] = ()
+    """What passed on a lane from the end of a segment to the start of the next, one after another."""
+    abort_from_s: Time = 0.01
+    """Segments that are expected to take so long may be stopped half-way for something urgent."""
+    abort_s: Time = 0.001
+    """How long that takes."""
+    models: Annotated[dict[str, HostModel], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Host:
+        for name, model in self.models.items():
+            for other in model.loses:
+                if other not in self.models:
+                    raise ValueError(f"{name} loses speed to {other!r}, which is not among the models")
+        return self
+
+    def __hash__(self) -> int:
+        """Cheap: hosts are keys of caches."""
+        return hash((self.name, self.source, self.lanes, tuple(self.models)))
+
+    def together(self) -> Lanes:
+        """Its lanes; the kinds of work are its models, in order."""
+        names = tuple(f"lane {number}" for number in range(self.lanes))
+        cores = max(2, self.cores // self.threads)  # a lane and the server's own work are in every measured time
+        if self.lanes == 1:
+            return Lanes(names, cores)
+        rows = [tuple(model.loses.get(other, 0.0) for other in self.models) for model in self.models.values()]
+        return Lanes(names, cores, tuple(rows))
+
+    def model(self, name: str) -> HostModel:
+        if name not in self.models:
+            known = unknown_name("model", name, self.models)
+            raise DeviceError(f"{self.name} was not measured with it: {known}; weft profile MODELS --device host")
+        return self.models[name]
+
+
+def read_host(path: str | Path) -> Host:
+    """A measurement that was saved."""
+    return parse_host(read_json(path, DeviceError), str(path))
+
+
+def parse_host(raw: Any, where: str) -> Host:
+    if not isinstance(raw, dict) or raw.get("kind") != HOST:
+        raise DeviceError(f'{where}: not a measured host (kind = "host"); weft profile MODELS --device host -o FILE')
+    try:
+        return Host.model_validate(raw)
+    except ValidationError as error:
+        raise DeviceError(f"{where}: {first_problem(error, Host, HostModel)}") from error
+
+
+def write_host(host: Host, path: str | Path) -> None:
+    write_json(path, host.model_dump(mode="json"))

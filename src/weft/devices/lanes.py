@@ -1,0 +1,56 @@
+"""Which parts of a device run at the same time, and what they do to each other's speed.
+
+An NPU that fetches and computes in parallel has two lanes, its channel and its array, neither of which slows the
+other; a tiled NPU has one. The lanes of a host are threads that share caches, memory and cores: how much speed a lane
+loses while another runs is measured, model by model (``weft.devices.host``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEAST_SPEED = 0.05
+"""Of a lane, however many others run: lines drawn through measurements must not stop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of a device. Work is of a kind, which is the number of its model; speed 1 is that of a lane alone."""
+
+    names: tuple[str, ...]
+    cores: int = 0
+    """As many lanes run at full speed side by side; 0: all of them."""
+    losses: tuple[tuple[float, ...], ...] = ()
+    """Own kind, other kind -> share of its speed that a lane loses while one other runs; none where nothing is lost."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def independent(self) -> bool:
+        """Whether no lane is ever slowed down by another."""
+        return not (0 < self.cores < len(self.names)) and not any(any(row) for row in self.losses)
+
+    def speeds(self, kinds: Sequence[int]) -> list[float]:
+        """How fast each of the lanes that run goes, by the kinds of what they run."""
+        share = self.share(len(kinds))
+        if not self.losses:
+            return [share] * len(kinds)
+        found = []
+        for own in kinds:
+            lost = sum([self.losses[own][other] for other in kinds]) - self.losses[own][own]
+            found.append(share * max(LEAST_SPEED, 1.0 - lost))
+        return found
+
+    def share(self, running: int) -> float:
+        """Of a core, for each of so many lanes that run."""
+        return min(1.0, self.cores / running) if self.cores else 1.0
+
+    def described(self) -> str:
+        """In a line."""
+        if len(self.names) == 1:
+            return f"{self.names[0]} alone"
+        lost = [each for row in self.losses for each in row]
+        how = f"each loses {min(lost):.0%} to {max(lost):.0%} of its speed to another" if any(lost) else "independently"
+        return f"{' and '.join(self.names)} together, {how}"
