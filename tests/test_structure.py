@@ -16,7 +16,7 @@ MODULES = sorted(SOURCES.rglob("*.py"))
 STOREYS = (
     "version", "errors", "jsonfile", "kernels", "numbers", "models", "workloads", "devices", "costs", "explore",
     "profiles", "program", "bound", "trace", "policies", "engine", "mapping", "stitching", "tuning", "reports",
-    "simulation", "sweep", "online", "sustain", "runtime", "load", "prediction", "serving", "papers", "cli",
+    "simulation", "sweep", "online", "sustain", "runtime", "load", "prediction", "serving", "survey", "papers", "cli",
 )  # fmt: skip
 """A part may import those to its left; ``weft`` itself shows the public names of all but the last."""
 

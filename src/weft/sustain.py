@@ -71,6 +71,10 @@ class Sustained:
     highest_rate: float
     """No seed passed above this."""
     runs: int
+    p99_s: tuple[float | None, ...] = ()
+    """Of each stream at the sustained load, of all seeds the largest."""
+    load: float | None = None
+    """Share of a host's lanes' time in use there."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,21 +84,21 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
     """Search for the largest sustained load."""
     case = _prepared(question.workload, device or load_device(question.workload.device))
     tried: dict[float, list[float]] = {}
+    reports: dict[float, list[RequestReport]] = {}
 
     def sustained(factor: float) -> bool:
         scaled = replace(case, workload=question.workload.scaled(factor))
-        tried[factor] = [
-            _missed(
-                simulate_requests(
-                    scaled,
-                    question.policy,
-                    late=question.late,
-                    options=dict(question.options),
-                    seed=question.workload.seed + seed,
-                ).report
-            )
+        reports[factor] = [
+            simulate_requests(
+                scaled,
+                question.policy,
+                late=question.late,
+                options=dict(question.options),
+                seed=question.workload.seed + seed,
+            ).report
             for seed in range(question.seeds)
         ]
+        tried[factor] = [_missed(report) for report in reports[factor]]
         return _mean(tried[factor]) <= question.limit
 
     low, high = _bracket(sustained)
@@ -104,7 +108,8 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             low = middle
         else:
             high = middle
-    return _answer(question, case, tried, low, high)
+    answer = _answer(question, case, tried, low, high)
+    return replace(answer, p99_s=_p99_s(reports[low]), load=_load(reports[low]))
 
 
 def sustain_all(
@@ -193,6 +198,16 @@ def _answer(
 def _missed(report: RequestReport) -> float:
     """Deadlines missed by the stream that suffers most; all of them where a stream sent nothing to judge by."""
     return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
+
+
+def _p99_s(reports: Sequence[RequestReport]) -> tuple[float | None, ...]:
+    streams = zip(*(report.streams for report in reports), strict=True)
+    return tuple(max((each.p99_s for each in seeds if each.p99_s is not None), default=None) for seeds in streams)
+
+
+def _load(reports: Sequence[RequestReport]) -> float | None:
+    found = [report.load for report in reports if report.load is not None]
+    return _mean(found) if found else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.common import add_row, console, number, plain_table
+from weft.cli.host import print_host
 
 app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 
@@ -22,26 +23,30 @@ def list_devices() -> None:
 @app.command("show")
 def show(device: Annotated[str, typer.Argument(help="A preset or a TOML file.")]) -> None:
     """Every value of a device; a starting point for a file of your own."""
-    from weft.devices import Soc, as_toml, load_any, soc_as_toml
+    from weft.devices import Host, Soc, as_toml, load_any, soc_as_toml
 
     found = load_any(device)
+    if isinstance(found, Host):
+        print_host(found)
+        return
     text = soc_as_toml(found) if isinstance(found, Soc) else as_toml(found)
     console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
 
 
 def _list_npus() -> None:
-    from weft.devices import TiledNpu, load_device, presets
+    from weft.devices import TiledNpu, load_simulated, presets
 
     table = plain_table(
-        "devices", ("device", "kind", "from", "TOP/s", "GB/s", "weights or tiles MiB", "ops/byte"), left=3
+        "devices", ("device", "kind", "lanes", "from", "TOP/s", "GB/s", "weights or tiles MiB", "ops/byte"), left=4
     )
     for name in presets():
-        device = load_device(name)
+        device = load_simulated(name)
         on_chip_mib = device.bram_bits / 2**23 if isinstance(device, TiledNpu) else device.weight_buffer_mib
         add_row(
             table,
             name,
             device.kind,
+            " + ".join(device.together().names),
             device.source,
             number(device.macs_per_s, 2, scale=2e-12),
             number(device.bandwidth_gb_s, 1),

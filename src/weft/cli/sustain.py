@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import JsonFile, add_row, console, plain_table, progress_bar
+from weft.cli.common import JsonFile, add_row, console, number, plain_table, progress_bar
+from weft.cli.host import SECONDS, LaneCount, Seconds, workload_device
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
+    from weft.online import Device
     from weft.sustain import Question, Sustained
     from weft.workloads.online import Workload
 
@@ -27,7 +29,12 @@ def command(
         str | None,
         typer.Option("--ratios", help="Shares of the total rate to try, as 4:1,1:1; 'paper' for 64:1...1:64."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", "-d", help="Instead of the workload's own.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", help="Instead of the workload's own; host: this machine, or its saved profile."),
+    ] = None,
+    lanes: LaneCount = None,
+    seconds: Seconds = SECONDS,
     late: Annotated[str, typer.Option("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
     limit: Annotated[float, typer.Option("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs per load.")] = 2,
@@ -40,17 +47,15 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
-    from weft.devices import load_npu
     from weft.jsonfile import write_json
-    from weft.online import ONLINE
-    from weft.policies import POLICIES, check_policy
+    from weft.policies import check_policy
     from weft.reports.loads import draw_loads
     from weft.sustain import Question, sustain_all
     from weft.workloads.online import read_workload
 
     base = read_workload(workload)
-    npu = load_npu(device or base.device)
-    names = [n for n, kind in POLICIES.items() if kind in ONLINE] if policies == "all" else policies.split(",")
+    found = _device(base, device, lanes, seconds)
+    names = _all_policies(found) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         check_policy(name)
     mixes = _mixes(ratios, base)
@@ -61,15 +66,33 @@ def command(
     ]
     at_a_time = processes or os.cpu_count() or 1
     with progress_bar("searching", len(questions)) as advance:
-        answers = sustain_all(questions, npu, processes=at_a_time, progress=lambda done, of: advance(None, done, of))
-    _print(base, mixes, names, answers, npu.name, limit)
+        answers = sustain_all(questions, found, processes=at_a_time, progress=lambda done, of: advance(None, done, of))
+    _print(base, mixes, names, answers, found.name, limit)
     if json_file:
-        write_json(json_file, {"format": 1, "device": npu.name, "answers": _as_dicts(questions, answers)})
+        write_json(json_file, {"format": 1, "device": found.name, "answers": _as_dicts(questions, answers)})
     picture = Path(figure) if figure else Path("out") / f"{Path(workload).stem}-loads.png"
     if not figure:
         picture.parent.mkdir(exist_ok=True)
     draw_loads([_label(mix) for mix in mixes], names, [answer.stp for answer in answers], picture)
     console.print(f"figure    {picture}", highlight=False)
+
+
+def _device(base: Workload, name: str | None, lanes: int | None, seconds: float) -> Device:
+    """What is asked for; a tiled NPU has nothing to search on."""
+    from weft.devices import TiledNpu, load_npu
+
+    found = workload_device(base, name, lanes, seconds)
+    return load_npu(name or base.device) if isinstance(found, TiledNpu) else found
+
+
+def _all_policies(device: Device) -> list[str]:
+    """Those that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
+    from weft.devices import Host
+    from weft.online import ONLINE
+    from weft.policies import POLICIES
+
+    on_host = isinstance(device, Host)
+    return [name for name, kind in POLICIES.items() if (kind.serves_requests if on_host else kind in ONLINE)]
 
 
 def _mixes(text: str | None, base: Workload) -> list[tuple[float, ...] | None]:
@@ -89,7 +112,7 @@ def _mixes(text: str | None, base: Workload) -> list[tuple[float, ...] | None]:
 def _with_ratio(base: Workload, mix: tuple[float, ...] | None) -> Workload:
     from weft.workloads.online import parse_workload
 
-    return base if mix is None else parse_workload(base.model_dump() | {"ratio": mix}, "--ratios")
+    return base if mix is None else parse_workload(base.model_dump(exclude_unset=True) | {"ratio": mix}, "--ratios")
 
 
 def _label(mix: tuple[float, ...] | None) -> str:
@@ -112,9 +135,11 @@ def _print(
     limit: float,
 ) -> None:
     models = " : ".join(stream.model for stream in base.stream)
+    on_host = any(answer.load is not None for answer in answers)
+    columns = ("missed", "p99 ms", "load") if on_host else ("STP", "over first")
     table = plain_table(
         f"{models} on {device}: largest load with at most {limit:.1%} of deadlines missed",
-        ("ratio", "policy", "requests/s", "STP", "over first", "first miss at", ""),
+        ("ratio", "policy", "requests/s", *columns, "first miss at", ""),
         left=2,
     )
     table.columns[-1].justify = "left"
@@ -126,14 +151,26 @@ def _print(
                 table,
                 _label(mix) if place == 0 else "",
                 answer.policy,
-                f"{answer.rate:.0f}",
-                f"{answer.stp:.3f}",
-                f"{answer.stp / row[0].stp:.2f}",
-                f"{answer.unsustained_rate:.0f}",
+                _rate(answer.rate),
+                *(_on_host(answer) if on_host else (f"{answer.stp:.3f}", f"{answer.stp / row[0].stp:.2f}")),
+                _rate(answer.unsustained_rate),
                 "seeds disagree" if answer.noise_limited else "",
                 style="bold" if answer.stp == best else "",
             )
     console.print(table)
-    console.print("[dim]STP: standalone time's worth of requests per unit of time[/dim]")
+    if on_host:
+        console.print("[dim]p99 of each stream in turn; load: share of the lanes' time in which they compute[/dim]")
+    else:
+        console.print("[dim]STP: standalone time's worth of requests per unit of time[/dim]")
     if any(answer.noise_limited for answer in answers):
         console.print("[dim]where seeds disagree, more --seeds or a longer duration_s sharpen the answer[/dim]")
+
+
+def _rate(per_s: float) -> str:
+    """Requests per second; hosts serve few."""
+    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.1f}"
+
+
+def _on_host(answer: Sustained) -> tuple[str, str, str]:
+    p99 = " / ".join(number(each, 1, scale=1e3) for each in answer.p99_s)
+    return f"{answer.violation_rate:.2%}", p99, f"{answer.load or 0.0:.1%}"

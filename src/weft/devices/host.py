@@ -56,6 +56,14 @@ class HostModel(BaseModel):
         """All segments."""
         return sum(self.times_at(batch))
 
+    @property
+    def tail(self) -> float:
+        """The 99th percentile of whole runs over their mean."""
+        if not self.spread:
+            return 1.0
+        totals = np.array(self.spread) @ np.array(self.times_s[1])
+        return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
+
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Of each segment at a batch size, straight between the measured ones."""
         sizes = sorted(self.times_s)

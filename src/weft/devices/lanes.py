@@ -45,7 +45,7 @@ class Lanes:
 
     def share(self, running: int) -> float:
         """Of a core, for each of so many lanes that run."""
-        return min(1.0, self.cores / running) if self.cores else 1.0
+        return min(1.0, self.cores / running) if self.cores and running else 1.0
 
     def described(self) -> str:
         """In a line."""

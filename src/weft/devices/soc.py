@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from weft.devices.host import HOST, Host
 from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
 from weft.devices.tiled import TiledNpu, load_device
 from weft.errors import DeviceError, unknown_name
@@ -164,12 +165,12 @@ def load_soc(name_or_path: str) -> Soc:
     return parse_soc(read_description("device", found[0]), found[0])
 
 
-def load_any(name_or_path: str) -> Npu | TiledNpu | Soc:
-    """A device of any kind, by name or from a TOML file."""
+def load_any(name_or_path: str) -> Npu | TiledNpu | Soc | Host:
+    """A device of any kind, by name or from a file."""
     if name_or_path.endswith(".toml"):
         of_units = read_description("device", name_or_path).get("kind") == "soc"
         return load_soc(name_or_path) if of_units else load_device(name_or_path)
-    if name_or_path in presets():
+    if name_or_path in presets() or name_or_path == HOST or name_or_path.endswith(".json"):
         return load_device(name_or_path)
     if _named(name_or_path):
         return load_soc(name_or_path)

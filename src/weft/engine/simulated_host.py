@@ -104,8 +104,6 @@ class SimulatedHost:
                 return
             self._settle()
             self._regulate()
-            if self._now == until and tick > began:
-                return
 
     def submit(self, start: Start) -> None:
         begin = max(self._now, start.not_before)

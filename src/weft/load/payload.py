@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -20,6 +20,7 @@ from weft.load.samples import Ints, Samples, read_samples
 from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.workloads.online import Stream
+from weft.workloads.online import served_name as served_name
 
 DEADLINES = ("strict", "soft", "none")
 """strict: the server may give up at the deadline; soft: it knows it; none: it is not told."""
@@ -42,11 +43,6 @@ class Payload(NamedTuple):
     sampled: bool = False
     labels: Ints | None = None
     """The right answer to each, where it is known."""
-
-
-def served_name(model: str) -> str:
-    """The name to ask a server for: a model file is known by its name without folder and ending."""
-    return PurePath(model).stem if model.endswith(".onnx") else model
 
 
 def model_path(stream: Stream) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from weft.bound import alone_ticks
 from weft.costs.tiled import layer_times_s
-from weft.devices import Npu, TiledNpu, check_activations, load_device
+from weft.devices import Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
 from weft.engine.requests import Terms
 from weft.engine.steering import Steered, Steering
 from weft.errors import WorkloadError
@@ -26,7 +26,7 @@ from weft.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.workloads.online import Stream, Workload
 
 Ints = npt.NDArray[np.int64]
-Device = Npu | TiledNpu
+Device = Npu | TiledNpu | Host
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,57 @@ class Case:
 def prepare(workload: Workload, device: Device | None = None, cost: str = "pipelined") -> Case:
     """Price every stream at every batch size on the device and lower all to its clock."""
     device = device or load_device(workload.device)
+    if isinstance(device, Host):
+        return _prepare_host(workload, device)
     return _prepare_tiled(workload, device) if isinstance(device, TiledNpu) else _prepare_npu(workload, device, cost)
+
+
+def _prepare_host(workload: Workload, host: Host) -> Case:
+    """The models as the server runs them here. Policies expect what a segment takes while all lanes run."""
+    clock, lanes = Clock.nanoseconds(), host.together()
+    _ticks(clock, workload.duration_s, "duration_s")
+    programs: list[Program] = []
+    terms, alone = [], []
+    for stream in workload.stream:
+        if stream.profiles or stream.leaves:
+            what = "profiles describe a device of kind 'npu'" if stream.profiles else "a host is measured without exits"
+            raise WorkloadError(f"{stream.model}: {what}; weft simulate --bench FILE predicts what a server did")
+        name = stream.served_name
+        model = host.model(name)
+        terms.append(_host_terms(stream, model, len(programs), clock))
+        slower = slowed(lanes, list(host.models).index(name))
+        programs += [
+            _segments(name, model.segments, model.times_at(batch), slower, clock)
+            for batch in range(1, terms[-1].max_batch + 1)
+        ]
+        alone.append(model.total_s(1))
+    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes)
+    return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone))
+
+
+def slowed(lanes: Lanes, kind: int) -> float:
+    """How many times longer work of a kind takes while all other lanes run, each the other kinds in turn."""
+    kinds = range(len(lanes.losses)) if len(lanes) > 1 else ()
+    speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]
+    return len(speeds) / sum(speeds) if speeds else 1.0
+
+
+def _segments(name: str, segments: tuple[str, ...], times_s: Sequence[float], slower: float, clock: Clock) -> Program:
+    nothing = (0,) * len(segments)
+    return Program(name, segments, nothing, tuple(max(1, clock.ticks(each * slower)) for each in times_s), nothing)
+
+
+def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:
+    """What the server does where the stream does not say: batches as far as they pay, and none is waited for."""
+    stated = stream.model_fields_set
+    terms = _terms(stream, programs, clock)
+    most = min(stream.max_batch, model.max_batch) if "max_batch" in stated else model.max_batch
+    think = terms.think if terms.think < 0 else terms.think + clock.ticks(mean(model.overhead_s))
+    return terms._replace(max_batch=most, timeout=terms.timeout if "batch_timeout_ms" in stated else 0, think=think)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:

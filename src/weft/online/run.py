@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.devices import Npu
+from weft.devices import Host, Npu
 from weft.engine.lateness import LATE
 from weft.errors import InputError, unknown_name
 from weft.kernels import request_state as k
@@ -118,6 +118,7 @@ def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
     def worth(counts: Sequence[int], seconds: float) -> float:
         return sum(count * alone for count, alone in zip(counts, case.alone_s, strict=True)) / seconds
 
+    busy = float(tally.clocks[k.COMPUTED]) * tick_s / makespan if makespan else 0.0
     on_time = [s.completed - (s.violated - s.dropped - s.refused) for s in streams]
     return RequestReport(
         device=case.device.name,
@@ -128,9 +129,10 @@ def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
         offered_stp=worth([s.arrived for s in streams], offered_span),
         violation_rate=sum(s.violated for s in streams) / arrived if arrived else 0.0,
         worst_violation_rate=max(s.violation_rate for s in streams),
-        pe_utilisation=float(tally.clocks[k.COMPUTED]) * tick_s / makespan if makespan else 0.0,
+        pe_utilisation=busy,
         dram_utilisation=float(tally.clocks[k.FETCHED]) * tick_s / makespan if makespan else 0.0,
         makespan_s=makespan,
         decisions=int(tally.clocks[k.STEPS]),
         streams=streams,
+        load=busy / case.device.lanes if isinstance(case.device, Host) else None,
     )

@@ -71,9 +71,20 @@ class RequestReport:
     makespan_s: float
     decisions: int
     streams: tuple[RequestStream, ...]
+    load: float | None = None
+    """Share of the lanes' time in which they compute; of hosts, which have neither array nor channel."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {"format": 1, **asdict(self), "streams": [asdict(stream) for stream in self.streams]}
+        """All of it but what the device does not have."""
+        left_out = {"load"} if self.load is None else {"pe_utilisation", "dram_utilisation"}
+        kept = {key: value for key, value in asdict(self).items() if key not in left_out}
+        return {"format": 1, **kept, "streams": [asdict(stream) for stream in self.streams]}
+
+    @property
+    def worst_p99_s(self) -> float | None:
+        """The 99th percentile of the stream where it takes most of the time that is allowed."""
+        found = [stream for stream in self.streams if stream.p99_s is not None]
+        return max(found, key=lambda stream: (stream.p99_s or 0.0) / stream.deadline_s).p99_s if found else None
 
 
 @cache

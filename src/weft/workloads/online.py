@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,6 +28,11 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MOST_REQUESTS = 10**9
 MOST_STREAMS = 64
+
+
+def served_name(model: str) -> str:
+    """The name to ask a server for: a model file is known by its name without folder and ending."""
+    return PurePath(model).stem if model.endswith(".onnx") else model
 
 
 class Stream(BaseModel):
@@ -121,6 +126,10 @@ class Stream(BaseModel):
             leaving.check_rates(self.exit_rates)
             if self.exits is not None and len(self.exit_rates) != self.early_exits + 1:
                 raise ValueError(leaving.miscounted("exit_rates", len(self.exit_rates), self.early_exits))
+
+    @property
+    def served_name(self) -> str:
+        return served_name(self.model)
 
     @property
     def leaves(self) -> bool:

@@ -1,0 +1,113 @@
+"""This machine as a device, on the command line: measured, read from a file, shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import add_row, console, number, plain_table, progress_bar
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.devices import Host
+    from weft.online import Device
+    from weft.survey import Subject
+    from weft.workloads.online import Workload
+
+LaneCount = Annotated[
+    int | None, typer.Option("--lanes", help="host: segments computed at a time; default: cores less one.")
+]
+Seconds = Annotated[float, typer.Option("--seconds", help="host: how long to watch all models together.")]
+SECONDS = 5.0
+
+Asked = Mapping[str, tuple[int, ...]]
+
+
+def subject(source: str, shapes: Asked | None = None) -> Subject:
+    """A model to measure; packaged ones bring the shapes of what is sent to them."""
+    from weft.models.packaged import PACKAGED
+    from weft.survey import Subject
+
+    usual = PACKAGED[source].shapes if source in PACKAGED else {}
+    return Subject(source, {**usual, **(shapes or {})})
+
+
+def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SECONDS) -> Host:
+    """This machine with these models."""
+    from weft.serving.config import usable_cores
+    from weft.survey import survey
+
+    with progress_bar("measuring", 1) as advance:
+        return survey(
+            subjects,
+            lanes=lanes or max(1, usable_cores() - 1),
+            seconds=seconds,
+            progress=lambda what, done, of: advance(f"measuring: {what}", done, of),
+        )
+
+
+def workload_device(workload: Workload, device: str | None, lanes: int | None, seconds: float = SECONDS) -> Device:
+    """The device that a workload runs on: the one named, its own, or this machine, measured now with its models."""
+    from weft.devices import HOST, load_device
+
+    name = device or workload.device
+    if name != HOST:
+        if lanes is not None:
+            raise InputError(f"--lanes does not apply to {name}: it is for --device host, which is measured")
+        if device is None and "device" not in workload.model_fields_set:
+            tell_default(name)
+        return load_device(name)
+    sources: dict[str, Subject] = {}
+    for stream in workload.stream:
+        path = Path(stream.model)
+        beside = stream.model.endswith(".onnx") and not path.is_absolute()
+        sources.setdefault(
+            stream.served_name, subject(str(Path(workload.folder) / path) if beside else stream.model, stream.shapes)
+        )
+    return measure(list(sources.values()), lanes, seconds)
+
+
+def tell_default(device: str) -> None:
+    """Say that nobody named the device."""
+    console.print(
+        f"no device named: priced for {device}, a simulated NPU (--device host measures this machine)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def print_host(host: Host) -> None:
+    """What was measured: models by batch size, and what lanes that run together do to each other."""
+    many = host.lanes > 1
+    columns = ("model", "segments", "batch", "ms", "longest ms", "p99 / mean", "besides ms")
+    beside = [f"beside {other}" for other in host.models] if many else []
+    lanes = f"{host.lanes} lane{'s' * many}, {host.threads} thread{'s' * (host.threads > 1)} each"
+    table = plain_table(f"{host.name}: {lanes}", (*columns, *beside))
+    for place, (name, model) in enumerate(host.models.items()):
+        for batch in sorted(model.times_s):
+            lost = host.together().losses[place] if many else ()
+            add_row(
+                table,
+                name if batch == 1 else "",
+                str(len(model.segments)) if batch == 1 else "",
+                str(batch),
+                number(model.total_s(batch), 2, scale=1e3),
+                number(max(model.times_at(batch)), 2, scale=1e3),
+                number(model.tail, 2) if batch == 1 else "",
+                number(_mean(model.overhead_s), 2, scale=1e3) if batch == 1 else "",
+                *(f"-{share:.1%}" if batch == 1 else "" for share in lost),
+            )
+    console.print(table)
+    console.print(f"[dim]{host.source}[/dim]", highlight=False, soft_wrap=True)
+    what = "; beside: the speed a lane loses while another runs that model" if many else ""
+    console.print(
+        f"[dim]{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{what}[/dim]",
+        highlight=False,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

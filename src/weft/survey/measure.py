@@ -1,0 +1,316 @@
+"""Driving a server to measure this machine: clients that keep its lanes busy, model by model and all together."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from weft.devices import Host, HostModel
+from weft.errors import InputError
+from weft.load import LoadResult, run_load
+from weft.runtime.lanes import ABORT_FROM_TICKS
+from weft.serving.process import ServerProcess
+from weft.survey.spans import Span, beside_each, hand_overs, losses, mean_times, read_spans, runs
+from weft.version import __version__
+from weft.workloads.online import parse_workload, served_name
+
+Shapes = Mapping[str, Sequence[int]]
+Progress = Callable[[str, int, int], None]
+"""Called with what is being measured, how many measurements are done, and of how many."""
+
+ALONE_S, TOGETHER_S = 1.5, 5.0
+"""How long to watch one model at one batch size, and all of them together, at least."""
+WARM_S = 0.3
+LEAST_RUNS, LONGEST_S = 12, 60.0
+"""Runs to see of a model, however long that takes, up to a limit."""
+MOST_RUNS, MOST_GAPS = 400, 800
+"""That are kept."""
+OVERHEADS = 25
+"""Single requests, to see what they take besides their segments."""
+NO_HURRY_MS = 1e7
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to measure."""
+
+    source: str
+    """As ``weft serve`` takes it: a file or a known name."""
+    shapes: Shapes = field(default_factory=dict)
+    """Input -> shape of one sample's request, where the model has free dimensions."""
+
+    @property
+    def name(self) -> str:
+        return served_name(self.source)
+
+
+def survey(
+    subjects: Sequence[Subject],
+    *,
+    lanes: int,
+    threads: int = 1,
+    seconds: float = TOGETHER_S,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Host:
+    """Measure models on this machine under ``weft serve`` with so many lanes.
+
+    seconds: how long to watch all models together; one at a time, a third of that for each batch size.
+    """
+    names = [subject.name for subject in subjects]
+    if not names:
+        raise InputError("nothing to measure: name models or .onnx files")
+    if len(set(names)) < len(names):
+        raise InputError(f"two models have one name: {', '.join(names)}; rename a file")
+    if lanes < 1 or threads < 1 or not 0 < seconds <= LONGEST_S:
+        raise InputError(f"lanes = {lanes}, threads = {threads}, seconds = {seconds:g} (at most {LONGEST_S:g})")
+    with _kept(cache) as folder:
+        return _Survey(subjects, lanes, threads, seconds, folder, progress).host()
+
+
+@contextmanager
+def _kept(cache: Path | None) -> Iterator[Path]:
+    """A folder for cut models: two servers shall not cut them twice."""
+    if cache is not None:
+        yield cache
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@dataclass
+class _Watched:
+    """What the lanes did while clients kept them busy."""
+
+    all_spans: list[Span]
+    since_s: float
+    until_s: float
+    result: LoadResult
+
+    @property
+    def spans(self) -> list[Span]:
+        """Those after the warm-up, and before the clients went away."""
+        return [each for each in self.all_spans if each.start_s >= self.since_s and each.end_s <= self.until_s]
+
+
+@dataclass
+class _Survey:
+    subjects: Sequence[Subject]
+    lanes: int
+    threads: int
+    seconds: float
+    cache: Path
+    progress: Progress | None
+    done: int = 0
+    served: dict[str, Any] = field(default_factory=dict)
+    """Model -> what the server says of it."""
+
+    def host(self) -> Host:
+        with self._server(1) as server:
+            self._learn(server)
+            times = {each.name: self._by_batch(server, each) for each in self.subjects}
+            mixed = self._watch(server, {each.name: 1 for each in self.subjects}, "all models on one lane")
+            overheads = {each.name: self._overhead(server, each) for each in self.subjects}
+        found = self._in_turns(times, mixed)
+        gaps, lost, spreads = hand_overs(mixed.spans), {}, self._spreads(mixed.spans, found, {})
+        if self.lanes > 1:
+            with self._server(self.lanes) as server:
+                beside = self._watch(server, {each.name: self.lanes for each in self.subjects}, f"{self.lanes} lanes")
+            lost = losses(beside.spans, {name: each[1] for name, each in found.items()}, self._cores)
+            gaps, spreads = hand_overs(beside.spans), self._spreads(beside.spans, found, lost)
+        mean_gap_s = fmean(gaps) if gaps else 0.0
+        return Host(
+            source=_source(),
+            cores=_cores(),
+            lanes=self.lanes,
+            threads=self.threads,
+            hand_over_s=_rounded(gaps[:MOST_GAPS]),
+            abort_from_s=ABORT_FROM_TICKS / 1e9,
+            models={
+                name: HostModel(
+                    segments=tuple(self.served[name]["segments"]),
+                    max_batch=self.served[name]["max_batch"],
+                    times_s={batch: _rounded(each) for batch, each in found[name].items()},
+                    spread=spreads[name],
+                    overhead_s=_rounded([max(0.0, each - mean_gap_s) for each in overheads[name]]),
+                    loses={other: round(share, 4) for other, share in lost.get(name, {}).items()},
+                )
+                for name in found
+            },
+        )
+
+    @property
+    def _cores(self) -> int:
+        return max(2, _cores() // self.threads)
+
+    # Measurements
+
+    def _by_batch(self, server: ServerProcess, subject: Subject) -> dict[int, tuple[float, ...]]:
+        """Batch size -> times of the segments, on a lane that has nothing else to do."""
+        most, count = self.served[subject.name]["max_batch"], len(self.served[subject.name]["segments"])
+        found = {}
+        for batch in _sizes(most):
+            said = f"{subject.name}, batch {batch}" if most > 1 else subject.name
+            watched = self._watch(server, {subject.name: 2}, said, batch, self.seconds / 3)
+            found[batch] = mean_times(self._runs(watched.spans, subject.name, batch, count))
+        return found
+
+    def _overhead(self, server: ServerProcess, subject: Subject) -> list[float]:
+        """What single requests, one after another, take besides the time from their first segment to their last."""
+        expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005
+        watched = self._watch(server, {subject.name: 1}, f"the way of {subject.name}", 1, OVERHEADS * expected_s)
+        count = len(self.served[subject.name]["segments"])
+        extents_s = [each[-1].end_s - each[0].start_s for each in runs(watched.all_spans, subject.name, 1, count)]
+        latencies_s = watched.result.streams[0].latency_s.tolist()
+        if len(extents_s) != len(latencies_s):
+            raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
+        return [max(0.0, a - b) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
+
+    def _in_turns(self, times: dict[str, dict[int, tuple[float, ...]]], mixed: _Watched) -> dict[str, Any]:
+        """The same, as long as they take where models alternate: their caches are cold then."""
+        found = {}
+        for name, by_batch in times.items():
+            seen = runs(mixed.spans, name, 1, len(by_batch[1]))
+            slower = np.array(mean_times(seen)) / np.array(by_batch[1]) if seen else np.ones(len(by_batch[1]))
+            found[name] = {batch: tuple((np.array(each) * slower).tolist()) for batch, each in by_batch.items()}
+        return found
+
+    def _spreads(
+        self, spans: list[Span], times: dict[str, Any], lost: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, tuple[tuple[float, ...], ...]]:
+        """Of every model, its runs as factors of the mean times, what it lost to other lanes taken off."""
+        names = list(times)
+        beside = dict(zip(map(id, spans), beside_each(spans, names, self._cores), strict=True))
+        found = {}
+        for name in names:
+            rows = []
+            for run in runs(spans, name, 1, len(times[name][1])):
+                works = []
+                for span, mean_s in zip(run, times[name][1], strict=True):
+                    core_s, ran_s = beside[id(span)]
+                    shares = [lost[name][other] if lost else 0.0 for other in names]
+                    work_s = core_s - sum(share * each for share, each in zip(shares, ran_s, strict=True))
+                    works.append(round(max(0.05, work_s / mean_s), 4))
+                rows.append(tuple(works))
+            found[name] = tuple(rows[:MOST_RUNS])
+        return found
+
+    def _runs(self, spans: list[Span], name: str, batch: int, count: int) -> list[list[Span]]:
+        found = runs(spans, name, batch, count)
+        if not found:
+            raise InputError(f"{name}: no run of batch {batch} was seen to its end; measure for longer")
+        return found
+
+    def _watch(
+        self, server: ServerProcess, clients: Mapping[str, int], what: str, batch: int = 1, seconds: float | None = None
+    ) -> _Watched:
+        """Keep the lanes busy with so many clients of each model."""
+        self._tell(what)
+        longest_s = max(sum(self.served[name]["times_s"]["1"]) for name in clients) * batch * sum(clients.values())
+        duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, LEAST_RUNS * longest_s))
+        streams = [self._stream(each, clients[each.name], batch) for each in self.subjects if each.name in clients]
+        raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "stream": streams}
+        began_s = time.monotonic()
+        result = run_load(parse_workload(raw, "survey"), server.url, deadlines="none")
+        failed = [f"{name}: {text}" for each in result.streams for name, text in each.messages.items()]
+        if failed:
+            raise InputError(f"the server did not answer: {failed[0]}")
+        spans = read_spans(_get(server.url, "weft/trace"), began_s)
+        self.done += 1
+        return _Watched(spans, began_s + WARM_S, began_s + WARM_S + duration_s, result)
+
+    def _stream(self, subject: Subject, clients: int, batch: int) -> dict[str, Any]:
+        shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}
+        return {
+            "model": subject.source,
+            "arrival": "closed",
+            "clients": clients,
+            "deadline_ms": NO_HURRY_MS,
+            "shapes": shapes,
+        }
+
+    def _shapes(self, subject: Subject) -> Shapes:
+        """What is sent to each input; the first dimension is the batch."""
+        known = self.served[subject.name]["shapes"]
+        return {**known, **subject.shapes}
+
+    # The server
+
+    @contextmanager
+    def _server(self, lanes: int) -> Iterator[ServerProcess]:
+        self._tell("starting the server; cutting models may take minutes the first time")
+        arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
+        sources = [subject.source for subject in self.subjects]
+        with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
+            yield server
+
+    def _learn(self, server: ServerProcess) -> None:
+        """What the server says of its models."""
+        models = _get(server.url, "weft/profile")["models"]
+        for subject in self.subjects:
+            found = models.get(subject.name)
+            if found is None:
+                raise InputError(f"{subject.source}: the server could not measure it; give its shapes in NAME.toml")
+            if found["exits"] or found["body"]:
+                what = "exits" if found["exits"] else "several models in one"
+                raise InputError(f"{subject.source}: has {what}, which is not measured; weft simulate --bench can tell")
+            self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
+
+    def _free(self, server: ServerProcess, subject: Subject) -> Shapes:
+        """Shapes of a single sample, where nothing but the batch is free."""
+        metadata = _get(server.url, f"v2/models/{subject.name}")
+        shapes = {each["name"]: [int(size) for size in each["shape"]] for each in metadata["inputs"]}
+        for name, shape in shapes.items():
+            if name not in subject.shapes and any(size < 0 for size in shape[1:]):
+                raise InputError(
+                    f"{subject.source}: its input {name!r} has free dimensions; say what is sent to it, "
+                    f"as --shape {subject.name}:{name}=1x..., or shapes in the workload"
+                )
+        return {name: [max(1, shape[0]), *shape[1:]] for name, shape in shapes.items() if shape}
+
+    def _tell(self, what: str) -> None:
+        if self.progress:
+            batches = sum(len(_sizes(each["max_batch"])) for each in self.served.values()) or len(self.subjects)
+            self.progress(what, self.done, batches + len(self.subjects) + 1 + (self.lanes > 1))
+
+
+def _sizes(most: int) -> list[int]:
+    """Batch sizes to measure; those between are interpolated."""
+    return sorted({*(2**power for power in range(8) if 2**power <= most), most})
+
+
+def _get(url: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    """To a tenth of a microsecond."""
+    return tuple(round(each, 7) for each in values)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _source() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    return f"{processor}, {_cores()} cores; weft {__version__}, onnxruntime {version('onnxruntime')}; {now}"

@@ -1,0 +1,138 @@
+"""What the spans on a server's lanes say: how long segments take, what passes between them, what lanes cost each other.
+
+A segment that runs from a to b does as much work as it takes alone. While others run it loses a share of its speed to
+each, so its work is the sum, over the stretches of time in which the same others run, of speed times length. That is
+linear in the shares; least squares over all spans finds them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.devices import Lanes
+from weft.devices.lanes import LEAST_SPEED
+
+Floats = npt.NDArray[np.float64]
+
+
+class Span(NamedTuple):
+    """A segment on a lane. Times in seconds on the machine's monotonic clock."""
+
+    lane: int
+    model: str
+    segment: int
+    start_s: float
+    end_s: float
+    rows: int
+    query: int
+
+    @property
+    def took_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def read_spans(trace: Mapping[str, Any], since_s: float) -> list[Span]:
+    """Segments that were computed since then, by their start (``GET /weft/trace``)."""
+    found = []
+    for event in trace["traceEvents"]:
+        if event["ph"] != "X" or event["cat"] != "done":
+            continue
+        said, start_s = event["args"], event["ts"] / 1e6
+        number = int(said["segment"].partition("/")[0]) - 1
+        found.append(
+            Span(
+                event["tid"], event["name"], number, start_s, start_s + event["dur"] / 1e6, said["rows"], said["query"]
+            )
+        )
+    return sorted((each for each in found if each.start_s >= since_s), key=_start)
+
+
+def _start(span: Span) -> float:
+    return span.start_s
+
+
+def runs(spans: Iterable[Span], model: str, rows: int, segments: int) -> list[list[Span]]:
+    """The spans of each batch of so many rows that ran from its first segment to its last, in order."""
+    found: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.model == model and span.rows == rows:
+            found[span.query].append(span)
+    return [each for each in found.values() if [span.segment for span in each] == list(range(segments))]
+
+
+def mean_times(found: Sequence[Sequence[Span]]) -> tuple[float, ...]:
+    """Of each segment over all runs."""
+    return tuple(float(np.mean([span.took_s for span in column])) for column in zip(*found, strict=True))
+
+
+def hand_overs(spans: Sequence[Span]) -> list[float]:
+    """What passed between two segments on a lane, where work was waiting; in order of time."""
+    lanes: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        lanes[span.lane].append(span)
+    gaps = [(b.start_s, max(0.0, b.start_s - a.end_s)) for lane in lanes.values() for a, b in pairwise(lane)]
+    return [gap for _, gap in sorted(gaps)]
+
+
+def losses(
+    spans: Sequence[Span], works_s: Mapping[str, Sequence[float]], cores: int, most: float = 1 - LEAST_SPEED
+) -> dict[str, dict[str, float]]:
+    """Model -> other model -> share of its speed that a lane loses while one other lane runs that.
+
+    works_s: of each model, what its segments take alone, for the spans of one row; others only run beside.
+    """
+    found = {}
+    models = list(works_s)
+    beside = beside_each(spans, models, cores)
+    for model, work_s in works_s.items():
+        mine = [place for place, span in enumerate(spans) if span.model == model and span.rows == 1]
+        lost = np.array([beside[place][0] - work_s[spans[place].segment] for place in mine])
+        others = np.array([beside[place][1] for place in mine]).reshape(-1, len(models))
+        found[model] = dict(zip(models, _shares(others, lost, most), strict=True))
+    return found
+
+
+def beside_each(spans: Sequence[Span], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
+    """Of each span: the seconds it had a core, and for how many of these each model ran on another lane, summed up."""
+    lanes = Lanes(tuple(f"{lane}" for lane in range(1 + max((span.lane for span in spans), default=0))), cores)
+    number = {model: place for place, model in enumerate(models)}
+    found: list[tuple[float, list[float]]] = []
+    for span in spans:
+        others = [each for each in _around(spans, span) if each is not span]
+        edges = sorted({span.start_s, span.end_s, *_within(others, span)})
+        core_s, ran_s = 0.0, [0.0] * len(models)
+        for a, b in pairwise(edges):
+            running = [each.model for each in others if each.start_s <= a and each.end_s >= b]
+            length = (b - a) * lanes.share(1 + len(running))
+            core_s += length
+            for model in running:
+                ran_s[number[model]] += length
+        found.append((core_s, ran_s))
+    return found
+
+
+def _around(spans: Sequence[Span], span: Span) -> list[Span]:
+    return [each for each in spans if each.start_s < span.end_s and each.end_s > span.start_s]
+
+
+def _within(others: Iterable[Span], span: Span) -> list[float]:
+    return [time for each in others for time in (each.start_s, each.end_s) if span.start_s < time < span.end_s]
+
+
+def _shares(others: Floats, lost: Floats, most: float) -> list[float]:
+    """Shares from 0 on that explain best what was lost; those that come out negative are none."""
+    found = np.zeros(others.shape[1])
+    kept = [column for column in range(others.shape[1]) if others[:, column].any()]
+    while kept:
+        shares = np.linalg.lstsq(others[:, kept], lost, rcond=None)[0]
+        if (shares >= 0).all():
+            found[kept] = np.minimum(shares, most)
+            break
+        kept = [column for column, share in zip(kept, shares, strict=True) if share > 0]
+    return [float(share) for share in found]
