@@ -21,9 +21,9 @@ SIMULATE = next(
 )
 PARAMETERS = {each.name: each for each in SIMULATE.params if each.name != "help"}
 VALUES = {
-    "device": "weaver-plus", "policy": "fifo", "workload": "w.toml", "bench": "bench.json", "late": "keep",
-    "models": "resnet50", "profile": "p.json", "batch": "1", "seq_len": "16", "tables": "stream", "queries": "1",
-    "cost": "roofline", "mix": "1:1", "max_lag": "0.5", "spill": None, "pieces": "4",
+    "device": "weaver-plus", "lanes": "2", "policy": "fifo", "workload": "w.toml", "bench": "bench.json",
+    "late": "keep", "models": "resnet50", "profile": "p.json", "batch": "1", "seq_len": "16", "tables": "stream",
+    "queries": "1", "cost": "roofline", "mix": "1:1", "max_lag": "0.5", "spill": None, "pieces": "4",
     "shape": "resnet50:image=1x3x224x224",
     "option": "a=1", "json_file": "out.json", "trace": "t.json", "html": "t.html", "perfetto": "t.json",
     "figure": "t.svg",

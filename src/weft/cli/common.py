@@ -34,7 +34,6 @@ class Advance(Protocol):
 
 console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
-DeviceName = Annotated[str, typer.Option("--device", "-d", help="A preset (weft devices list) or a TOML file.")]
 Models = Annotated[str, typer.Option("--models", "-m", help="Zoo names, packaged models or .onnx files: a,b,c")]
 ProfileFiles = Annotated[
     list[str] | None, typer.Option("--profile", help="A profile JSON to run beside the models; repeatable.")

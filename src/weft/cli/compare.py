@@ -9,7 +9,6 @@ import typer
 from weft.cli.common import (
     Batch,
     Cost,
-    DeviceName,
     JsonFile,
     MaxLag,
     Mix,
@@ -30,6 +29,7 @@ from weft.cli.common import (
     read_profiles,
     split_names,
 )
+from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
 from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 
@@ -40,9 +40,20 @@ if TYPE_CHECKING:
     from weft.simulation import Run
 
 
+_STREAMS = "a workload's streams name their models, batches and rates; change them in the file"
+_SATURATED = "models profile batch seq_len tables queries cost mix max_lag spill pieces shape sweep html"
+_NOT_REQUESTS = dict.fromkeys(_SATURATED.split(), _STREAMS)
+_ONLY_REQUESTS = dict.fromkeys(("lanes", "late"), "it is for the requests of a --workload on --device host")
+
+
 def command(
     context: typer.Context,
-    device: DeviceName = "tpuv3-like",
+    device: AnyDevice = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", "-w", help="host: the requests to serve, from a TOML file.")
+    ] = None,
+    lanes: LaneCount = None,
+    late: Annotated[str, typer.Option("--late", help="host: weave, keep, demote or drop late requests.")] = "weave",
     policies: Annotated[str, typer.Option("--policies", "-p", help="Names to compare, a,b,c; 'all' for all.")] = "all",
     models: Models = "",
     profile: ProfileFiles = None,
@@ -61,7 +72,6 @@ def command(
     html: Annotated[str | None, typer.Option("--html", help="Write the timeline page of the best policy.")] = None,
 ) -> None:
     """Run several policies on the same models and show them side by side."""
-    from weft.devices import load_npu
     from weft.jsonfile import write_json
     from weft.policies import POLICIES, check_policy
     from weft.reports.html import write_html
@@ -70,10 +80,15 @@ def command(
 
     if profile and not models:
         refuse_unused(context, "profiles without --models", PROFILES_ONLY)
+    if workload:
+        refuse_unused(context, "--workload", _NOT_REQUESTS)
+        _compare_requests(workload, device, lanes, policies, late, json_file)
+        return
+    refuse_unused(context, "models that never run dry", _ONLY_REQUESTS)
     refuse_parameters_of_others(context, split_names(models))
-    npu = load_npu(device)
+    npu = named_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
-    workload = make_workload(queries, mix, max_lag)
+    saturated = make_workload(queries, mix, max_lag)
     woven = [name for name, kind in POLICIES.items() if not (kind.for_deadlines or kind.pointless_saturated)]
     names = woven if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
@@ -87,7 +102,7 @@ def command(
             options["aimt"] = dict(sweep_aimt([profiles], npu).options)
 
         def run(name: str, pieces: int | None) -> Run:
-            done = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
+            done = simulate(profiles, npu, name, saturated, options=options.get(name), spill=spill, pieces=pieces)
             advance()
             return done
 
@@ -109,6 +124,26 @@ def command(
         best_run = max(runs, key=lambda each: each.report.stp)
         write_html(best_run.trace, html, report=best_run.report.as_dict())
         console.print(f"timeline of {best_run.report.policy}: {html}", highlight=False)
+
+
+def _compare_requests(
+    path: str, device: str | None, lanes: int | None, policies: str, late: str, json_file: str | None
+) -> None:
+    """Policies that serve requests, on this machine."""
+    from weft.cli.requests import compare_on_host
+    from weft.devices import Host
+    from weft.policies import POLICIES, check_policy
+    from weft.workloads.online import read_workload
+
+    known = [name for name, kind in POLICIES.items() if kind.serves_requests]
+    names = known if policies == "all" else split_names(policies)
+    for name in names:
+        check_policy(name)
+    requests = read_workload(path)
+    found = workload_device(requests, device, lanes)
+    if not isinstance(found, Host):
+        raise InputError(f"requests are compared on --device host, not on {found.name}; weft sustain does it there")
+    compare_on_host(path, found, names, late=late, json_file=json_file, workload=requests)
 
 
 def _left_out() -> str:

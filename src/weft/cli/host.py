@@ -12,16 +12,21 @@ from weft.cli.common import add_row, console, number, plain_table, progress_bar
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.devices import Host
+    from weft.devices import Host, Npu
     from weft.online import Device
     from weft.survey import Subject
     from weft.workloads.online import Workload
 
+AnyDevice = Annotated[
+    str | None,
+    typer.Option("--device", "-d", help="host: this machine, measured; a preset (weft devices list), or a file."),
+]
 LaneCount = Annotated[
     int | None, typer.Option("--lanes", help="host: segments computed at a time; default: cores less one.")
 ]
 Seconds = Annotated[float, typer.Option("--seconds", help="host: how long to watch all models together.")]
 SECONDS = 5.0
+DEFAULT_NPU = "tpuv3-like"
 
 Asked = Mapping[str, tuple[int, ...]]
 
@@ -68,6 +73,18 @@ def workload_device(workload: Workload, device: str | None, lanes: int | None, s
             stream.served_name, subject(str(Path(workload.folder) / path) if beside else stream.model, stream.shapes)
         )
     return measure(list(sources.values()), lanes, seconds)
+
+
+def named_npu(device: str | None) -> Npu:
+    """The NPU to price models for; the usual one, and a line that says so, where none is named."""
+    from weft.devices import HOST, load_npu
+
+    if device is not None and (device == HOST or device.endswith(".json")):
+        raise InputError(f"--device {device} serves requests: give their rates and deadlines in a --workload file")
+    found = load_npu(device or DEFAULT_NPU)
+    if device is None:
+        tell_default(found.name)
+    return found
 
 
 def tell_default(device: str) -> None:

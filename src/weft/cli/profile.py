@@ -1,15 +1,14 @@
-"""``weft profile``: what each layer of a model costs on a device, as JSON."""
+"""``weft profile``: what each layer of a model costs on a device, or each segment on this machine, as JSON."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli.common import (
     Batch,
     Cost,
-    DeviceName,
     SeqLen,
     Shapes,
     Tables,
@@ -19,33 +18,68 @@ from weft.cli.common import (
     plain_table,
     warn_of_gaps,
 )
-from weft.cli.unused import refuse_parameters_of_others
+from weft.cli.host import DEFAULT_NPU, SECONDS, AnyDevice, LaneCount, Seconds, measure, named_npu, print_host, subject
+from weft.cli.unused import refuse_parameters_of_others, refuse_unused
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.devices import Npu
+    from weft.profiles import Profile
+
+_MEASURED = "this machine runs the models as its server does, at every batch size that pays; leave it out"
+ON_HOST = dict.fromkeys(("batch", "seq_len", "tables", "cost"), _MEASURED)
+ON_NPU = dict.fromkeys(("lanes", "seconds"), "it is for --device host, which is measured")
 
 
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A zoo name, a packaged model or an .onnx file.")],
-    device: DeviceName = "tpuv3-like",
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="A zoo name, a packaged model or an .onnx file; host: several."),
+    ],
+    device: AnyDevice = None,
     batch: Batch = 1,
     seq_len: SeqLen = 16,
     tables: Tables = "stream",
     cost: Cost = "pipelined",
     shape: Shapes = None,
+    lanes: LaneCount = None,
+    seconds: Seconds = SECONDS,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the profile as JSON.")] = None,
 ) -> None:
-    """Price a model's layers on a device; write the profile with -o."""
-    from weft.devices import load_npu
+    """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
+    from weft.devices import HOST, write_host
     from weft.models.sources import load_model
     from weft.profiles import estimate, write_profile
 
-    refuse_parameters_of_others(context, [model])
-    npu = load_npu(device)
-    shapes = parse_shapes(shape, [model]).get(model)
-    found = load_model(model, shapes=shapes, parameters={"seq_len": seq_len, "tables": tables})
+    shapes = parse_shapes(shape, models)
+    if device == HOST:
+        refuse_unused(context, "--device host", ON_HOST)
+        host = measure([subject(model, shapes.get(model)) for model in models], lanes, seconds)
+        print_host(host)
+        if output:
+            write_host(host, output)
+            console.print(f"wrote {output}", highlight=False)
+        return
+    refuse_unused(context, f"--device {device or DEFAULT_NPU}", ON_NPU)
+    if len(models) > 1:
+        raise InputError(f"one model at a time has a profile on an NPU, not {', '.join(models)}; host takes several")
+    refuse_parameters_of_others(context, models)
+    npu = named_npu(device)
+    parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
+    found = load_model(models[0], shapes=shapes.get(models[0]), parameters=parameters)
     warn_of_gaps(found)
     profile = estimate(found, npu, batch=batch, cost=cost)
+    print_profile(profile, npu)
+    if output:
+        write_profile(profile, output)
+        console.print(f"wrote {output}", highlight=False)
+
+
+def print_profile(profile: Profile, npu: Npu) -> None:
     fetch_s = profile.weight_bytes / npu.bandwidth_bytes_per_s
-    table = plain_table(f"{profile.model} on {npu.name}, batch {batch}", ("layer", "compute us", "fetch us", "MB"))
+    title = f"{profile.model} on {npu.name}, batch {profile.batch}"
+    table = plain_table(title, ("layer", "compute us", "fetch us", "MB"))
     for layer in profile.layers:
         fetch_us = layer.weight_bytes / npu.bandwidth_bytes_per_s * 1e6
         add_row(table, layer.name, f"{layer.compute_s * 1e6:.2f}", f"{fetch_us:.2f}", f"{layer.weight_bytes / 1e6:.3f}")
@@ -56,6 +90,3 @@ def command(
         f"{fetch_s * 1e3:.3f} ms of fetching: {side}-bound",
         highlight=False,
     )
-    if output:
-        write_profile(profile, output)
-        console.print(f"wrote {output}", highlight=False)

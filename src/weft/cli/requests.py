@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.common import add_row, console, number, parse_options, plain_table
+from weft.cli.common import add_row, console, number, parse_options, plain_table, progress_bar
+from weft.cli.host import workload_device
 from weft.errors import InputError
 
 if TYPE_CHECKING:
+    from weft.devices import Host
     from weft.online import Device
     from weft.policies import Option
     from weft.prediction import Figures
@@ -21,6 +24,7 @@ def simulate_workload(
     policy: str,
     *,
     device: str | None,
+    lanes: int | None,
     late: str,
     cost: str | None,
     option: list[str] | None,
@@ -30,13 +34,12 @@ def simulate_workload(
     """Run one workload file under one policy; print, and write what was asked for. *cost*: None for the usual one."""
     from weft.cli.timeline import write_exports
     from weft.costs import DEFAULT_COST
-    from weft.devices import load_device
     from weft.jsonfile import write_json
     from weft.online import prepare, request_trace, simulate_requests
     from weft.workloads.online import read_workload
 
     workload = read_workload(path)
-    target = load_device(device or workload.device)
+    target = workload_device(workload, device, lanes)
     if cost is not None:
         _check_cost(workload, target)
     case = prepare(workload, target, cost or DEFAULT_COST)
@@ -52,12 +55,11 @@ def simulate_workload(
 
 def _check_cost(workload: Workload, device: Device) -> None:
     """Refuse a cost model where nothing is priced by one."""
-    from weft.devices import TiledNpu
+    from weft.devices import Npu
 
-    if isinstance(device, TiledNpu):
-        raise InputError(
-            f"--cost does not apply to {device.name}: a tiled NPU has a cost model of its own; leave it out"
-        )
+    if not isinstance(device, Npu):
+        its = "a tiled NPU has a cost model of its own" if device.kind == "tiled" else "this machine is measured"
+        raise InputError(f"--cost does not apply to {device.name}: {its}; leave it out")
     if all(stream.profiles for stream in workload.stream):
         raise InputError("--cost does not apply to profiles: every stream of the workload has them; leave it out")
 
@@ -67,7 +69,7 @@ def print_requests(report: RequestReport) -> None:
         "model",
         "per s",
         "arrived",
-        "violated",
+        "missed" if report.load is not None else "violated",
         "dropped",
         "batch",
         "mean ms",
@@ -83,7 +85,7 @@ def print_requests(report: RequestReport) -> None:
         add_row(
             table,
             stream.model,
-            number(stream.offered_per_s, 0),
+            number(stream.offered_per_s, 0 if stream.offered_per_s >= 100 else 1),
             str(stream.arrived),
             f"{stream.violation_rate:.2%}",
             str(stream.dropped + stream.refused),
@@ -100,10 +102,45 @@ def print_requests(report: RequestReport) -> None:
 
 
 def _busy(report: RequestReport) -> str:
-    """A device that computes one layer at a time, weights and all, is busy as a whole."""
+    """A host is busy by its lanes; a device that computes one layer at a time, weights and all, as a whole."""
+    if report.load is not None:
+        return f"load {report.load:.1%} of the lanes' time"
     if not report.dram_utilisation:
         return f"device {report.pe_utilisation:.1%} busy"
     return f"PE array {report.pe_utilisation:.1%} busy   DRAM channel {report.dram_utilisation:.1%} busy"
+
+
+def compare_on_host(
+    path: str, host: Host, policies: Sequence[str], *, late: str, json_file: str | None, workload: Workload
+) -> None:
+    """The requests of a workload under several policies on this machine, side by side."""
+    from weft.jsonfile import write_json
+    from weft.online import prepare, simulate_requests
+
+    case = prepare(workload, host)
+    with progress_bar("simulating", len(policies)) as advance:
+        reports = []
+        for policy in policies:
+            reports.append(simulate_requests(case, policy, late=late).report)
+            advance()
+    columns = ("policy", "missed", *(f"{stream.model} missed" for stream in workload.stream))
+    columns = (*columns, *(f"{stream.model} p99 ms" for stream in workload.stream), "load")
+    lanes = f"{host.lanes} lane{'s' * (host.lanes > 1)}"
+    table = plain_table(f"{Path(path).name} on {host.name}, {lanes}, late requests: {late}", columns)
+    best = min(report.worst_violation_rate for report in reports)
+    for report in reports:
+        add_row(
+            table,
+            report.policy,
+            f"{report.violation_rate:.2%}",
+            *(f"{stream.violation_rate:.2%}" for stream in report.streams),
+            *(number(stream.p99_s, 1, scale=1e3) for stream in report.streams),
+            f"{report.load or 0.0:.1%}",
+            style="bold" if report.worst_violation_rate == best else "",
+        )
+    console.print(table)
+    if json_file:
+        write_json(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
 
 
 def print_exits(workload: Workload) -> None:

@@ -30,12 +30,11 @@ from weft.cli.common import (
     read_profiles,
     split_names,
 )
+from weft.cli.host import AnyDevice, LaneCount, named_npu
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
     from weft.reports.report import Report
-
-DEFAULT_DEVICE = "tpuv3-like"
 
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the policy, NAME=VALUE.")]
 
@@ -64,9 +63,12 @@ _RATES = "each stream has its rate in the file, or a share of total_rate by rati
 _FITS = "what does not fit is refused there; lower max_batch in the file"
 _DRAWN = "a server's lanes have no such timeline; /weft/trace of the running server shows what they did"
 
+_LANES = "it is for --device host, which serves the requests of a --workload"
+
 _EXPORT = Ways(bench=_DRAWN)
 OPTIONS = {
     "device": Ways(bench=_SEGMENTS),
+    "lanes": Ways(models=_LANES, profiles=_LANES, bench=_SEGMENTS),
     "policy": Ways(),
     "workload": Ways(bench=_ONE),
     "bench": Ways(),
@@ -99,9 +101,8 @@ OPTIONS = {
 
 def command(
     context: typer.Context,
-    device: Annotated[
-        str | None, typer.Option("--device", "-d", help="A preset or a TOML file; tpuv3-like, or the workload's own.")
-    ] = None,
+    device: AnyDevice = None,
+    lanes: LaneCount = None,
     policy: Annotated[
         str | None, typer.Option("--policy", "-p", help="See docs/policies.md; weft, or weft+ for a workload.")
     ] = None,
@@ -135,10 +136,9 @@ def command(
     perfetto: Annotated[str | None, typer.Option("--perfetto", help="Write a trace for ui.perfetto.dev.")] = None,
     figure: Annotated[str | None, typer.Option("--figure", help="Draw the timeline as .png or .svg.")] = None,
 ) -> None:
-    """Weave models on a simulated NPU: saturated streams, or the arriving requests of a workload file."""
+    """Weave models on a simulated NPU, or serve the arriving requests of a workload file there or on this machine."""
     from weft.cli.requests import predict_bench, simulate_workload
     from weft.cli.timeline import write_exports
-    from weft.devices import load_npu
     from weft.jsonfile import write_json
     from weft.simulation import simulate
 
@@ -155,6 +155,7 @@ def command(
             workload,
             policy or "weft+",
             device=device,
+            lanes=lanes,
             late=late,
             cost=cost if is_given(context, "cost") else None,
             option=option,
@@ -163,7 +164,7 @@ def command(
         )
         return
     refuse_parameters_of_others(context, split_names(models))
-    npu = load_npu(device or DEFAULT_DEVICE)
+    npu = named_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
     run = simulate(

@@ -123,13 +123,13 @@ class _Survey:
         with self._server(1) as server:
             self._learn(server)
             times = {each.name: self._by_batch(server, each) for each in self.subjects}
-            mixed = self._watch(server, {each.name: 1 for each in self.subjects}, "all models on one lane")
+            mixed = self._watch(server, self._clients(1), "all models on one lane")
             overheads = {each.name: self._overhead(server, each) for each in self.subjects}
         found = self._in_turns(times, mixed)
         gaps, lost, spreads = hand_overs(mixed.spans), {}, self._spreads(mixed.spans, found, {})
         if self.lanes > 1:
             with self._server(self.lanes) as server:
-                beside = self._watch(server, {each.name: self.lanes for each in self.subjects}, f"{self.lanes} lanes")
+                beside = self._watch(server, self._clients(self.lanes), f"{self.lanes} lanes")
             lost = losses(beside.spans, {name: each[1] for name, each in found.items()}, self._cores)
             gaps, spreads = hand_overs(beside.spans), self._spreads(beside.spans, found, lost)
         mean_gap_s = fmean(gaps) if gaps else 0.0
@@ -165,9 +165,13 @@ class _Survey:
         found = {}
         for batch in _sizes(most):
             said = f"{subject.name}, batch {batch}" if most > 1 else subject.name
-            watched = self._watch(server, {subject.name: 2}, said, batch, self.seconds / 3)
+            watched = self._watch(server, {subject.name: 1}, said, batch, self.seconds / 3)
             found[batch] = mean_times(self._runs(watched.spans, subject.name, batch, count))
         return found
+
+    def _clients(self, lanes: int) -> dict[str, int]:
+        """As many of each model as keep the lanes busy; not all alike, or models would always meet their own kind."""
+        return {each.name: lanes + (place == 0) for place, each in enumerate(self.subjects)}
 
     def _overhead(self, server: ServerProcess, subject: Subject) -> list[float]:
         """What single requests, one after another, take besides the time from their first segment to their last."""
@@ -231,7 +235,8 @@ class _Survey:
             raise InputError(f"the server did not answer: {failed[0]}")
         spans = read_spans(_get(server.url, "weft/trace"), began_s)
         self.done += 1
-        return _Watched(spans, began_s + WARM_S, began_s + WARM_S + duration_s, result)
+        since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
+        return _Watched(spans, since_s, since_s + duration_s, result)
 
     def _stream(self, subject: Subject, clients: int, batch: int) -> dict[str, Any]:
         shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}

@@ -126,13 +126,16 @@ def _within(others: Iterable[Span], span: Span) -> list[float]:
 
 
 def _shares(others: Floats, lost: Floats, most: float) -> list[float]:
-    """Shares from 0 on that explain best what was lost; those that come out negative are none."""
+    """Shares from 0 on that explain best what was lost; who was never met costs what the others do on average."""
     found = np.zeros(others.shape[1])
-    kept = [column for column in range(others.shape[1]) if others[:, column].any()]
-    while kept:
+    met = others.any(axis=0)
+    kept = np.flatnonzero(met)
+    while len(kept):
         shares = np.linalg.lstsq(others[:, kept], lost, rcond=None)[0]
         if (shares >= 0).all():
             found[kept] = np.minimum(shares, most)
             break
-        kept = [column for column, share in zip(kept, shares, strict=True) if share > 0]
+        kept = kept[shares > 0]
+    if met.any():
+        found[~met] = found[met].mean()
     return [float(share) for share in found]
