@@ -169,14 +169,14 @@ def ran(host: Host, seconds: float = 3.0) -> list[Span]:
 def test_what_lanes_lose_is_read_off_their_spans():
     lost = {"short": {"short": 0.1, "long": 0.3}, "long": {"short": 0.05, "long": 0.2}}
     host = exact(2, **lost)
-    found = losses(ran(host), {name: model.times_s[1] for name, model in host.models.items()}, cores=2)
+    found = losses(ran(host), host.models, cores=2)
     for model, shares in lost.items():
         assert found[model] == pytest.approx(shares, abs=0.01)
 
 
 def test_more_lanes_than_cores_lose_nothing_else():
     host = exact(3)
-    found = losses(ran(host), {name: model.times_s[1] for name, model in host.models.items()}, cores=2)
+    found = losses(ran(host), host.models, cores=2)
     assert all(share < 0.01 for shares in found.values() for share in shares.values())
 
 
@@ -188,7 +188,7 @@ def test_spans_come_from_the_servers_trace_and_runs_are_whole():
     events = [{"ph": "M", "tid": 0}, event("1/2", 0, 0), event("2/2", 15, 0), event("1/2", 30, 1)]
     spans = read_spans({"traceEvents": [*events, event("1/2", 50, 2, "aborted")]}, 0.0)
     assert [span.segment for span in spans] == [0, 1, 0]
-    assert [[span.query for span in each] for each in runs(spans, "m", 1, 2)] == [[0, 0]]
+    assert [[span.query for span in each] for each in runs(spans, "m", 2)] == [[0, 0]]
     assert hand_overs(spans) == pytest.approx([5e-6, 5e-6])
 
 

@@ -122,16 +122,16 @@ class _Survey:
     def host(self) -> Host:
         with self._server(1) as server:
             self._learn(server)
-            times = {each.name: self._by_batch(server, each) for each in self.subjects}
-            mixed = self._watch(server, self._clients(1), "all models on one lane")
+            by_batch = {each.name: self._by_batch(server, each) for each in self.subjects}
+            watched = self._watch(server, self._clients(1), "all models on one lane")
             overheads = {each.name: self._overhead(server, each) for each in self.subjects}
-        found = self._in_turns(times, mixed)
-        gaps, lost, spreads = hand_overs(mixed.spans), {}, self._spreads(mixed.spans, found, {})
+        models = {name: self._in_turns(each, name, watched) for name, each in by_batch.items()}
+        lost: dict[str, dict[str, float]] = {}
         if self.lanes > 1:
             with self._server(self.lanes) as server:
-                beside = self._watch(server, self._clients(self.lanes), f"{self.lanes} lanes")
-            lost = losses(beside.spans, {name: each[1] for name, each in found.items()}, self._cores)
-            gaps, spreads = hand_overs(beside.spans), self._spreads(beside.spans, found, lost)
+                watched = self._watch(server, self._clients(self.lanes), f"{self.lanes} lanes")
+            lost = losses(watched.spans, models, self._cores)
+        gaps, spreads = hand_overs(watched.spans), self._spreads(watched.spans, models, lost)
         mean_gap_s = fmean(gaps) if gaps else 0.0
         return Host(
             source=_source(),
@@ -141,15 +141,14 @@ class _Survey:
             hand_over_s=_rounded(gaps[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
-                name: HostModel(
-                    segments=tuple(self.served[name]["segments"]),
-                    max_batch=self.served[name]["max_batch"],
-                    times_s={batch: _rounded(each) for batch, each in found[name].items()},
-                    spread=spreads[name],
-                    overhead_s=_rounded([max(0.0, each - mean_gap_s) for each in overheads[name]]),
-                    loses={other: round(share, 4) for other, share in lost.get(name, {}).items()},
+                name: model.model_copy(
+                    update={
+                        "spread": spreads[name],
+                        "overhead_s": _rounded([max(0.0, each - mean_gap_s) for each in overheads[name]]),
+                        "loses": {other: round(share, 4) for other, share in lost.get(name, {}).items()},
+                    }
                 )
-                for name in found
+                for name, model in models.items()
             },
         )
 
@@ -159,18 +158,21 @@ class _Survey:
 
     # Measurements
 
-    def _by_batch(self, server: ServerProcess, subject: Subject) -> dict[int, tuple[float, ...]]:
-        """Batch size -> times of the segments, on a lane that has nothing else to do."""
-        most, count = self.served[subject.name]["max_batch"], len(self.served[subject.name]["segments"])
-        found = {}
-        for batch in _sizes(most):
-            said = f"{subject.name}, batch {batch}" if most > 1 else subject.name
-            watched = self._watch(server, {subject.name: 1}, said, batch, self.seconds / 3)
-            found[batch] = mean_times(self._runs(watched.spans, subject.name, batch, count))
-        return found
+    def _by_batch(self, server: ServerProcess, subject: Subject) -> HostModel:
+        """The times of a model's segments by batch size, on a lane that has nothing else to do."""
+        said = self.served[subject.name]
+        times = {}
+        for batch in _sizes(said["max_batch"]):
+            what = f"{subject.name}, batch {batch}" if said["max_batch"] > 1 else subject.name
+            watched = self._watch(server, {subject.name: 1}, what, batch, self.seconds / 3)
+            found = [each for each in runs(watched.spans, subject.name, len(said["segments"])) if each[0].rows == batch]
+            if not found:
+                raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
+            times[batch] = mean_times(found)
+        return HostModel(segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times)
 
     def _clients(self, lanes: int) -> dict[str, int]:
-        """As many of each model as keep the lanes busy; not all alike, or models would always meet their own kind."""
+        """As many of each model as keep the lanes busy; one more of the first, or each would always meet its own kind."""
         return {each.name: lanes + (place == 0) for place, each in enumerate(self.subjects)}
 
     def _overhead(self, server: ServerProcess, subject: Subject) -> list[float]:
@@ -178,45 +180,36 @@ class _Survey:
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005
         watched = self._watch(server, {subject.name: 1}, f"the way of {subject.name}", 1, OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
-        extents_s = [each[-1].end_s - each[0].start_s for each in runs(watched.all_spans, subject.name, 1, count)]
+        extents_s = [each[-1].end_s - each[0].start_s for each in runs(watched.all_spans, subject.name, count)]
         latencies_s = watched.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
         return [max(0.0, a - b) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
 
-    def _in_turns(self, times: dict[str, dict[int, tuple[float, ...]]], mixed: _Watched) -> dict[str, Any]:
-        """The same, as long as they take where models alternate: their caches are cold then."""
-        found = {}
-        for name, by_batch in times.items():
-            seen = runs(mixed.spans, name, 1, len(by_batch[1]))
-            slower = np.array(mean_times(seen)) / np.array(by_batch[1]) if seen else np.ones(len(by_batch[1]))
-            found[name] = {batch: tuple((np.array(each) * slower).tolist()) for batch, each in by_batch.items()}
-        return found
+    def _in_turns(self, model: HostModel, name: str, mixed: _Watched) -> HostModel:
+        """The same, as long as segments take where models alternate: their caches are cold then."""
+        seen = runs(mixed.spans, name, len(model.segments))
+        ratios = [
+            [span.took_s / mean for span, mean in zip(run, model.times_at(run[0].rows), strict=True)] for run in seen
+        ]
+        slower = np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments))
+        times = {batch: _rounded((np.array(each) * slower).tolist()) for batch, each in model.times_s.items()}
+        return model.model_copy(update={"times_s": times})
 
     def _spreads(
-        self, spans: list[Span], times: dict[str, Any], lost: Mapping[str, Mapping[str, float]]
+        self, spans: list[Span], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
         """Of every model, its runs as factors of the mean times, what it lost to other lanes taken off."""
-        names = list(times)
-        beside = dict(zip(map(id, spans), beside_each(spans, names, self._cores), strict=True))
+        beside = dict(zip(spans, beside_each(spans, list(models), self._cores), strict=True))
         found = {}
-        for name in names:
+        for name, model in models.items():
+            shares = np.array([lost[name][other] if lost else 0.0 for other in models])
             rows = []
-            for run in runs(spans, name, 1, len(times[name][1])):
-                works = []
-                for span, mean_s in zip(run, times[name][1], strict=True):
-                    core_s, ran_s = beside[id(span)]
-                    shares = [lost[name][other] if lost else 0.0 for other in names]
-                    work_s = core_s - sum(share * each for share, each in zip(shares, ran_s, strict=True))
-                    works.append(round(max(0.05, work_s / mean_s), 4))
-                rows.append(tuple(works))
-            found[name] = tuple(rows[:MOST_RUNS])
-        return found
-
-    def _runs(self, spans: list[Span], name: str, batch: int, count: int) -> list[list[Span]]:
-        found = runs(spans, name, batch, count)
-        if not found:
-            raise InputError(f"{name}: no run of batch {batch} was seen to its end; measure for longer")
+            for run in runs(spans, name, len(model.segments))[:MOST_RUNS]:
+                works_s = [beside[span][0] - float(shares @ beside[span][1]) for span in run]
+                means_s = model.times_at(run[0].rows)
+                rows.append(tuple(round(max(0.05, a / b), 4) for a, b in zip(works_s, means_s, strict=True)))
+            found[name] = tuple(rows)
         return found
 
     def _watch(

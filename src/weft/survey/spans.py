@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.devices import Lanes
+from weft.devices import HostModel, Lanes
 from weft.devices.lanes import LEAST_SPEED
 
 Floats = npt.NDArray[np.float64]
@@ -57,12 +57,12 @@ def _start(span: Span) -> float:
     return span.start_s
 
 
-def runs(spans: Iterable[Span], model: str, rows: int, segments: int) -> list[list[Span]]:
-    """The spans of each batch of so many rows that ran from its first segment to its last, in order."""
-    found: dict[int, list[Span]] = defaultdict(list)
+def runs(spans: Iterable[Span], model: str, segments: int) -> list[list[Span]]:
+    """The spans of each batch of a model that ran from its first segment to its last, in order."""
+    found: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
-        if span.model == model and span.rows == rows:
-            found[span.query].append(span)
+        if span.model == model:
+            found[span.query, span.rows].append(span)
     return [each for each in found.values() if [span.segment for span in each] == list(range(segments))]
 
 
@@ -81,18 +81,19 @@ def hand_overs(spans: Sequence[Span]) -> list[float]:
 
 
 def losses(
-    spans: Sequence[Span], works_s: Mapping[str, Sequence[float]], cores: int, most: float = 1 - LEAST_SPEED
+    spans: Sequence[Span], alone: Mapping[str, HostModel], cores: int, most: float = 1 - LEAST_SPEED
 ) -> dict[str, dict[str, float]]:
     """Model -> other model -> share of its speed that a lane loses while one other lane runs that.
 
-    works_s: of each model, what its segments take alone, for the spans of one row; others only run beside.
+    alone: what the segments take by themselves.
     """
     found = {}
-    models = list(works_s)
+    models = list(alone)
     beside = beside_each(spans, models, cores)
-    for model, work_s in works_s.items():
-        mine = [place for place, span in enumerate(spans) if span.model == model and span.rows == 1]
-        lost = np.array([beside[place][0] - work_s[spans[place].segment] for place in mine])
+    for model, measured in alone.items():
+        mine = [place for place, span in enumerate(spans) if span.model == model]
+        works_s = [measured.times_at(spans[place].rows)[spans[place].segment] for place in mine]
+        lost = np.array([beside[place][0] for place in mine]) - np.array(works_s)
         others = np.array([beside[place][1] for place in mine]).reshape(-1, len(models))
         found[model] = dict(zip(models, _shares(others, lost, most), strict=True))
     return found
