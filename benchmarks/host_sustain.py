@@ -70,7 +70,8 @@ def profiled(lanes: int, folder: Path, seconds: float) -> Path:
     """This machine, measured."""
     path = folder / f"host{lanes}.json"
     models = [str(stream["model"]) for stream in STREAMS]
-    weft("profile", *models, "--device", "host", "--lanes", str(lanes), "--seconds", str(seconds), "-o", str(path))
+    options = ("--lanes", str(lanes), "--seconds", str(seconds), "--cache", str(folder / "cache"))
+    weft("profile", *models, "--device", "host", *options, "-o", str(path))
     return path
 
 

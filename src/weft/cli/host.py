@@ -25,6 +25,9 @@ LaneCount = Annotated[
     int | None, typer.Option("--lanes", help="host: segments computed at a time; default: cores less one.")
 ]
 Seconds = Annotated[float, typer.Option("--seconds", help="host: how long to watch all models together.")]
+Cache = Annotated[
+    str | None, typer.Option("--cache", help="host: where cut models are kept, the folder of weft serve --cache.")
+]
 SECONDS = 5.0
 DEFAULT_NPU = "tpuv3-like"
 
@@ -40,7 +43,7 @@ def subject(source: str, shapes: Asked | None = None) -> Subject:
     return Subject(source, {**usual, **(shapes or {})})
 
 
-def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SECONDS) -> Host:
+def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SECONDS, cache: str | None = None) -> Host:
     """This machine with these models."""
     from weft.serving.config import usable_cores
     from weft.survey import survey
@@ -50,11 +53,14 @@ def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SEC
             subjects,
             lanes=lanes or max(1, usable_cores() - 1),
             seconds=seconds,
+            cache=Path(cache) if cache else None,
             progress=lambda what, done, of: advance(f"measuring: {what}", done, of),
         )
 
 
-def workload_device(workload: Workload, device: str | None, lanes: int | None, seconds: float = SECONDS) -> Device:
+def workload_device(
+    workload: Workload, device: str | None, lanes: int | None, seconds: float = SECONDS, cache: str | None = None
+) -> Device:
     """The device that a workload runs on: the one named, its own, or this machine, measured now with its models."""
     from weft.devices import HOST, load_device
 
@@ -72,7 +78,7 @@ def workload_device(workload: Workload, device: str | None, lanes: int | None, s
         sources.setdefault(
             stream.served_name, subject(str(Path(workload.folder) / path) if beside else stream.model, stream.shapes)
         )
-    return measure(list(sources.values()), lanes, seconds)
+    return measure(list(sources.values()), lanes, seconds, cache)
 
 
 def named_npu(device: str | None) -> Npu:

@@ -18,7 +18,18 @@ from weft.cli.common import (
     plain_table,
     warn_of_gaps,
 )
-from weft.cli.host import DEFAULT_NPU, SECONDS, AnyDevice, LaneCount, Seconds, measure, named_npu, print_host, subject
+from weft.cli.host import (
+    DEFAULT_NPU,
+    SECONDS,
+    AnyDevice,
+    Cache,
+    LaneCount,
+    Seconds,
+    measure,
+    named_npu,
+    print_host,
+    subject,
+)
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 
@@ -28,7 +39,7 @@ if TYPE_CHECKING:
 
 _MEASURED = "this machine runs the models as its server does, at every batch size that pays; leave it out"
 ON_HOST = dict.fromkeys(("batch", "seq_len", "tables", "cost"), _MEASURED)
-ON_NPU = dict.fromkeys(("lanes", "seconds"), "it is for --device host, which is measured")
+ON_NPU = dict.fromkeys(("lanes", "seconds", "cache"), "it is for --device host, which is measured")
 
 
 def command(
@@ -45,6 +56,7 @@ def command(
     shape: Shapes = None,
     lanes: LaneCount = None,
     seconds: Seconds = SECONDS,
+    cache: Cache = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the profile as JSON.")] = None,
 ) -> None:
     """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
@@ -55,7 +67,7 @@ def command(
     shapes = parse_shapes(shape, models)
     if device == HOST:
         refuse_unused(context, "--device host", ON_HOST)
-        host = measure([subject(model, shapes.get(model)) for model in models], lanes, seconds)
+        host = measure([subject(model, shapes.get(model)) for model in models], lanes, seconds, cache)
         print_host(host)
         if output:
             write_host(host, output)

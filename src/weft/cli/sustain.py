@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.common import JsonFile, add_row, console, number, plain_table, progress_bar
-from weft.cli.host import SECONDS, LaneCount, Seconds, workload_device
+from weft.cli.host import SECONDS, Cache, LaneCount, Seconds, workload_device
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def command(
     ] = None,
     lanes: LaneCount = None,
     seconds: Seconds = SECONDS,
+    cache: Cache = None,
     late: Annotated[str, typer.Option("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
     limit: Annotated[float, typer.Option("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs per load.")] = 2,
@@ -54,7 +55,7 @@ def command(
     from weft.workloads.online import read_workload
 
     base = read_workload(workload)
-    found = _device(base, device, lanes, seconds)
+    found = _device(base, device, lanes, seconds, cache)
     names = _all_policies(found) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         check_policy(name)
@@ -77,11 +78,11 @@ def command(
     console.print(f"figure    {picture}", highlight=False)
 
 
-def _device(base: Workload, name: str | None, lanes: int | None, seconds: float) -> Device:
+def _device(base: Workload, name: str | None, lanes: int | None, seconds: float, cache: str | None) -> Device:
     """What is asked for; a tiled NPU has nothing to search on."""
     from weft.devices import TiledNpu, load_npu
 
-    found = workload_device(base, name, lanes, seconds)
+    found = workload_device(base, name, lanes, seconds, cache)
     return load_npu(name or base.device) if isinstance(found, TiledNpu) else found
 
 

@@ -32,8 +32,10 @@ Shapes = Mapping[str, Sequence[int]]
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how many measurements are done, and of how many."""
 
-ALONE_S, TOGETHER_S = 1.5, 5.0
-"""How long to watch one model at one batch size, and all of them together, at least."""
+TOGETHER_S = 5.0
+"""How long to watch all models together, at least; one at a time, a third of it for each batch size."""
+ROUNDS = 3
+"""In which the lanes are watched together, each model alone between them."""
 WARM_S = 0.3
 LEAST_RUNS, LONGEST_S = 12, 60.0
 """Runs to see of a model, however long that takes, up to a limit."""
@@ -122,29 +124,28 @@ class _Survey:
     def host(self) -> Host:
         with self._server(1) as server:
             self._learn(server)
-            by_batch = {each.name: self._by_batch(server, each) for each in self.subjects}
-            watched = self._watch(server, self._clients(1), "all models on one lane")
-            overheads = {each.name: self._overhead(server, each) for each in self.subjects}
-        models = {name: self._in_turns(each, name, watched) for name, each in by_batch.items()}
+            alone = {each.name: self._by_batch(server, each) for each in self.subjects}
+            watched = [self._watch(server, self._clients(1), "all models on one lane")]
+            gaps_s = hand_overs(watched[0].spans)
+            overheads = {each.name: self._overhead(server, each, gaps_s) for each in self.subjects}
+        models = {name: self._in_turns(each, name, watched) for name, each in alone.items()}
         lost: dict[str, dict[str, float]] = {}
         if self.lanes > 1:
-            with self._server(self.lanes) as server:
-                watched = self._watch(server, self._clients(self.lanes), f"{self.lanes} lanes")
-            lost = losses(watched.spans, models, self._cores)
-        gaps, spreads = hand_overs(watched.spans), self._spreads(watched.spans, models, lost)
-        mean_gap_s = fmean(gaps) if gaps else 0.0
+            models, watched = self._together(alone, models)
+            lost = losses([span for each in watched for span in each.spans], models, self._cores)
+        spreads = self._spreads([span for each in watched for span in each.spans], models, lost)
         return Host(
             source=_source(),
             cores=_cores(),
             lanes=self.lanes,
             threads=self.threads,
-            hand_over_s=_rounded(gaps[:MOST_GAPS]),
+            hand_over_s=_rounded([gap for each in watched for gap in hand_overs(each.spans)][:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
                     update={
                         "spread": spreads[name],
-                        "overhead_s": _rounded([max(0.0, each - mean_gap_s) for each in overheads[name]]),
+                        "overhead_s": _rounded(overheads[name]),
                         "loses": {other: round(share, 4) for other, share in lost.get(name, {}).items()},
                     }
                 )
@@ -172,11 +173,11 @@ class _Survey:
         return HostModel(segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times)
 
     def _clients(self, lanes: int) -> dict[str, int]:
-        """As many of each model as keep the lanes busy; one more of the first, or each would always meet its own kind."""
+        """As many of each model as keep the lanes busy; one more of the first, lest each meet only its own kind."""
         return {each.name: lanes + (place == 0) for place, each in enumerate(self.subjects)}
 
-    def _overhead(self, server: ServerProcess, subject: Subject) -> list[float]:
-        """What single requests, one after another, take besides the time from their first segment to their last."""
+    def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
+        """What single requests take besides their segments and what passes before each of these."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005
         watched = self._watch(server, {subject.name: 1}, f"the way of {subject.name}", 1, OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
@@ -184,17 +185,36 @@ class _Survey:
         latencies_s = watched.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
-        return [max(0.0, a - b) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
+        first_s = fmean(gaps_s) if gaps_s else 0.0
+        return [max(0.0, a - b - first_s) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
 
-    def _in_turns(self, model: HostModel, name: str, mixed: _Watched) -> HostModel:
-        """The same, as long as segments take where models alternate: their caches are cold then."""
-        seen = runs(mixed.spans, name, len(model.segments))
-        ratios = [
-            [span.took_s / mean for span, mean in zip(run, model.times_at(run[0].rows), strict=True)] for run in seen
-        ]
+    def _in_turns(self, model: HostModel, name: str, watched: Sequence[_Watched]) -> HostModel:
+        """The same, as long as segments take in other runs: where models alternate, their caches are cold."""
+        found = [run for each in watched for run in runs(each.spans, name, len(model.segments))]
+        ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in found]
         slower = np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments))
         times = {batch: _rounded((np.array(each) * slower).tolist()) for batch, each in model.times_s.items()}
         return model.model_copy(update={"times_s": times})
+
+    def _together(
+        self, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]
+    ) -> tuple[dict[str, HostModel], list[_Watched]]:
+        """All lanes at once, in turns with each model alone: what both take moves with the speed of the machine."""
+        single: dict[str, list[_Watched]] = {name: [] for name in alone}
+        together = []
+        with self._server(self.lanes) as server:
+            for _ in range(ROUNDS):
+                for name, found in single.items():
+                    found.append(self._watch(server, {name: 1}, f"{name} alone", 1, self.seconds / 3 / ROUNDS))
+                clients = self._clients(self.lanes)
+                together.append(self._watch(server, clients, f"{self.lanes} lanes", 1, self.seconds / ROUNDS))
+        models = {}
+        for name, model in in_turns.items():
+            now = self._in_turns(alone[name], name, single[name])
+            moved = np.array(now.times_s[1]) / np.array(alone[name].times_s[1])
+            times = {batch: _rounded((np.array(each) * moved).tolist()) for batch, each in model.times_s.items()}
+            models[name] = model.model_copy(update={"times_s": times})
+        return models, together
 
     def _spreads(
         self, spans: list[Span], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
@@ -283,7 +303,8 @@ class _Survey:
     def _tell(self, what: str) -> None:
         if self.progress:
             batches = sum(len(_sizes(each["max_batch"])) for each in self.served.values()) or len(self.subjects)
-            self.progress(what, self.done, batches + len(self.subjects) + 1 + (self.lanes > 1))
+            rounds = ROUNDS * (1 + len(self.subjects)) if self.lanes > 1 else 0
+            self.progress(what, self.done, batches + len(self.subjects) + 1 + rounds)
 
 
 def _sizes(most: int) -> list[int]:
