@@ -73,7 +73,7 @@ def exact(lanes: int, **losses_of) -> Host:
 
 def test_an_npu_fetches_and_computes_at_once_and_a_tiled_one_does_not():
     assert load_npu("tpuv3-like").together().names == ("channel", "array")
-    assert load_npu("tpuv3-like").together().independent
+    assert load_npu("tpuv3-like").together().speeds([0, 1]) == [1.0, 1.0]
     assert len(load_simulated("zc706-resnet50").together()) == 1
 
 
@@ -86,7 +86,6 @@ def test_a_lane_loses_speed_to_every_other_one_by_what_it_runs():
 
 def test_more_lanes_than_cores_share_these():
     assert Lanes(("a", "b", "c"), cores=2).speeds([0, 0, 0]) == pytest.approx([2 / 3] * 3)
-    assert not Lanes(("a", "b", "c"), cores=2).independent
 
 
 def head(stream: int, ticks: int) -> Candidate:

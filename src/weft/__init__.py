@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft.version import __version__
 
 if TYPE_CHECKING:
-    from weft.devices import Npu, Soc, TiledNpu, load_device, load_npu, load_soc
+    from weft.devices import Host, Npu, Soc, TiledNpu, load_device, load_npu, load_soc, read_host
     from weft.errors import (
         DeviceError,
         EvaluationError,
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from weft.workloads import Saturated
 
 _HOMES = {
+    "Host": "devices",
     "Npu": "devices",
     "Soc": "devices",
     "TiledNpu": "devices",
     "load_device": "devices",
     "load_npu": "devices",
     "load_soc": "devices",
+    "read_host": "devices",
     "DeviceError": "errors",
     "EvaluationError": "errors",
     "InputError": "errors",
@@ -97,6 +99,7 @@ __all__ = [
     "EvaluationError",
     "Exit",
     "Gemm",
+    "Host",
     "InputError",
     "InvalidStart",
     "Layer",
@@ -134,6 +137,7 @@ __all__ = [
     "load_npu",
     "load_soc",
     "map_models",
+    "read_host",
     "read_profile",
     "read_trace",
     "simulate",

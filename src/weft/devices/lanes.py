@@ -27,11 +27,6 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
-    def independent(self) -> bool:
-        """Whether no lane is ever slowed down by another."""
-        return not (0 < self.cores < len(self.names)) and not any(any(row) for row in self.losses)
-
     def speeds(self, kinds: Sequence[int]) -> list[float]:
         """How fast each of the lanes that run goes, by the kinds of what they run."""
         share = self.share(len(kinds))
@@ -46,11 +41,3 @@ class Lanes:
     def share(self, running: int) -> float:
         """Of a core, for each of so many lanes that run."""
         return min(1.0, self.cores / running) if self.cores and running else 1.0
-
-    def described(self) -> str:
-        """In a line."""
-        if len(self.names) == 1:
-            return f"{self.names[0]} alone"
-        lost = [each for row in self.losses for each in row]
-        how = f"each loses {min(lost):.0%} to {max(lost):.0%} of its speed to another" if any(lost) else "independently"
-        return f"{' and '.join(self.names)} together, {how}"

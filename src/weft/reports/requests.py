@@ -80,12 +80,6 @@ class RequestReport:
         kept = {key: value for key, value in asdict(self).items() if key not in left_out}
         return {"format": 1, **kept, "streams": [asdict(stream) for stream in self.streams]}
 
-    @property
-    def worst_p99_s(self) -> float | None:
-        """The 99th percentile of the stream where it takes most of the time that is allowed."""
-        found = [stream for stream in self.streams if stream.p99_s is not None]
-        return max(found, key=lambda stream: (stream.p99_s or 0.0) / stream.deadline_s).p99_s if found else None
-
 
 @cache
 def bin_edges() -> Ints:

@@ -174,7 +174,8 @@ class _Survey:
 
     def _clients(self, lanes: int) -> dict[str, int]:
         """As many of each model as keep the lanes busy; one more of the first, lest each meet only its own kind."""
-        return {each.name: lanes + (place == 0) for place, each in enumerate(self.subjects)}
+        most = [self.served[each.name]["max_batch"] for each in self.subjects]
+        return {each.name: lanes + most[place] + (place == 0) for place, each in enumerate(self.subjects)}
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """What single requests take besides their segments and what passes before each of these."""
