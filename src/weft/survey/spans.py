@@ -2,7 +2,8 @@
 
 A segment that runs from a to b does as much work as it takes alone. While others run it loses a share of its speed to
 each, so its work is the sum, over the stretches of time in which the same others run, of speed times length. That is
-linear in the shares; least squares over all spans finds them.
+linear in the shares. A span that took long for another reason has met the others for long, too, so least squares would
+blame them for it; the shares asked for leave nothing unexplained on average, whoever ran beside (``_shares``).
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def losses(
     for model, measured in alone.items():
         mine = [place for place, span in enumerate(spans) if span.model == model]
         works_s = [measured.times_at(spans[place].rows)[spans[place].segment] for place in mine]
-        lost = np.array([beside[place][0] for place in mine]) - np.array(works_s)
-        others = np.array([beside[place][1] for place in mine]).reshape(-1, len(models))
-        found[model] = dict(zip(models, _shares(others, lost, most), strict=True))
+        core_s = np.array([beside[place][0] for place in mine])
+        others_s = np.array([beside[place][1] for place in mine]).reshape(-1, len(models))
+        found[model] = dict(zip(models, _shares(others_s, core_s, core_s - np.array(works_s), most), strict=True))
     return found
 
 
@@ -126,13 +127,17 @@ def _within(others: Iterable[Span], span: Span) -> list[float]:
     return [time for each in others for time in (each.start_s, each.end_s) if span.start_s < time < span.end_s]
 
 
-def _shares(others: Floats, lost: Floats, most: float) -> list[float]:
-    """Shares from 0 on that explain best what was lost; who was never met costs what the others do on average."""
-    found = np.zeros(others.shape[1])
-    met = others.any(axis=0)
+def _shares(others_s: Floats, core_s: Floats, lost_s: Floats, most: float) -> list[float]:
+    """Shares from 0 on that explain what was lost; who was never met costs what the others do on average.
+
+    What is left is orthogonal to the part of their time in which spans met each other model.
+    """
+    found = np.zeros(others_s.shape[1])
+    met = others_s.any(axis=0)
     kept = np.flatnonzero(met)
+    parts = others_s / np.maximum(core_s, 1e-9)[:, None]
     while len(kept):
-        shares = np.linalg.lstsq(others[:, kept], lost, rcond=None)[0]
+        shares = np.linalg.lstsq(parts[:, kept].T @ others_s[:, kept], parts[:, kept].T @ lost_s, rcond=None)[0]
         if (shares >= 0).all():
             found[kept] = np.minimum(shares, most)
             break
