@@ -189,6 +189,7 @@ def test_spans_come_from_the_servers_trace_and_runs_are_whole():
     assert [span.segment for span in spans] == [0, 1, 0]
     assert [[span.query for span in each] for each in runs(spans, "m", 2)] == [[0, 0]]
     assert hand_overs(spans) == pytest.approx([5e-6, 5e-6])
+    assert hand_overs(spans, within=True) == pytest.approx([5e-6])
 
 
 # A measured machine as a device

@@ -41,6 +41,8 @@ LEAST_RUNS, LONGEST_S = 12, 60.0
 """Runs to see of a model, however long that takes, up to a limit."""
 MOST_RUNS, MOST_GAPS = 400, 800
 """That are kept."""
+BUSY, LEAST_RATE = 0.75, 0.2
+"""Of what lanes can do, when they are watched together; requests per second of a model, at least."""
 OVERHEADS = 25
 """Single requests, to see what they take besides their segments."""
 NO_HURRY_MS = 1e7
@@ -121,13 +123,15 @@ class _Survey:
     done: int = 0
     served: dict[str, Any] = field(default_factory=dict)
     """Model -> what the server says of it."""
+    full_gaps_s: list[float] = field(default_factory=list)
+    """What passed between segments when the lanes were full."""
 
     def host(self) -> Host:
         with self._server(1) as server:
             self._learn(server)
             alone = {each.name: self._by_batch(server, each) for each in self.subjects}
-            watched = [self._watch(server, self._clients(1), "all models on one lane")]
-            gaps_s = hand_overs(watched[0].spans)
+            watched = [self._watch(server, self._busy(server, 1, alone), "all models on one lane")]
+            gaps_s = self._gaps(watched)
             overheads = {each.name: self._overhead(server, each, gaps_s) for each in self.subjects}
         models = {name: self._in_turns(each, name, watched) for name, each in alone.items()}
         lost: dict[str, dict[str, float]] = {}
@@ -140,7 +144,7 @@ class _Survey:
             cores=_cores(),
             lanes=self.lanes,
             threads=self.threads,
-            hand_over_s=_rounded([gap for each in watched for gap in hand_overs(each.spans)][:MOST_GAPS]),
+            hand_over_s=_rounded(self._gaps(watched)[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
@@ -166,22 +170,38 @@ class _Survey:
         times = {}
         for batch in _sizes(said["max_batch"]):
             what = f"{subject.name}, batch {batch}" if said["max_batch"] > 1 else subject.name
-            watched = self._watch(server, {subject.name: 1}, what, batch, self.seconds / 3)
+            watched = self._watch(server, [self._closed(subject, 1, batch)], what, self.seconds / 3)
             found = [each for each in runs(watched.spans, subject.name, len(said["segments"])) if each[0].rows == batch]
             if not found:
                 raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
             times[batch] = mean_times(found)
         return HostModel(segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times)
 
-    def _clients(self, lanes: int) -> dict[str, int]:
-        """As many of each model as keep the lanes busy; one more of the first, lest each meet only its own kind."""
-        most = [self.served[each.name]["max_batch"] for each in self.subjects]
-        return {each.name: lanes + most[place] + (place == 0) for place, each in enumerate(self.subjects)}
+    def _busy(self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]) -> list[dict[str, Any]]:
+        """Streams that take most of what the lanes can do, every model the same part of it.
+
+        Not all of it: lanes that never rest leave the server no time, and deadlines are missed long before.
+        """
+        clients = [lanes + model.max_batch + (place == 0) for place, model in enumerate(alone.values())]
+        streams = [self._closed(each, count) for each, count in zip(self.subjects, clients, strict=True)]
+        full = self._watch(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
+        self.full_gaps_s = hand_overs(full.spans)
+        answered = [stream.figures.answered_per_s for stream in full.result.streams]
+        can = sum(rate * model.total_s(1) for rate, model in zip(answered, alone.values(), strict=True))
+        return [
+            self._stream(each) | {"rate": max(LEAST_RATE, BUSY * can / len(alone) / alone[each.name].total_s(1))}
+            for each in self.subjects
+        ]
+
+    def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
+        """What passes between segments of a batch; where models are in one piece, between batches on full lanes."""
+        found = [gap for each in watched for gap in hand_overs(each.spans, within=True)]
+        return found if len(found) >= LEAST_RUNS else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """What single requests take besides their segments and what passes before each of these."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005
-        watched = self._watch(server, {subject.name: 1}, f"the way of {subject.name}", 1, OVERHEADS * expected_s)
+        watched = self._watch(server, [self._closed(subject, 1)], f"the way of {subject.name}", OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
         extents_s = [each[-1].end_s - each[0].start_s for each in runs(watched.all_spans, subject.name, count)]
         latencies_s = watched.result.streams[0].latency_s.tolist()
@@ -205,11 +225,14 @@ class _Survey:
         single: dict[str, list[_Watched]] = {name: [] for name in alone}
         together = []
         with self._server(self.lanes) as server:
+            busy = self._busy(server, self.lanes, alone)
             for _ in range(ROUNDS):
-                for name, found in single.items():
-                    found.append(self._watch(server, {name: 1}, f"{name} alone", 1, self.seconds / 3 / ROUNDS))
-                clients = self._clients(self.lanes)
-                together.append(self._watch(server, clients, f"{self.lanes} lanes", 1, self.seconds / ROUNDS))
+                for each in self.subjects:
+                    seconds = self.seconds / 3 / ROUNDS
+                    single[each.name].append(
+                        self._watch(server, [self._closed(each, 1)], f"{each.name} alone", seconds)
+                    )
+                together.append(self._watch(server, busy, f"{self.lanes} lanes", self.seconds / ROUNDS))
         models = {}
         for name, model in in_turns.items():
             now = self._in_turns(alone[name], name, single[name])
@@ -235,14 +258,12 @@ class _Survey:
         return found
 
     def _watch(
-        self, server: ServerProcess, clients: Mapping[str, int], what: str, batch: int = 1, seconds: float | None = None
+        self, server: ServerProcess, streams: Sequence[dict[str, Any]], what: str, seconds: float | None = None
     ) -> _Watched:
-        """Keep the lanes busy with so many clients of each model."""
+        """See what the lanes do under these streams."""
         self._tell(what)
-        longest_s = max(sum(self.served[name]["times_s"]["1"]) for name in clients) * batch * sum(clients.values())
-        duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, LEAST_RUNS * longest_s))
-        streams = [self._stream(each, clients[each.name], batch) for each in self.subjects if each.name in clients]
-        raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "stream": streams}
+        duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
+        raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
         result = run_load(parse_workload(raw, "survey"), server.url, deadlines="none")
         failed = [f"{name}: {text}" for each in result.streams for name, text in each.messages.items()]
@@ -253,15 +274,23 @@ class _Survey:
         since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
         return _Watched(spans, since_s, since_s + duration_s, result)
 
-    def _stream(self, subject: Subject, clients: int, batch: int) -> dict[str, Any]:
+    def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
+        """How long it takes to see enough of each."""
+        clients = sum(each.get("clients", 0) for each in streams)
+        rows = [max(1, *(shape[0] for shape in each["shapes"].values()), 1) for each in streams]
+        longest_s = max(
+            sum(self.served[served_name(each["model"])]["times_s"]["1"]) * count
+            for each, count in zip(streams, rows, strict=True)
+        )
+        return LEAST_RUNS * max([clients * longest_s, *(1 / each["rate"] for each in streams if "rate" in each)])
+
+    def _closed(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
+        """So many clients, each of whom sends again when it has its answer."""
+        return self._stream(subject, batch) | {"arrival": "closed", "clients": clients}
+
+    def _stream(self, subject: Subject, batch: int = 1) -> dict[str, Any]:
         shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}
-        return {
-            "model": subject.source,
-            "arrival": "closed",
-            "clients": clients,
-            "deadline_ms": NO_HURRY_MS,
-            "shapes": shapes,
-        }
+        return {"model": subject.source, "deadline_ms": NO_HURRY_MS, "shapes": shapes}
 
     def _shapes(self, subject: Subject) -> Shapes:
         """What is sent to each input; the first dimension is the batch."""
@@ -305,8 +334,8 @@ class _Survey:
     def _tell(self, what: str) -> None:
         if self.progress:
             batches = sum(len(_sizes(each["max_batch"])) for each in self.served.values()) or len(self.subjects)
-            rounds = ROUNDS * (1 + len(self.subjects)) if self.lanes > 1 else 0
-            self.progress(what, self.done, batches + len(self.subjects) + 1 + rounds)
+            rounds = 1 + ROUNDS * (1 + len(self.subjects)) if self.lanes > 1 else 0
+            self.progress(what, self.done, batches + len(self.subjects) + 2 + rounds)
 
 
 def _sizes(most: int) -> list[int]:

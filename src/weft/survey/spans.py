@@ -72,12 +72,17 @@ def mean_times(found: Sequence[Sequence[Span]]) -> tuple[float, ...]:
     return tuple(float(np.mean([span.took_s for span in column])) for column in zip(*found, strict=True))
 
 
-def hand_overs(spans: Sequence[Span]) -> list[float]:
-    """What passed between two segments on a lane, where work was waiting; in order of time."""
+def hand_overs(spans: Sequence[Span], within: bool = False) -> list[float]:
+    """What passed between two segments on a lane, in order of time; *within*: of one batch, so that work was waiting."""
     lanes: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
-    gaps = [(b.start_s, max(0.0, b.start_s - a.end_s)) for lane in lanes.values() for a, b in pairwise(lane)]
+    gaps = [
+        (b.start_s, max(0.0, b.start_s - a.end_s))
+        for lane in lanes.values()
+        for a, b in pairwise(lane)
+        if not within or (a.model, a.query, a.rows) == (b.model, b.query, b.rows)
+    ]
     return [gap for _, gap in sorted(gaps)]
 
 
