@@ -228,10 +228,8 @@ class _Survey:
             busy = self._busy(server, self.lanes, alone)
             for _ in range(ROUNDS):
                 for each in self.subjects:
-                    seconds = self.seconds / 3 / ROUNDS
-                    single[each.name].append(
-                        self._watch(server, [self._closed(each, 1)], f"{each.name} alone", seconds)
-                    )
+                    streams, seconds = [self._closed(each, 1)], self.seconds / 3 / ROUNDS
+                    single[each.name].append(self._watch(server, streams, f"{each.name} alone", seconds))
                 together.append(self._watch(server, busy, f"{self.lanes} lanes", self.seconds / ROUNDS))
         models = {}
         for name, model in in_turns.items():
@@ -282,7 +280,8 @@ class _Survey:
             sum(self.served[served_name(each["model"])]["times_s"]["1"]) * count
             for each, count in zip(streams, rows, strict=True)
         )
-        return LEAST_RUNS * max([clients * longest_s, *(1 / each["rate"] for each in streams if "rate" in each)])
+        slowest_s = max((1.0 / float(each["rate"]) for each in streams if "rate" in each), default=0.0)
+        return LEAST_RUNS * max(float(clients * longest_s), slowest_s)
 
     def _closed(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
         """So many clients, each of whom sends again when it has its answer."""

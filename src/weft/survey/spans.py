@@ -73,7 +73,7 @@ def mean_times(found: Sequence[Sequence[Span]]) -> tuple[float, ...]:
 
 
 def hand_overs(spans: Sequence[Span], within: bool = False) -> list[float]:
-    """What passed between two segments on a lane, in order of time; *within*: of one batch, so that work was waiting."""
+    """What passed between two segments on a lane, in order of time; *within*: of one batch, so work was waiting."""
     lanes: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
