@@ -282,6 +282,9 @@ def test_commands_show_missed_p99_and_load_of_a_host(capsys, tmp_path, workload_
     assert "load" in shown and "PE" not in shown and "DRAM" not in shown
     assert [each["policy"] for each in json.loads(out.read_text())["runs"]] == ["edf", "punctual", "fifo"]
 
+    shown = run(capsys, "compare", "-w", str(workload_file), *on_host, "-p", "fifo,double-buffer")[1]
+    assert "the same as fifo here: double-buffer" in shown
+
     shown = run(capsys, "simulate", "-w", str(workload_file), *on_host, "-p", "punctual")[1]
     assert "missed" in shown and "load" in shown and "PE array" not in shown
     found = json.loads(out.read_text())

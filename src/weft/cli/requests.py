@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,7 +129,10 @@ def compare_on_host(
     lanes = f"{host.lanes} lane{'s' * (host.lanes > 1)}"
     table = plain_table(f"{Path(path).name} on {host.name}, {lanes}, late requests: {late}", columns)
     best = min(report.worst_violation_rate for report in reports)
+    copies = _copies(reports)
     for report in reports:
+        if report.policy not in copies:
+            continue
         add_row(
             table,
             report.policy,
@@ -139,8 +143,24 @@ def compare_on_host(
             style="bold" if report.worst_violation_rate == best else "",
         )
     console.print(table)
+    for policy, others in copies.items():
+        if others:
+            console.print(f"[dim]the same as {policy} here: {', '.join(others)}[/dim]", highlight=False)
     if json_file:
         write_json(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
+
+
+def _copies(reports: Sequence[RequestReport]) -> dict[str, list[str]]:
+    """Policy -> those after it whose runs are the same to the last request."""
+    firsts: dict[str, RequestReport] = {}
+    found: dict[str, list[str]] = {}
+    for report in reports:
+        same = next((name for name, first in firsts.items() if replace(report, policy=name) == first), None)
+        if same is None:
+            firsts[report.policy], found[report.policy] = report, []
+        else:
+            found[same].append(report.policy)
+    return found
 
 
 def print_exits(workload: Workload) -> None:
