@@ -1316,3 +1316,55 @@ def test_closing_finishes_what_runs(large):
         assert not any(lane.device.thread.is_alive() for lane in client.dispatcher.lanes.lanes)
 
     asyncio.run(test())
+
+
+# Requests nobody waits for, and engines that stumble
+
+
+@pytest.mark.parametrize("policy", ["edf", "fifo", "layerweaver+"])
+def test_a_late_batch_whose_client_went_away_is_not_computed_again(machine, policy):
+    one = machine(policy)
+    model = one.model([30, 30])
+    first, late = one.send(model, 1000), one.send(model, 10)
+    one.at(70, lambda: one.dispatcher.withdraw(late.ticket))
+    one.run()
+    assert (first.fate, late.fate) == ("served", "cancelled")
+    assert len(one.issues) == 3  # two segments of the first, one of the other
+    at_rest(one, model)
+
+
+def test_an_answered_request_keeps_no_inputs(machine):
+    one = machine()
+    sent = one.send(one.model([5]), 1000, strict=True)
+    one.run()
+    assert sent.fate == "served"
+    assert sent.ticket.inputs == {}
+
+
+def test_a_deadline_that_passed_since_the_last_step_is_seen_though_no_lane_is_free(machine):
+    one = machine("fifo")
+    one.send(one.model([100]), 1000)
+    strict = one.send(one.model([1], name="other"), 110, strict=True)
+    one.run(50)
+    one.clock.ticks = one.start + 120 * MS
+    one.dispatcher._watch_batches()
+    one.loop.turn()
+    assert strict.fate == "expired"
+    one.run()
+
+
+def test_who_comes_when_the_engine_stumbles_is_told_and_so_are_the_others(machine, monkeypatch):
+    one = machine()
+    model = one.model([10])
+    waiting = one.send(model, 1000)
+
+    def stumble() -> None:
+        raise ValueError("no way")
+
+    with monkeypatch.context() as stumbling:
+        stumbling.setattr(one.dispatcher._engine, "account", stumble)
+        with pytest.raises(Failed, match="the scheduler failed: ValueError: no way"):
+            one.send(model, 1000)
+    one.run()
+    assert waiting.fate == "internal"
+    at_rest(one, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host import Kind, Load, Order, Ran, WatchedHost, kind, loads, run_load
+from host import Kind, ListedFeed, Load, Order, Ran, WatchedHost, kind, loads, run_load
 from serving import SERVING
-from weft.engine import SimulatedHost
-from weft.policies import POLICIES
+from weft.engine import SimulatedHost, request_engine
+from weft.engine.requests import Ticket
+from weft.policies import POLICIES, make_policy
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start
 
 PROMPT = [name for name in SERVING if POLICIES[name].waits is Policy.waits]
@@ -336,3 +338,35 @@ def test_the_watch_on_the_host_sees_a_run_that_stands_still():
     with pytest.raises(AssertionError, match="nothing moves"):
         for _ in range(20):
             host.idle_until(0)
+
+
+def test_a_segment_that_is_stopped_ends_no_later_than_it_would_have():
+    load = Load((kind(5),), (), abort_ticks=20)
+    host = SimulatedHost(load.setting, load.abortable_programs, load.abort_ticks)
+    host.submit(Start(candidate(0, 5)))
+    host.stop(0, 0)
+    host.idle_until(100)
+    (stopped,) = host.completions()
+    assert (stopped.aborted, stopped.times.compute_end) == (True, 5)
+
+
+def test_a_batch_that_expires_is_stopped_though_its_feed_knows_it_by_another_stream():
+    class Elsewhere(ListedFeed):
+        def dropped(self, ticket: Ticket, now: int) -> None:
+            super().dropped(ticket, now)
+            ticket.stream = 1
+
+    load = Load((kind(5, 5), kind(5)), (Order(0, 0, 12, strict=True), Order(0, 0, 1000)))
+    slow = replace(load, kinds=(kind(5, 50), kind(5)))
+    chooser, feed, host = make_policy("fifo", load.setting), Elsewhere(load.orders), WatchedHost(slow)
+    engine, source = request_engine(chooser, feed, host, [each.remaining for each in load.setting.programs])
+    for term in load.terms:
+        source.open(term)
+    host.submit, plain = lambda start: plain(start._replace(candidate=_slower(start.candidate))), host.submit
+    engine.run()
+    assert [(when, stopped.stream) for when, stopped in host.aborts] == [(12, 0)]
+
+
+def _slower(segment: Candidate) -> Candidate:
+    """The second segment takes longer than anybody expects."""
+    return segment._replace(compute=50) if segment.layer else segment

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import live
 from test_cli import refused, run
@@ -20,7 +22,7 @@ from weft.policies import Setting, make_policy
 from weft.policies.base import NO_BUFFER, Candidate, Start
 from weft.program import Program
 from weft.survey import Span, Subject, losses, survey
-from weft.survey.spans import hand_overs, read_spans, runs
+from weft.survey.spans import _met, hand_overs, read_spans, runs
 from weft.sustain import Question, sustain
 from weft.workloads.online import parse_workload
 
@@ -342,3 +344,20 @@ def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(t
     stream = {"model": str(path), "rate": 20.0, "deadline_ms": 10_000.0}
     report = simulate_requests(prepare(workload(stream=[stream]), host), "punctual").report
     assert report.streams[0].completed == report.streams[0].arrived > 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=12).map(sorted),
+)
+def test_spans_meet_those_that_run_at_the_same_time(rows):
+    spans = [Span(place, "m", 0, start, start + took, 1, place) for place, (start, took) in enumerate(rows)]
+    for span, met in zip(spans, _met(spans), strict=True):
+        wanted = [
+            each
+            for each in spans
+            if each is not span
+            and min(each.took_s, span.took_s) > 0
+            and each.start_s < span.end_s
+            and each.end_s > span.start_s
+        ]
+        assert sorted(met) == sorted(wanted)

@@ -235,6 +235,12 @@ def test_the_client_of_a_refused_request_comes_back_too():
     assert len(fates) == run.report.streams[0].arrived
 
 
+def test_who_was_served_comes_back_before_who_was_refused():
+    # of two who come at once one is refused until 30; the other is served at 21, and again
+    served = serve("fifo", flow((1, 20), clients=2, deadline=30), buffer=1, end=40, late="drop")
+    assert ends(served)[:3] == [(0, REFUSED), (0, 21), (21, 42)]
+
+
 def test_clients_whose_every_request_is_refused_rest_until_it_would_have_been_due():
     hopeless = case_of([flow((4, 20), clients=1, deadline=19)], end=100)
     for policy in ("weft+", "fifo"):

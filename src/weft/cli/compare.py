@@ -132,6 +132,7 @@ def _compare_requests(
     """Policies that serve requests, on this machine."""
     from weft.cli.requests import compare_on_host
     from weft.devices import Host
+    from weft.engine.lateness import check_late
     from weft.policies import POLICIES, check_policy
     from weft.workloads.online import read_workload
 
@@ -139,6 +140,7 @@ def _compare_requests(
     names = known if policies == "all" else split_names(policies)
     for name in names:
         check_policy(name)
+    check_late(late)
     requests = read_workload(path)
     found = workload_device(requests, device, lanes)
     if not isinstance(found, Host):

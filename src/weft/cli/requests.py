@@ -35,11 +35,15 @@ def simulate_workload(
     """Run one workload file under one policy; print, and write what was asked for. *cost*: None for the usual one."""
     from weft.cli.timeline import write_exports
     from weft.costs import DEFAULT_COST
+    from weft.engine.lateness import check_late
     from weft.jsonfile import write_json
     from weft.online import prepare, request_trace, simulate_requests
+    from weft.policies import check_policy
     from weft.workloads.online import read_workload
 
     workload = read_workload(path)
+    check_policy(policy)
+    check_late(late)
     target = workload_device(workload, device, lanes)
     if cost is not None:
         _check_cost(workload, target)
@@ -176,6 +180,8 @@ def print_exits(workload: Workload) -> None:
         if record is not None:
             line += f"; {record.accuracy(stream.exit_threshold):.2%} answered correctly"
             line += f" at a threshold of {stream.exit_threshold:g}"
+        if stream.exit_floor is not None:
+            line += f", while it is calm: it may sink to {stream.exit_floor:g}"
         console.print(line, highlight=False, markup=False)
 
 

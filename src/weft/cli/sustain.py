@@ -48,6 +48,7 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
+    from weft.engine.lateness import check_late
     from weft.jsonfile import write_json
     from weft.policies import check_policy
     from weft.reports.loads import draw_loads
@@ -55,11 +56,13 @@ def command(
     from weft.workloads.online import read_workload
 
     base = read_workload(workload)
-    found = _device(base, device, lanes, seconds, cache)
-    names = _all_policies(found) if policies == "all" else [name.strip() for name in policies.split(",")]
-    for name in names:
-        check_policy(name)
     mixes = _mixes(ratios, base)
+    named = [] if policies == "all" else [name.strip() for name in policies.split(",")]
+    for name in named:
+        check_policy(name)
+    check_late(late)
+    found = _device(base, device, lanes, seconds, cache)
+    names = named or _all_policies(found)
     questions = [
         Question(_with_ratio(base, mix), name, late=late, limit=limit, seeds=seeds, tolerance=tolerance)
         for mix in mixes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,7 +54,8 @@ class Arrivals:
         self._sure = sure or [None] * len(terms)
         self._lines = lines or [None] * len(terms)
         self._next = [next(source, NO_DEADLINE) for source in times]
-        self._returning = [deque([0] * term.clients) for term in terms]
+        self._returning = [[0] * term.clients for term in terms]
+        """When clients will be back, as heaps: who was refused comes later than who was served after him."""
         self.answers: list[Answer] = []
         """What became of each request, in order."""
         self._batches: list[tuple[int, int]] = []  # stream and oldest arrival of each batch that was served
@@ -67,7 +68,7 @@ class Arrivals:
                 self._next[stream] = next(self._times[stream], NO_DEADLINE)
                 yield self._ticket(stream, arrival)
             while returning and returning[0] <= now:
-                arrival = returning.popleft()
+                arrival = heapq.heappop(returning)
                 if arrival < self._end:
                     yield self._ticket(stream, arrival)
 
@@ -136,4 +137,4 @@ class Arrivals:
         """Record what became of a request; the client of a closed stream will be back."""
         self.answers.append(Answer(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
-            self._returning[ticket.stream].append(now + self._terms[ticket.stream].think)
+            heapq.heappush(self._returning[ticket.stream], now + self._terms[ticket.stream].think)

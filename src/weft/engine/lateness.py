@@ -1,8 +1,8 @@
 """What becomes of requests that can no longer be on time: one rule for the simulator and for the server.
 
-``weave``, the default, serves them where that makes no other request late. Under a policy that weaves by deadlines they
-fill what the others leave idle; under one that does not they come when nobody on time waits; a policy with a sense of
-lateness of its own sees them among the others. ``keep`` serves them like the others under every policy, ``demote``
+``weave``, the default, lets them give way to those that can be on time. Under a policy that weaves by deadlines they
+fill what the others leave idle; under one that does not they come when nobody on time waits; a policy with an order of
+its own for them sees them among the others. ``keep`` serves them like the others under every policy, ``demote``
 after all others, ``drop`` not at all.
 """
 
@@ -11,11 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from weft.devices.decoupled import NpuState, issue
+from weft.errors import InputError, unknown_name
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Setting
 
 SOFT = ("weave", "keep", "demote")
 """Rules under which every request is answered, however late."""
 LATE = (*SOFT, "drop")
+
+
+def check_late(late: str) -> None:
+    """InputError unless there is such a rule."""
+    if late not in LATE:
+        raise InputError(unknown_name("rule for late requests", late, LATE))
 
 
 def late_work(policy: Policy, late: str) -> LateWork:

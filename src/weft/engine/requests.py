@@ -341,10 +341,10 @@ class Requests:
         while self._watched and (self._watched[0][0] <= now or self._watched[0][2].gone):
             ticket = heapq.heappop(self._watched)[2]
             if not ticket.gone:
-                job = self.withdraw(ticket)
-                self._feed.dropped(ticket, ticket.due)
+                stream, job = ticket.stream, self.withdraw(ticket)
+                self._feed.dropped(ticket, ticket.due)  # who may know it by another stream
                 if job and job.running and job.forsaken:
-                    yield ticket.stream, job.query
+                    yield stream, job.query
 
     def withdraw(self, ticket: Ticket) -> Job | None:
         """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
@@ -495,7 +495,12 @@ class Requests:
     def _sort_out_jobs(self, stream: int, clock: int) -> None:
         """See which jobs have become late, and end those that nobody waits for."""
         for job in self._desks[stream].jobs:
-            if not job or job.running or (job.late and not self._refills):
+            if not job or job.running:
+                continue
+            if job.forsaken:
+                self._give_up(stream, job, clock)
+                continue
+            if job.late and not self._refills:
                 continue
             if not (self._demote or any(ticket.strict or ticket.gone for ticket in job.members)):
                 continue
@@ -506,14 +511,18 @@ class Requests:
             if saved:
                 job.late, job.deadline = False, min(saved)
             elif all(ticket.strict or ticket.gone for ticket in job.members):
-                self._end(stream, job)
-                for ticket in job.members:
-                    self._drop(ticket, clock)
-                self._feed.ended(job)
+                self._give_up(stream, job, clock)
             elif self._demote:
                 job.late, job.deadline = True, NO_DEADLINE
             else:
                 job.deadline = min(ticket.due for ticket in job.members)
+
+    def _give_up(self, stream: int, job: Job, clock: int) -> None:
+        """End a batch half-way: nobody waits for it, or nobody in it can be on time."""
+        self._end(stream, job)
+        for ticket in job.members:
+            self._drop(ticket, clock)
+        self._feed.ended(job)
 
     def _heads_of(self, stream: int) -> list[Candidate]:
         desk, term = self._desks[stream], self._terms[stream]

@@ -134,7 +134,7 @@ class SimulatedHost:
         for running in self._running:
             if (running.candidate.stream, running.candidate.query) == (stream, query) and not running.aborted:
                 self._settle()
-                running.end, running.aborted = self._now + self._abort_ticks, True
+                running.end, running.aborted = min(running.end, self._now + self._abort_ticks), True
                 self._regulate()
 
     def rests(self) -> list[tuple[Candidate, int]]:

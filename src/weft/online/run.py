@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.devices import Host, Npu
-from weft.engine.lateness import LATE
-from weft.errors import InputError, unknown_name
+from weft.engine.lateness import check_late
 from weft.kernels import request_state as k
 from weft.online import plain, refilling, weaving
 from weft.online.case import Case, Device
@@ -44,8 +43,7 @@ def simulate_requests(
     late: what becomes of requests that can no longer be on time (``engine.lateness``).
     record: keep every answer and every issue (small runs only).
     """
-    if late not in LATE:
-        raise InputError(unknown_name("rule for late requests", late, LATE))
+    check_late(late)
     check_policy(policy)
     chooser = make_request_policy(policy, case.setting_of(POLICIES[policy]), options)
     compiled = compiled and late != "drop" and not case.is_steered  # who is refused, and when, is not compiled

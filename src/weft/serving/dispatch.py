@@ -104,6 +104,8 @@ class Dispatcher:
         self._stepping = True
         try:
             self._engine.account()
+        except Exception as error:
+            raise self._stumble(error) from error
         finally:
             self._stepping = False
 
@@ -137,10 +139,16 @@ class Dispatcher:
                 if self.lanes.now() > until:  # many short segments ran right here; others want the loop, too
                     self._pump_soon()
                     break
-        except Exception as error:  # a policy's fault; nobody shall wait for an engine that cannot go on
-            log.exception("the engine stopped")
-            self.give_up(Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}"))
+        except Exception as error:  # a policy's fault
+            self._stumble(error)
         self._watch_batches()
+
+    def _stumble(self, error: Exception) -> Failed:
+        """Nobody shall wait for an engine that cannot go on."""
+        log.exception("the engine stopped")
+        failed = Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}")
+        self.give_up(failed)
+        return failed
 
     def _step(self) -> bool:
         """A step of the engine; what it answers goes out once the lane has something to do."""
@@ -169,9 +177,8 @@ class Dispatcher:
             self._batch_timer = None
         event = self._source.next_event()
         if event < NO_DEADLINE:
-            delay = (event - self.lanes.now()) / 1e9
-            if delay > 0 or self.lanes.ready():
-                self._batch_timer = self._loop.call_later(max(0.0, delay), self._pump)
+            delay_s = max(0, event - self.lanes.now()) / 1e9
+            self._batch_timer = self._loop.call_later(delay_s, self._pump)
 
     # The feed of ``Requests``
 
@@ -285,6 +292,7 @@ class Dispatcher:
             reply(ticket, outcome)
         except Exception:  # the answer could not be given; the others' shall be
             log.exception("%s: an answer could not be given", ticket.model.name)
+        ticket.inputs = {}  # its deadline may be watched for longer than anybody needs them
         self._release(ticket.model.body)
 
     def _count(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:

@@ -24,6 +24,9 @@ from weft.serving.streams import Served
 
 log = logging.getLogger("weft.models")
 
+CLOSING_S = 5.0
+"""How long models may take to give their memory back when the server stops."""
+
 
 class Library:
     """The models of a repository, and which of them are in memory."""
@@ -42,6 +45,7 @@ class Library:
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], Slot] = {}
+        self._closing: set[asyncio.Future[None]] = set()
         self._leaving: set[Served] = set()
         self._loader = ThreadPoolExecutor(1, "loader")
         self._one_at_a_time = asyncio.Lock()
@@ -199,14 +203,18 @@ class Library:
             independent_rows=config.rows is not None,
         )
         prepared = self.backend.open(entry.path, recipe, self._cache)
-        prepared.prepare(prepared.max_batch)
-        return Served(
-            entry.body or entry.name,
-            prepared,
-            queue_size=config.queue_size,
-            batch_timeout_ms=config.batch_timeout_ms,
-            leaving=_leaving(entry, prepared, steering),
-        )
+        try:
+            prepared.prepare(prepared.max_batch)
+            return Served(
+                entry.body or entry.name,
+                prepared,
+                queue_size=config.queue_size,
+                batch_timeout_ms=config.batch_timeout_ms,
+                leaving=_leaving(entry, prepared, steering),
+            )
+        except BaseException:
+            prepared.close()
+            raise
 
     def _install(self, slots: list[Slot], body: Served) -> None:
         """Let requests meet what was loaded, and what was there before leave."""
@@ -271,7 +279,9 @@ class Library:
         if body in self._leaving:
             self._leaving.remove(body)
             self._dispatcher.forget(body)
-            asyncio.get_running_loop().run_in_executor(None, body.prepared.close)
+            closing = asyncio.get_running_loop().run_in_executor(None, body.prepared.close)
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         self._room_changed.set()
 
     async def close(self) -> None:
@@ -281,6 +291,8 @@ class Library:
             if slot.loading:
                 slot.loading.cancel()
             self._dismiss([slot], "")
+        if self._closing:  # the backend goes after its models
+            await asyncio.wait(self._closing, timeout=CLOSING_S)
 
 
 def _leaving(entry: Entry, prepared: LoadedModel, steering: Steering) -> Leaving | None:

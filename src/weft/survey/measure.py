@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tempfile
 import time
@@ -23,6 +22,7 @@ from weft.devices import Host, HostModel
 from weft.errors import InputError
 from weft.load import LoadResult, run_load
 from weft.runtime.lanes import ABORT_FROM_TICKS
+from weft.serving.config import usable_cores
 from weft.serving.process import ServerProcess
 from weft.survey.spans import Span, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__
@@ -141,7 +141,7 @@ class _Survey:
         spreads = self._spreads([span for each in watched for span in each.spans], models, lost)
         return Host(
             source=_source(),
-            cores=_cores(),
+            cores=usable_cores(),
             lanes=self.lanes,
             threads=self.threads,
             hand_over_s=_rounded(self._gaps(watched)[:MOST_GAPS]),
@@ -160,7 +160,7 @@ class _Survey:
 
     @property
     def _cores(self) -> int:
-        return max(2, _cores() // self.threads)
+        return max(2, usable_cores() // self.threads)
 
     # Measurements
 
@@ -352,14 +352,10 @@ def _rounded(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(each, 7) for each in values)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _source() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
     processor = names[0] if names else platform.processor() or platform.machine()
     now = datetime.now(UTC).isoformat(timespec="minutes")
-    return f"{processor}, {_cores()} cores; weft {__version__}, onnxruntime {version('onnxruntime')}; {now}"
+    return f"{processor}, {usable_cores()} cores; weft {__version__}, onnxruntime {version('onnxruntime')}; {now}"

@@ -110,8 +110,7 @@ def beside_each(spans: Sequence[Span], models: Sequence[str], cores: int) -> lis
     lanes = Lanes(tuple(f"{lane}" for lane in range(1 + max((span.lane for span in spans), default=0))), cores)
     number = {model: place for place, model in enumerate(models)}
     found: list[tuple[float, list[float]]] = []
-    for span in spans:
-        others = [each for each in _around(spans, span) if each is not span]
+    for span, others in zip(spans, _met(spans), strict=True):
         edges = sorted({span.start_s, span.end_s, *_within(others, span)})
         core_s, ran_s = 0.0, [0.0] * len(models)
         for a, b in pairwise(edges):
@@ -124,8 +123,17 @@ def beside_each(spans: Sequence[Span], models: Sequence[str], cores: int) -> lis
     return found
 
 
-def _around(spans: Sequence[Span], span: Span) -> list[Span]:
-    return [each for each in spans if each.start_s < span.end_s and each.end_s > span.start_s]
+def _met(spans: Sequence[Span]) -> list[list[Span]]:
+    """Of each span, those that ran at the same time; spans are in order of their start."""
+    found: list[list[Span]] = [[] for _ in spans]
+    running: list[int] = []
+    for place, span in enumerate(spans):
+        running = [each for each in running if spans[each].end_s > span.start_s]
+        for each in running if span.end_s > span.start_s else ():
+            found[place].append(spans[each])
+            found[each].append(span)
+        running.append(place)
+    return found
 
 
 def _within(others: Iterable[Span], span: Span) -> list[float]:
