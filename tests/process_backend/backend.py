@@ -21,9 +21,9 @@ from typing import Any
 import clocks
 from process_backend import worker
 from process_backend.messages import TOLD, Begin, Call, Free, Halt, Over, Reply, Sent, restored
+from weft.devices.measured import times_at
 from weft.errors import Failed
 from weft.runtime.backend import DeviceLane, End, Ended, LoadedModel, Made, Part, Progress, Recipe, Run, Step
-from weft.runtime.measured import times_at
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
 PATIENCE_S = 10.0

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from weft.devices.lanes import Lanes
+from weft.devices.measured import times_at
 from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable, read_json, write_json
 
@@ -66,11 +67,15 @@ class HostModel(BaseModel):
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Of each segment at a batch size, straight between the measured ones."""
-        sizes = sorted(self.times_s)
-        if batch > sizes[-1]:
-            return tuple(time * batch / sizes[-1] for time in self.times_s[sizes[-1]])
-        columns = zip(*(self.times_s[size] for size in sizes), strict=True)
-        return tuple(float(np.interp(batch, sizes, column)) for column in columns)
+        return times_at(self.times_s, len(self.segments), batch)
+
+
+def lane_cores(cores: int, threads: int) -> int:
+    """How many lanes of so many threads run at full speed side by side.
+
+    At least two: a lane and the server's own work are in every measured time.
+    """
+    return max(2, cores // threads)
 
 
 class Host(BaseModel):
@@ -110,7 +115,7 @@ class Host(BaseModel):
     def together(self) -> Lanes:
         """Its lanes; the kinds of work are its models, in order."""
         names = tuple(f"lane {number}" for number in range(self.lanes))
-        cores = max(2, self.cores // self.threads)  # a lane and the server's own work are in every measured time
+        cores = lane_cores(self.cores, self.threads)
         if self.lanes == 1:
             return Lanes(names, cores)
         rows = [tuple(model.loses.get(other, 0.0) for other in self.models) for model in self.models.values()]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.devices import Host, HostModel
+from weft.devices.host import lane_cores
 from weft.errors import InputError
 from weft.load import LoadResult, run_load
 from weft.runtime.lanes import ABORT_FROM_TICKS
@@ -160,7 +161,7 @@ class _Survey:
 
     @property
     def _cores(self) -> int:
-        return max(2, usable_cores() // self.threads)
+        return lane_cores(usable_cores(), self.threads)
 
     # Measurements
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from weft.devices.measured import times_at
 from weft.errors import BadRequest
 from weft.runtime.backend import DeviceLane, Ended, Made, Run, Step
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
-from weft.runtime.measured import times_at
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import release_memory
