@@ -629,3 +629,13 @@ def complaints(tmp_path_factory) -> dict[str, str]:
 def test_bad_settings_are_one_line(complaints, number):
     said = complaints[f"m{number}"]
     assert list(BAD.values())[number] in said and "\n" not in said
+
+
+def test_a_model_that_was_opened_in_vain_gives_its_memory_back(tmp_path, monkeypatch):
+    closed: list[str] = []
+    plain = Prepared.close
+    monkeypatch.setattr(Prepared, "close", lambda self: (closed.append(self.exits[-1].output), plain(self)))
+    conv_net(tmp_path / "m.onnx")
+    (tmp_path / "m.toml").write_text('exits = ["exit1", "logits"]\nexit_record = "none.npz"')
+    with running(tmp_path, grpc_port=None, backend="onnxruntime"):
+        assert closed == ["logits"]
