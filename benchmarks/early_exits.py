@@ -25,7 +25,7 @@ from weft.load import LoadResult, run_load
 from weft.models.trained import TRAINED, Trained
 from weft.runtime.exits import confidence
 from weft.serving.process import ServerProcess
-from weft.workloads.online import parse_workload
+from weft.workloads.requests import parse_workload
 
 TIMEOUTS = "5,45,95"
 """Of adaptive batching, in percent of the deadline: small, medium and large in Fluid Batching (section IV)."""

@@ -20,7 +20,7 @@ from rich.table import Table
 from weft.jsonfile import write_json
 from weft.load import StreamLoad, run_load
 from weft.serving.process import ServerProcess
-from weft.workloads.online import parse_workload
+from weft.workloads.requests import parse_workload
 
 URGENT, HEAVY = "pp-ocr-cls", "light-resnet50"
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {URGENT: {"x": (1, 3, 48, 192)}, HEAVY: {}}

@@ -56,7 +56,7 @@ def saturated(name: str, k: int) -> Callable[[], int]:
     import weft
     from weft.engine.compiled import compiled_order
     from weft.policies import make_policy
-    from weft.simulation import make_setting
+    from weft.simulation.saturated import make_setting
 
     npu = weft.load_npu("tpuv3-like").model_copy(update={"activation_buffer_mib": 1000.0})
     profiles = [weft.estimate(weft.load_model(model), npu) for model in MODELS[k]]
@@ -69,7 +69,7 @@ def requests(name: str, late: str) -> Callable[[], int]:
     """Camera frames and sentences, near what the device sustains; returns how many decisions were made."""
     from online_speed import workload
 
-    from weft.online import prepare, simulate_requests
+    from weft.simulation.requests import prepare, simulate_requests
 
     case = prepare(workload(0.5))
     return lambda: simulate_requests(case, name, late=late).report.decisions
@@ -79,7 +79,7 @@ def refilled(name: str) -> Callable[[], int]:
     """ResNet-50 with three exits at the load of Fluid Batching's Table II; returns how many samples came."""
     from refill_speed import case
 
-    from weft.online import simulate_requests
+    from weft.simulation.requests import simulate_requests
 
     work = case(10_000)
     return lambda: simulate_requests(work, name, late="keep").report.streams[0].arrived

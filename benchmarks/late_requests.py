@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from machine import machine
 
 from weft.jsonfile import write_json
-from weft.online import Case, prepare, simulate_requests
-from weft.papers.layerweaver_plus import lab
 from weft.reports.requests import RequestReport
-from weft.sustain import sustain
-from weft.workloads.online import parse_workload
+from weft.simulation.requests import Case, prepare, simulate_requests
+from weft.simulation.sustain import sustain
+from weft.workloads.requests import parse_workload
+from weft_papers.layerweaver_plus import lab
 
 RESULTS = Path(__file__).parent / "results" / "late_requests.json"
 RULES = ("weave", "keep", "demote")

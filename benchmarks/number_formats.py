@@ -25,13 +25,13 @@ from weft.errors import InputError
 from weft.jsonfile import read_json, write_json
 from weft.models.classifiers import NAMES, card, model_path
 from weft.numbers.configuration import Configuration, parse_configuration
-from weft.papers import libnumber
-from weft.papers.libnumber import jobs as searches
-from weft.papers.libnumber.lab import LENET, OURS, SERIAL
-from weft.papers.libnumber.recorded import FORMAT, SHIPPED, run_json, targets_json, tuning_json
-from weft.papers.libnumber.recording import CALIBRATION, SMALL_SHARE, Bench, read_splits
 from weft.runtime.quantised.evaluator import OnnxEvaluator
 from weft.tuning.tuner import threshold_of
+from weft_papers import libnumber
+from weft_papers.libnumber import jobs as searches
+from weft_papers.libnumber.lab import LENET, OURS, SERIAL
+from weft_papers.libnumber.recorded import FORMAT, SHIPPED, run_json, targets_json, tuning_json
+from weft_papers.libnumber.recording import CALIBRATION, SMALL_SHARE, Bench, read_splits
 
 log = logging.getLogger("number_formats")
 RESULTS = Path(libnumber.__file__).parents[1] / "data" / "libnumber" / SHIPPED

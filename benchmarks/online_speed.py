@@ -20,9 +20,9 @@ import numba
 import numpy as np
 
 import weft
-from weft.online import ONLINE, prepare, simulate_requests
 from weft.policies import POLICIES
-from weft.workloads.online import Workload, parse_workload
+from weft.simulation.requests import ONLINE, prepare, simulate_requests
+from weft.workloads.requests import Workload, parse_workload
 
 RESULTS = Path(__file__).parent / "results"
 TARGET_PER_S, TARGET_RATIO = 3e6, 50

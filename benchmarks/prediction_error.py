@@ -1,7 +1,7 @@
 """How well the simulator tells what the server does: two real models on one lane at 60 % load.
 
-The load generator writes what it sent and the segments the server measured; ``weft.prediction`` runs the same
-arrivals, policy and segments in simulated time. Printed are means and 99th percentiles, measured and predicted,
+The load generator writes what it sent and the segments the server measured; ``weft.simulation.prediction`` runs the
+same arrivals, policy and segments in simulated time. Printed are means and 99th percentiles, measured and predicted,
 and their relative errors; medians over seeds, policies in turns.
 Run: python benchmarks/prediction_error.py [--seconds 60] [--seeds 3].
 """
@@ -20,9 +20,9 @@ from rich.table import Table
 
 from weft.jsonfile import write_json
 from weft.load import LoadResult, run_load
-from weft.prediction import Prediction, predict
 from weft.serving.process import ServerProcess
-from weft.workloads.online import parse_workload
+from weft.simulation.prediction import Prediction, predict
+from weft.workloads.requests import parse_workload
 
 SHAPES = {"pp-ocr-cls": {"x": (1, 3, 48, 192)}, "pp-ocr-rec": {"x": (1, 3, 48, 320)}}
 LOAD = {"pp-ocr-cls": 0.2, "pp-ocr-rec": 0.4}

@@ -16,10 +16,10 @@ from typing import Any
 from machine import machine
 
 from weft.jsonfile import write_json
-from weft.online import Case, prepare, simulate_requests
-from weft.online.refilling import KERNELS
 from weft.policies import POLICIES
-from weft.workloads.online import parse_workload
+from weft.simulation.requests import Case, prepare, simulate_requests
+from weft.simulation.requests.refilling import KERNELS
+from weft.workloads.requests import parse_workload
 
 RESULTS = Path(__file__).parent / "results" / "refill_speed.json"
 TARGET_PER_MINUTE = 1e6

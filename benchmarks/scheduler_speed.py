@@ -31,7 +31,7 @@ from weft.kernels.greedy import weave_greedy
 from weft.kernels.rollout import Rules, Streams, weave_rollout
 from weft.policies import Setting, described
 from weft.policies.weft import Weft
-from weft.simulation import make_setting
+from weft.simulation.saturated import make_setting
 
 RESULTS = Path(__file__).parent / "results"
 FOREVER = 1 << 61

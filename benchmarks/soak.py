@@ -33,7 +33,7 @@ from rich.table import Table
 from weft.jsonfile import write_json
 from weft.load import LoadResult, run_load
 from weft.serving.process import ServerProcess
-from weft.workloads.online import parse_workload
+from weft.workloads.requests import parse_workload
 
 LOAD = {"chain": 0.55, "pp-ocr-cls": 0.3}
 """Model -> share of the time a request takes alone, nine tenths of it on the lane; chaos comes on top."""

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from machine import machine
 
 from weft import Saturated, estimate, load_model, load_npu
-from weft.bound import LEAST_SHARE
 from weft.jsonfile import write_json
 from weft.models import Model
+from weft.policies.bound import LEAST_SHARE
 from weft.reports.report import Report
 from weft.simulation import simulate
 

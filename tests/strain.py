@@ -1,6 +1,6 @@
 """``make strain``: the tests on machines that this one is not: busy, of one core, with a slow disk, slow and fast.
 
-Each condition is a whole run of the suite; one can be named: ``python tests/strain.py busy -x tests/test_load.py``.
+Each condition is a whole run of the suite; one can be named: ``python tests/strain.py busy -x tests/load``.
 """
 
 from __future__ import annotations

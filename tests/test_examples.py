@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests import ROOT
 import contextlib
 import os
 import re
@@ -17,9 +18,8 @@ import pytest
 
 from weft.load import LoadResult
 from weft.load.report import stream_load
-from weft.workloads.online import parse_workload
+from weft.workloads.requests import parse_workload
 
-ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 head_of_line = pytest.importorskip("head_of_line")
 early_exits = pytest.importorskip("early_exits")

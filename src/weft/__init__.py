@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft.version import __version__
 
 if TYPE_CHECKING:
+    from weft.costs.profiles import LayerCost, Profile, estimate, read_profile, write_profile
     from weft.devices import Host, Npu, Soc, TiledNpu, load_device, load_npu, load_soc, read_host
     from weft.errors import (
         DeviceError,
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
     from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
     from weft.models.sources import load_model
     from weft.policies import POLICIES, Policy, Setting, Start, View
-    from weft.profiles import LayerCost, Profile, estimate, read_profile, write_profile
     from weft.reports.report import Report, StreamReport
+    from weft.reports.trace import Span, Trace, read_trace, write_trace
     from weft.simulation import Run, simulate
-    from weft.trace import Span, Trace, read_trace, write_trace
     from weft.workloads import Saturated
 
 _HOMES = {
@@ -76,19 +76,19 @@ _HOMES = {
     "Setting": "policies",
     "Start": "policies",
     "View": "policies",
-    "LayerCost": "profiles",
-    "Profile": "profiles",
-    "estimate": "profiles",
-    "read_profile": "profiles",
-    "write_profile": "profiles",
+    "LayerCost": "costs.profiles",
+    "Profile": "costs.profiles",
+    "estimate": "costs.profiles",
+    "read_profile": "costs.profiles",
+    "write_profile": "costs.profiles",
     "Report": "reports.report",
     "StreamReport": "reports.report",
     "Run": "simulation",
     "simulate": "simulation",
-    "Span": "trace",
-    "Trace": "trace",
-    "read_trace": "trace",
-    "write_trace": "trace",
+    "Span": "reports.trace",
+    "Trace": "reports.trace",
+    "read_trace": "reports.trace",
+    "write_trace": "reports.trace",
     "Saturated": "workloads",
 }
 """Where a name is from; it is imported when it is asked for, so that a script that rounds numbers loads no solver."""

@@ -22,7 +22,7 @@ from weft.errors import WorkloadError
 
 if TYPE_CHECKING:
     from weft.load import LoadResult, StreamFigures
-    from weft.workloads.online import Workload
+    from weft.workloads.requests import Workload
 
 LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
 """Short names of a stream's keys on the command line."""
@@ -89,7 +89,7 @@ def command(
 def _workload(
     path: str | None, streams: list[str] | None, given: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
-    from weft.workloads.online import parse_workload, read_workload
+    from weft.workloads.requests import parse_workload, read_workload
 
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, or --stream MODEL:rate=10,deadline=250")

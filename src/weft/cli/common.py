@@ -16,10 +16,10 @@ from rich.table import Table
 from weft.errors import InputError, ModelError, WorkloadError
 
 if TYPE_CHECKING:
+    from weft.costs.profiles import Profile
     from weft.devices import Npu
     from weft.models import Model
     from weft.policies import Option
-    from weft.profiles import Profile
     from weft.workloads import Saturated
 
 FILE_WIDTH = 140
@@ -68,8 +68,8 @@ def read_profiles(
     shapes: Sequence[str] | None,
 ) -> list[Profile]:
     """Profiles of the named models on the device, then those read from files."""
+    from weft.costs.profiles import estimate, read_profile
     from weft.models.sources import load_model
-    from weft.profiles import estimate, read_profile
 
     names = split_names(models)
     given = parse_shapes(shapes, names)

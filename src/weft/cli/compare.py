@@ -34,8 +34,8 @@ from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_u
 from weft.errors import InputError
 
 if TYPE_CHECKING:
+    from weft.costs.profiles import Profile
     from weft.policies import Option
-    from weft.profiles import Profile
     from weft.reports.report import Report
     from weft.simulation import Run
 
@@ -76,7 +76,7 @@ def command(
     from weft.policies import POLICIES, check_policy
     from weft.reports.html import write_html
     from weft.simulation import simulate
-    from weft.sweep import sweep_aimt
+    from weft.simulation.sweep import sweep_aimt
 
     if profile and not models:
         refuse_unused(context, "profiles without --models", PROFILES_ONLY)
@@ -134,7 +134,7 @@ def _compare_requests(
     from weft.devices import Host
     from weft.engine.lateness import check_late
     from weft.policies import POLICIES, check_policy
-    from weft.workloads.online import read_workload
+    from weft.workloads.requests import read_workload
 
     known = [name for name, kind in POLICIES.items() if kind.serves_requests]
     names = known if policies == "all" else split_names(policies)

@@ -21,8 +21,8 @@ from weft.cli.common import (
 from weft.errors import InputError
 
 if TYPE_CHECKING:
+    from weft.costs.explore import Exploration
     from weft.devices import Platform
-    from weft.explore import Exploration
     from weft.models.layer import Model
 
 app = typer.Typer(help="Search for the hardware that suits a model.", no_args_is_help=True)
@@ -60,8 +60,8 @@ def explore_npu(
     toml: Annotated[str | None, typer.Option("--toml", help="Write the best design as a device file.")] = None,
 ) -> None:
     """Find the tiled NPU <T_R, T_P, T_C> with the highest throughput over the batch sizes."""
+    from weft.costs.explore import explore
     from weft.devices import as_toml, load_platform
-    from weft.explore import explore
     from weft.jsonfile import write_json
 
     if top < 1:

@@ -13,9 +13,9 @@ from weft.errors import InputError
 
 if TYPE_CHECKING:
     from weft.devices import Host, Npu
-    from weft.online import Device
+    from weft.simulation.requests import Device
     from weft.survey import Subject
-    from weft.workloads.online import Workload
+    from weft.workloads.requests import Workload
 
 AnyDevice = Annotated[
     str | None,

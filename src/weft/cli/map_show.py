@@ -233,7 +233,7 @@ def write_files(
         _told("perfetto", perfetto)
     if trace:
         from weft.reports.mapping import outcome_trace
-        from weft.trace import write_trace
+        from weft.reports.trace import write_trace
 
         write_trace(outcome_trace(solution.outcome), trace)
         _told("trace", trace)

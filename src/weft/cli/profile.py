@@ -34,8 +34,8 @@ from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 
 if TYPE_CHECKING:
+    from weft.costs.profiles import Profile
     from weft.devices import Npu
-    from weft.profiles import Profile
 
 _MEASURED = "this machine runs the models as its server does, at every batch size that pays; leave it out"
 ON_HOST = dict.fromkeys(("batch", "seq_len", "tables", "cost"), _MEASURED)
@@ -60,9 +60,9 @@ def command(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the profile as JSON.")] = None,
 ) -> None:
     """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
+    from weft.costs.profiles import estimate, write_profile
     from weft.devices import HOST, write_host
     from weft.models.sources import load_model
-    from weft.profiles import estimate, write_profile
 
     shapes = parse_shapes(shape, models)
     if device == HOST:

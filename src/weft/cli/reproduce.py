@@ -10,7 +10,7 @@ import typer
 from weft.cli.common import Cost, JsonFile, SeqLen, add_row, console, plain_table, progress_bar
 
 if TYPE_CHECKING:
-    from weft.papers.base import Reproduction
+    from weft_papers.base import Reproduction
 
 
 def command(
@@ -28,7 +28,7 @@ def command(
     """Run a paper's evaluation and print each published number beside ours."""
     from weft.errors import InputError, unknown_name
     from weft.jsonfile import write_json
-    from weft.papers import PAPERS
+    from weft_papers import PAPERS
 
     if paper not in PAPERS:
         raise InputError(unknown_name("paper", paper, PAPERS))

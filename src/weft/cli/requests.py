@@ -13,11 +13,11 @@ from weft.errors import InputError
 
 if TYPE_CHECKING:
     from weft.devices import Host
-    from weft.online import Device
     from weft.policies import Option
-    from weft.prediction import Figures
     from weft.reports.requests import RequestReport
-    from weft.workloads.online import Workload
+    from weft.simulation.prediction import Figures
+    from weft.simulation.requests import Device
+    from weft.workloads.requests import Workload
 
 
 def simulate_workload(
@@ -37,9 +37,9 @@ def simulate_workload(
     from weft.costs import DEFAULT_COST
     from weft.engine.lateness import check_late
     from weft.jsonfile import write_json
-    from weft.online import prepare, request_trace, simulate_requests
     from weft.policies import check_policy
-    from weft.workloads.online import read_workload
+    from weft.simulation.requests import prepare, request_trace, simulate_requests
+    from weft.workloads.requests import read_workload
 
     workload = read_workload(path)
     check_policy(policy)
@@ -120,7 +120,7 @@ def compare_on_host(
 ) -> None:
     """The requests of a workload under several policies on this machine, side by side."""
     from weft.jsonfile import write_json
-    from weft.online import prepare, simulate_requests
+    from weft.simulation.requests import prepare, simulate_requests
 
     case = prepare(workload, host)
     with progress_bar("simulating", len(policies)) as advance:
@@ -188,7 +188,7 @@ def print_exits(workload: Workload) -> None:
 def predict_bench(path: str, policy: str | None, options: dict[str, Option], json_file: str | None) -> None:
     """Simulate a real server's run and print both."""
     from weft.jsonfile import write_json
-    from weft.prediction import predict
+    from weft.simulation.prediction import predict
 
     prediction = predict(path, policy, options)
     overheads = ", ".join(f"{each.model} {each.overhead_s * 1e3:.2f} ms" for each in prediction.streams)

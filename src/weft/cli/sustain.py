@@ -13,9 +13,9 @@ from weft.cli.host import SECONDS, Cache, LaneCount, Seconds, workload_device
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
-    from weft.online import Device
-    from weft.sustain import Question, Sustained
-    from weft.workloads.online import Workload
+    from weft.simulation.requests import Device
+    from weft.simulation.sustain import Question, Sustained
+    from weft.workloads.requests import Workload
 
 PAPER_RATIOS = "64:1,32:1,16:1,8:1,4:1,2:1,1:1,1:2,1:4,1:8,1:16,1:32,1:64"
 
@@ -52,8 +52,8 @@ def command(
     from weft.jsonfile import write_json
     from weft.policies import check_policy
     from weft.reports.loads import draw_loads
-    from weft.sustain import Question, sustain_all
-    from weft.workloads.online import read_workload
+    from weft.simulation.sustain import Question, sustain_all
+    from weft.workloads.requests import read_workload
 
     base = read_workload(workload)
     mixes = _mixes(ratios, base)
@@ -92,8 +92,8 @@ def _device(base: Workload, name: str | None, lanes: int | None, seconds: float,
 def _all_policies(device: Device) -> list[str]:
     """Those that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
     from weft.devices import Host
-    from weft.online import ONLINE
     from weft.policies import POLICIES
+    from weft.simulation.requests import ONLINE
 
     on_host = isinstance(device, Host)
     return [name for name, kind in POLICIES.items() if (kind.serves_requests if on_host else kind in ONLINE)]
@@ -114,7 +114,7 @@ def _mixes(text: str | None, base: Workload) -> list[tuple[float, ...] | None]:
 
 
 def _with_ratio(base: Workload, mix: tuple[float, ...] | None) -> Workload:
-    from weft.workloads.online import parse_workload
+    from weft.workloads.requests import parse_workload
 
     return base if mix is None else parse_workload(base.model_dump(exclude_unset=True) | {"ratio": mix}, "--ratios")
 

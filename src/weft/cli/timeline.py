@@ -10,7 +10,7 @@ import typer
 from weft.cli.common import console
 
 if TYPE_CHECKING:
-    from weft.trace import Trace
+    from weft.reports.trace import Trace
 
 
 def command(
@@ -21,7 +21,7 @@ def command(
 ) -> None:
     """Draw a trace that was written before."""
     from weft.errors import InputError
-    from weft.trace import read_trace
+    from weft.reports.trace import read_trace
 
     if not (html or perfetto or figure):
         raise InputError("nothing to write: give --html, --perfetto or --figure")
@@ -39,7 +39,7 @@ def write_exports(
 ) -> None:
     """Write the asked-for forms of a trace and say where they are."""
     if trace_file:
-        from weft.trace import write_trace
+        from weft.reports.trace import write_trace
 
         write_trace(trace, trace_file)
         console.print(f"trace     {trace_file}", highlight=False)

@@ -250,7 +250,7 @@ class Steps:
             self._result = replace(self._result, exported_score=score)
 
     def _write_profile(self) -> None:
-        from weft.profiles import estimate, write_profile
+        from weft.costs.profiles import estimate, write_profile
         from weft.tuning.on_device import tuned_model
 
         assert self._result is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from weft.costs.program import Program
 from weft.errors import WorkloadError
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.greedy import weave_greedy
@@ -21,7 +22,6 @@ from weft.policies.base import Policy, Setting
 from weft.policies.in_order import Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.weft import Weft
-from weft.program import Program
 
 Ints = npt.NDArray[np.int64]
 

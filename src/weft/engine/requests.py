@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
+from weft.costs.program import Program
 from weft.devices.decoupled import NpuState
 from weft.engine.admission import Admission, Line, Refusal, Rests
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
 from weft.engine.steering import Steered
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
-from weft.program import Program
 
 JOBS = 4
 """Batches of one stream in flight at a time, at least; on an NPU one of them on time."""

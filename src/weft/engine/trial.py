@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.bound import LEAST_SHARE, Demand, Prices, demand_of, mix_prices, prices
 from weft.engine.compiled import compiled_order, replayed
 from weft.policies.base import Policy, Setting
+from weft.policies.bound import LEAST_SHARE, Demand, Prices, demand_of, mix_prices, prices
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""

@@ -43,7 +43,7 @@ from weft.load.reading import MAX_ANSWER_BYTES, Readings, announces_exits
 from weft.load.report import BROKEN, LOST, OK, LoadResult, StreamLoad, stream_load
 from weft.load.timing import precise_loop
 from weft.workloads.exits import MOST_EXITS
-from weft.workloads.online import Stream, Workload
+from weft.workloads.requests import Stream, Workload
 
 Progress = Callable[[float, int, int], None]
 """Called now and then with the seconds gone, the answers that came, and the requests under way or waiting."""

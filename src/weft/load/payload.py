@@ -19,8 +19,8 @@ from weft.load.client import Target, request_bytes
 from weft.load.samples import Ints, Samples, read_samples
 from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
-from weft.workloads.online import Stream
-from weft.workloads.online import served_name as served_name
+from weft.workloads.requests import Stream
+from weft.workloads.requests import served_name as served_name
 
 DEADLINES = ("strict", "soft", "none")
 """strict: the server may give up at the deadline; soft: it knows it; none: it is not told."""

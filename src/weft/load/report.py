@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from weft.load.payload import sent_threshold
 from weft.load.reading import NO_CLASS, NO_EXIT, Said
-from weft.workloads.online import Stream, Workload
+from weft.workloads.requests import Stream, Workload
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int16]

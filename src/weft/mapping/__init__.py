@@ -6,9 +6,10 @@ schedule comes to. ``map_models`` goes from names to a solution, ``run_dynamic``
 
 from weft.mapping.baselines import BASELINES
 from weft.mapping.dynamic import DynamicLog, run_dynamic
+from weft.mapping.finding import find_profile
 from weft.mapping.limits import Limits
 from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
-from weft.mapping.profiles import SocProfile, find_profile, read_soc_profile, write_soc_profile
+from weft.mapping.profiles import SocProfile, read_soc_profile, write_soc_profile
 from weft.mapping.scenario import Scenario, map_models, read_scenario
 from weft.mapping.schedule import Move, Outcome, Piece, Schedule
 from weft.mapping.simulator import simulate

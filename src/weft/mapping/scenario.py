@@ -17,9 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from weft.devices.soc import Soc, load_soc
 from weft.errors import WorkloadError, unknown_name
 from weft.jsonfile import first_problem, printable
+from weft.mapping.finding import find_profile
 from weft.mapping.limits import Limits
 from weft.mapping.problem import MAX_STEPS, Objective, Problem
-from weft.mapping.profiles import Origin, SocProfile, find_profile, merge_groups
+from weft.mapping.profiles import Origin, SocProfile, merge_groups
 from weft.mapping.solver import Improvement, Options, Solution, solve
 
 ESTIMATED_GROUPS = 16

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, NamedTuple
 
+from weft.costs.program import Program
 from weft.devices.decoupled import NpuState
 from weft.policies.fairness import Band
-from weft.program import Program
 from weft.workloads.saturated import DEFAULT_MAX_LAG
 
 NO_DEADLINE = 1 << 62

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from weft.costs.program import Program
 from weft.kernels import rules
-from weft.program import Program
 
 ROUND = 2**32
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
+from weft.costs.program import Program
 from weft.errors import InputError
 from weft.kernels import rules
 from weft.policies.base import Candidate, LateWork
 from weft.policies.refilling import Flight, Refilling
-from weft.program import Program
 
 UNDER_WAY = 10
 """How many misses one costs that befalls a request under way: it needs little more, and has overtaken others."""

@@ -16,12 +16,12 @@ from functools import cached_property
 from itertools import product
 from typing import ClassVar
 
-from weft.bound import Demand, alone_ticks, best_mix, mix_prices, prices
 from weft.devices.decoupled import NpuState, issue
 from weft.errors import InputError
 from weft.kernels import rules
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.bound import Demand, alone_ticks, best_mix, mix_prices, prices
 from weft.policies.fairness import Band, may_go
 from weft.policies.in_order import RoundRobin
 from weft.policies.layerweaver import Layerweaver

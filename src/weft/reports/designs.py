@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from weft.costs.explore import Exploration
 from weft.costs.tiled import Floats
 from weft.errors import InputError
-from weft.explore import Exploration
 from weft.reports.html import PALETTE
 
 FRONT, CLOUD, BEST = PALETTE[0], "#c4c4c4", PALETTE[5]

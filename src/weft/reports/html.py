@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
-from weft.trace import Ints, Trace
+from weft.reports.trace import Ints, Trace
 
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
 """Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from weft.mapping.alone import shortest
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Outcome, Piece
-from weft.trace import Span, Trace
+from weft.reports.trace import Span, Trace
 from weft.version import __version__
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.trace import Floats, Ints, Trace
+from weft.reports.trace import Floats, Ints, Trace
 
 SLACK_S = 5e-10
 """Shorter stalls are not told from rounding; no export shows less than a nanosecond."""

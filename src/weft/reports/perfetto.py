@@ -23,7 +23,7 @@ from weft.mapping.problem import Problem
 from weft.mapping.schedule import Move, Outcome
 from weft.reports.mapping import Step, demand_of, lane_name, lanes_of, steps_of
 from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
-from weft.trace import Floats, Trace
+from weft.reports.trace import Floats, Trace
 from weft.version import __version__
 
 NPU, QUERIES = 1, 2

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.bound import Demand, Prices, demand_of, mix_prices, prices
+from weft.costs.program import Clock, Program
 from weft.policies.base import Setting
+from weft.policies.bound import Demand, Prices, demand_of, mix_prices, prices
 from weft.policies.fairness import ROUND, Band
-from weft.program import Clock, Program
-from weft.trace import Trace
+from weft.reports.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter
 from weft.errors import InputError
 from weft.reports.html import model_colours
 from weft.reports.occupancy import Intervals, Occupancy, occupancy
-from weft.trace import Floats, Ints, Trace
+from weft.reports.trace import Floats, Ints, Trace
 
 SUFFIXES = (".png", ".svg")
 READABLE_SPANS = 450

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from weft.costs.program import Program
 from weft.devices.decoupled import Issue
 from weft.engine.engine import Completion
 from weft.engine.requests import Job, Ticket
@@ -18,7 +19,6 @@ from weft.engine.serving import request_engine
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
-from weft.program import Program
 from weft.runtime.backend import Backend
 from weft.runtime.lanes import Lanes
 from weft.runtime.tensors import Array

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.costs.program import Program
 from weft.engine.admission import Line
 from weft.engine.requests import Requests, Terms
 from weft.errors import BadRequest
 from weft.policies.base import NO_DEADLINE, Candidate
-from weft.program import Program
 from weft.runtime.backend import LoadedModel
 from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.stitched import TaskSpec

@@ -27,7 +27,7 @@ from weft.serving.config import usable_cores
 from weft.serving.process import ServerProcess
 from weft.survey.spans import Span, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__
-from weft.workloads.online import parse_workload, served_name
+from weft.workloads.requests import parse_workload, served_name
 
 Shapes = Mapping[str, Sequence[int]]
 Progress = Callable[[str, int, int], None]

@@ -1,0 +1,359 @@
+"""What the simulator says a real server should have done: the same arrivals, policy and segments, time jumping.
+
+The server measures its segments, the load generator writes them beside the arrivals it sent; here the same
+engine, source and policy run on ``SimulatedHost``. Where prediction and measurement part, either the segment
+times vary more than their mean says, or something besides the segments takes time. Requests leave a model with
+exits where they really left it; those that had no answer leave where others did, drawn at random. Requests for models
+that were stitched wait in one queue, as they do in the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from weft.costs.program import Program
+from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
+from weft.engine.admission import Line
+from weft.engine.requests import Job, Terms, Ticket
+from weft.errors import InputError
+from weft.jsonfile import first_problem, read_json
+from weft.load.payload import served_name
+from weft.load.report import ranks
+from weft.policies import Option, Setting, make_request_policy
+from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
+from weft.workloads.exits import check_rates
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+TICKS_PER_S = 1_000_000_000
+
+Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    """One model as the server measured it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    segments: Annotated[list[str], Field(min_length=1)]
+    times_s: dict[int, list[Time]]
+    seen_s: dict[int, list[Time]] = {}
+    max_batch: Annotated[int, Field(ge=1, le=65536)] = 1
+    queue_size: Annotated[int, Field(ge=1)] = NO_DEADLINE
+    batch_timeout_ms: Time = 0.0
+    body: str = ""
+    """What models that were stitched have in common; empty for others."""
+    exits: list[int] = []
+    """After how many segments requests may leave, the end not among them."""
+    exit_rates: list[float] = []
+    """Share that the server took to leave at each, the end last."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Model:
+        if any(a >= b for a, b in pairwise([0, *self.exits, len(self.segments)])):
+            raise ValueError(f"exits = {self.exits} do not lie in order within {len(self.segments)} segments")
+        if self.exit_rates:
+            check_rates(self.exit_rates)
+            if len(self.exit_rates) != len(self.ends):
+                raise ValueError(f"{len(self.exit_rates)} exit_rates for {len(self.ends)} exits")
+        return self
+
+    @property
+    def ends(self) -> list[int]:
+        """After how many segments a request is done that leaves at each exit, the end included."""
+        return [*self.exits, len(self.segments)]
+
+
+class _Profile(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    policy: str
+    policy_options: dict[str, Option] = {}
+    late: Literal["weave", "keep", "demote"] = "weave"
+    lanes: Annotated[int, Field(ge=1, le=1024)]
+    total_queue: Annotated[int, Field(ge=1)] = NO_DEADLINE
+    default_slo_ms: Time = 1000.0
+    hand_over_s: Time = 0.0
+    models: dict[str, _Model]
+
+
+class _Stream(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    deadline_s: Time
+    overhead_s: Time | None = None
+    scheduled_s: list[Time]
+    lag_s: list[Time]
+    latency_s: list[Time | None]
+    status: list[int]
+    exit: list[Annotated[int, Field(ge=1)] | None] | None = None
+    """At which exit each left, from 1 on."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Stream:
+        lists = {
+            key: each for key in ("lag_s", "latency_s", "status", "exit") if (each := getattr(self, key)) is not None
+        }
+        for key, each in lists.items():
+            if len(each) != len(self.scheduled_s):
+                raise ValueError(f"{key} has {len(each)} values for {len(self.scheduled_s)} requests")
+        return self
+
+
+class _Bench(BaseModel):
+    """The parts of a load generator's result that are needed here (docs/formats.md)."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: Literal[1]
+    deadlines: Literal["strict", "soft", "none"]
+    transport_s: Time
+    workload: dict[str, Any]
+    streams: list[_Stream]
+    profile: _Profile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Latencies of answered requests and the share of deadlines missed."""
+
+    answered: int
+    mean_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    missed_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPrediction:
+    """One stream, measured and predicted."""
+
+    model: str
+    requests: int
+    overhead_s: float
+    """Added to every predicted latency: what a request takes alone besides its segments."""
+    measured: Figures
+    predicted: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A bench run beside its simulation."""
+
+    policy: str
+    """Of the simulation."""
+    policy_options: dict[str, Option]
+    measured_policy: str
+    """Of the server, when it was measured."""
+    measured_options: dict[str, Option]
+    lanes: int
+    hand_over_s: float
+    """Added to every segment: what passes between two of them."""
+    streams: tuple[StreamPrediction, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"format": 1, **asdict(self)}
+
+
+def predict(path: str | Path, policy: str | None = None, options: Mapping[str, Option] | None = None) -> Prediction:
+    """Simulate the server of a ``weft bench --json FILE --save-latencies`` run, under its own policy or another.
+
+    options: of the policy; they go before those that the server had, where the policy is the server's own.
+    """
+    bench = _read(path)
+    profile = bench.profile
+    if profile is None:
+        raise InputError(f"{path}: was not measured on a weft server, so its segments are not known")
+    for stream in bench.streams:
+        model = profile.models.get(served_name(stream.model))
+        if model is None:
+            raise InputError(f"{path}: the server had no measured segments of {stream.model}")
+        if (last := max([each for each in stream.exit or () if each], default=1)) > len(model.ends):
+            raise InputError(
+                f"{path}: a request of {stream.model} left at exit {last}, the model has {len(model.ends)}"
+            )
+    name = policy or profile.policy
+    asked = {**(profile.policy_options if name == profile.policy else {}), **(options or {})}
+    ends = _simulated(bench, profile, name, asked)
+    streams = []
+    for stream, end_s in zip(bench.streams, ends, strict=True):
+        counted = np.array(stream.scheduled_s) >= float(bench.workload.get("warmup_s", 0.0))
+        overhead_s = bench.transport_s if stream.overhead_s is None else stream.overhead_s
+        predicted_s = end_s - np.array(stream.scheduled_s) + overhead_s
+        streams.append(
+            StreamPrediction(
+                stream.model,
+                int(counted.sum()),
+                overhead_s,
+                _figures(_measured(stream)[counted], stream.deadline_s),
+                _figures(predicted_s[counted], stream.deadline_s),
+            )
+        )
+    own = profile.policy, profile.policy_options
+    return Prediction(name, asked, *own, profile.lanes, profile.hand_over_s, tuple(streams))
+
+
+def _read(path: str | Path) -> _Bench:
+    raw = read_json(path, InputError)
+    listed = raw.get("streams") if isinstance(raw, dict) else None
+    if isinstance(listed, list) and any(isinstance(each, dict) and "latency_s" not in each for each in listed):
+        raise InputError(f"{path}: has no single requests; run weft bench with --save-latencies")
+    try:
+        return _Bench.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"{path}: not a result of weft bench: {first_problem(error, _Bench, _Stream)}") from error
+
+
+class _Clients(Arrivals):
+    """Simulated clients, some of whom wait in one queue because their models have one body."""
+
+    def __init__(
+        self, queues: Sequence[int], terms: Sequence[Terms], times: Sequence[Iterator[int]], **how: Any
+    ) -> None:
+        """*queues*: of each stream, the number of the stream in whose queue its requests wait."""
+        super().__init__(terms, times, **how)
+        self._queues = queues
+        self._senders: dict[Ticket, int] = {}
+
+    def take(self, now: int) -> Iterator[Ticket]:
+        for ticket in super().take(now):
+            if (queue := self._queues[ticket.stream]) != ticket.stream:
+                self._senders[ticket], ticket.stream = ticket.stream, queue
+            yield ticket
+
+    def served(self, job: Job, completion: Completion) -> None:
+        for ticket in job.members:
+            self._return(ticket)
+        super().served(job, completion)
+
+    def dropped(self, ticket: Ticket, now: int) -> None:
+        self._return(ticket)
+        super().dropped(ticket, now)
+
+    def refused(self, ticket: Ticket, now: int) -> None:
+        self._return(ticket)
+        super().refused(ticket, now)
+
+    def _return(self, ticket: Ticket) -> None:
+        """To whoever sent it."""
+        ticket.stream = self._senders.pop(ticket, ticket.stream)
+
+
+def _queues(bench: _Bench, profile: _Profile) -> list[int]:
+    """Of each stream, the first one whose model has the same body."""
+    bodies = [profile.models[served_name(stream.model)].body for stream in bench.streams]
+    return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
+
+
+def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
+    """When each request would have been done, in seconds of the run; NaN where it would not."""
+    programs: list[Program] = []
+    terms: list[Terms] = []
+    times, leaves, lines = [], [], []
+    for index, stream in enumerate(bench.streams):
+        model = profile.models[served_name(stream.model)]
+        terms.append(_terms(bench, index, model, len(programs)))
+        lines.append(Line(model.queue_size))
+        sizes = range(1, model.max_batch + 1)
+        programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
+        sent = _ticks(stream)
+        order = np.argsort(sent, kind="stable")
+        times.append(iter(sent[order].tolist()))
+        leaves.append(iter(_leaves(stream, model, seed=index)[order].tolist()) if model.exits else None)
+    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
+    chooser = make_request_policy(policy, setting, options)
+    strict = bench.deadlines == "strict"
+    feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
+    rests = [program.remaining for program in programs]
+    engine, source = request_engine(
+        chooser, feed, SimulatedHost(setting), rests, late=profile.late, places=profile.total_queue
+    )
+    for term in terms:
+        source.open(term)
+    engine.run()
+    return _ends(bench, feed)
+
+
+def _leaves(stream: _Stream, model: _Model, seed: int) -> Ints:
+    """After how many segments each request leaves: where it did, or where others of its stream did, or may have."""
+    count = len(model.ends)
+    exits = np.array([each or 0 for each in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
+    known = np.bincount(exits, minlength=count + 1)[1:]
+    rates = known / known.sum() if known.any() else np.array(model.exit_rates or [*[0.0] * (count - 1), 1.0])
+    unknown = np.flatnonzero(exits == 0)
+    exits[unknown] = 1 + np.random.default_rng(seed).choice(count, size=len(unknown), p=rates / rates.sum())
+    return np.array(model.ends, np.int64)[exits - 1]
+
+
+def _ends(bench: _Bench, feed: Arrivals) -> list[Floats]:
+    found: list[dict[int, list[int]]] = [{} for _ in bench.streams]
+    for answer in feed.answers:
+        found[answer.stream].setdefault(answer.arrival, []).append(answer.end)
+    ends = []
+    for stream, by_arrival in zip(bench.streams, found, strict=True):
+        ticks = [by_arrival[tick].pop() for tick in _ticks(stream).tolist()]
+        ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
+    return ends
+
+
+def _ticks(stream: _Stream) -> Ints:
+    """When each request was sent."""
+    sent_s: Floats = np.add(stream.scheduled_s, stream.lag_s)
+    return np.rint(sent_s * TICKS_PER_S).astype(np.int64)
+
+
+def _terms(bench: _Bench, index: int, model: _Model, first_program: int) -> Terms:
+    listed = bench.workload.get("stream")
+    priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
+    return Terms(
+        programs=first_program,
+        deadline=round(_due_s(bench, index) * TICKS_PER_S),
+        max_batch=model.max_batch,
+        timeout=round(model.batch_timeout_ms * 1e6),
+        priority=priority,
+    )
+
+
+def _due_s(bench: _Bench, index: int) -> float:
+    """By when the server took a request to be due."""
+    if bench.deadlines != "none" or bench.profile is None:
+        return bench.streams[index].deadline_s
+    return bench.profile.default_slo_ms / 1e3
+
+
+def _program(name: str, model: _Model, batch: int, hand_over_s: float) -> Program:
+    times = model.seen_s.get(batch) or model.times_s.get(batch) or []
+    if len(times) != len(model.segments):
+        raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
+    nothing = (0,) * len(times)
+    ticks = tuple(max(1, round((each + hand_over_s) * TICKS_PER_S)) for each in times)
+    rates = tuple(model.exit_rates) if model.exits else ()
+    return Program(name, tuple(model.segments), nothing, ticks, nothing, tuple(model.exits), rates)
+
+
+def _measured(stream: _Stream) -> Floats:
+    return np.array(
+        [
+            np.nan if each is None or status != 200 else each
+            for each, status in zip(stream.latency_s, stream.status, strict=True)
+        ]
+    )
+
+
+def _figures(latency_s: Floats, deadline_s: float) -> Figures:
+    answered = latency_s[~np.isnan(latency_s)]
+    missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s) if len(latency_s) else None
+    if not len(answered):
+        return Figures(0, None, None, None, missed)
+    p50, p99 = ranks(answered, (0.5, 0.99))
+    return Figures(len(answered), float(answered.mean()), p50, p99, missed)

@@ -1,0 +1,23 @@
+"""Requests that arrive, on a simulated device: ``prepare`` a workload, then ``simulate_requests``.
+
+``case`` lowers a workload to a device, ``run`` serves it under a policy. The plain engine (``plain``) and the
+compiled loops (``weaving`` for NPUs that fetch and compute in parallel, ``refilling`` for one stream on a device
+that computes one layer at a time) give the same answers; the compiled ones keep their memory however long the run.
+"""
+
+from weft.simulation.requests.case import Case, Device, estimates, prepare
+from weft.simulation.requests.run import RequestRun, request_trace, simulate_requests
+from weft.simulation.requests.tally import Tally
+from weft.simulation.requests.weaving import ONLINE
+
+__all__ = [
+    "ONLINE",
+    "Case",
+    "Device",
+    "RequestRun",
+    "Tally",
+    "estimates",
+    "prepare",
+    "request_trace",
+    "simulate_requests",
+]

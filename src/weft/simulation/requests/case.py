@@ -1,0 +1,260 @@
+"""A workload lowered to a device: programs at every batch size, deadlines and arrivals in ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.costs.profiles import Profile, estimate, read_profile
+from weft.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
+from weft.costs.tiled import layer_times_s
+from weft.devices import Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
+from weft.engine.requests import Terms
+from weft.engine.steering import Steered, Steering
+from weft.errors import WorkloadError
+from weft.kernels.request_loop import remaining_alone
+from weft.models.layer import Model
+from weft.models.sources import load_model
+from weft.policies import Policy, Setting
+from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
+from weft.policies.bound import alone_ticks
+from weft.workloads.requests import Stream, Workload
+
+Ints = npt.NDArray[np.int64]
+Device = Npu | TiledNpu | Host
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Everything a run needs but its policy and its seed."""
+
+    workload: Workload
+    device: Device
+    clock: Clock
+    setting: Setting
+    """For policies that are asked at every layer."""
+    at_exits: Setting
+    """For those that are asked only where samples may leave; the same on an NPU that fetches ahead."""
+    terms: tuple[Terms, ...]
+    alone_s: tuple[float, ...]
+    """Standalone time of one request of each stream."""
+
+    def setting_of(self, policy: type[Policy]) -> Setting:
+        return self.setting if policy.by_layer else self.at_exits
+
+    def arrivals(self, index: int, seed: int | None) -> Iterator[Ints]:
+        """Blocks of arrivals of one open stream, in ticks."""
+        if self.workload.stream[index].arrival == "closed":
+            return
+        for block in self.workload.arrivals(index, seed):
+            yield np.rint(block / self.clock.tick_s).astype(np.int64)
+
+    def leaves(self, index: int, setting: Setting, seed: int | None) -> Iterator[Ints] | None:
+        """Blocks of how many layers each request of a stream needs; None where it has no exits."""
+        program = setting.programs[self.terms[index].programs]
+        if not program.exits:
+            return None
+        after = np.array([*program.exits, len(program)], np.int64)
+        return (after[block] for block in self.workload.fates(index, seed))
+
+    def steered(self, index: int) -> Steered | None:
+        """How sure early answers of a stream must be, where that follows the load."""
+        stream = self.workload.stream[index]
+        if stream.exit_floor is None:
+            return None
+        return Steered(Steering(stream.exit_threshold, stream.exit_floor))
+
+    def sure(self, index: int, setting: Setting, seed: int | None) -> Iterator[dict[int, float]] | None:
+        """How sure the answers of a stream's successive requests are at each exit, where it is steered."""
+        record = self.workload.record(index) if self.workload.stream[index].exit_floor is not None else None
+        if record is None:
+            return None
+        layers, confidence = setting.programs[self.terms[index].programs].exits, record.confidence.tolist()
+        rows = (int(row) for block in self.workload.record_rows(index, seed) for row in block)
+        return (dict(zip(layers, confidence[row], strict=False)) for row in rows)
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether the load decides where samples leave."""
+        return any(stream.exit_floor is not None for stream in self.workload.stream)
+
+
+def prepare(workload: Workload, device: Device | None = None, cost: str = "pipelined") -> Case:
+    """Price every stream at every batch size on the device and lower all to its clock."""
+    device = device or load_device(workload.device)
+    if isinstance(device, Host):
+        return _prepare_host(workload, device)
+    return _prepare_tiled(workload, device) if isinstance(device, TiledNpu) else _prepare_npu(workload, device, cost)
+
+
+def _prepare_host(workload: Workload, host: Host) -> Case:
+    """The models as the server runs them here. Policies expect what a segment takes while all lanes run."""
+    clock, lanes = Clock.nanoseconds(), host.together()
+    _ticks(clock, workload.duration_s, "duration_s")
+    programs: list[Program] = []
+    terms, alone = [], []
+    for stream in workload.stream:
+        if stream.profiles or stream.leaves:
+            what = "profiles describe a device of kind 'npu'" if stream.profiles else "a host is measured without exits"
+            raise WorkloadError(f"{stream.model}: {what}; weft simulate --bench FILE predicts what a server did")
+        name = stream.served_name
+        model = host.model(name)
+        terms.append(_host_terms(stream, model, len(programs), clock))
+        slower = slowed(lanes, list(host.models).index(name))
+        programs += [
+            _segments(name, model.segments, model.times_at(batch), slower, clock)
+            for batch in range(1, terms[-1].max_batch + 1)
+        ]
+        alone.append(model.total_s(1))
+    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes)
+    return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone))
+
+
+def slowed(lanes: Lanes, kind: int) -> float:
+    """How many times longer work of a kind takes while all other lanes run, each the other kinds in turn."""
+    kinds = range(len(lanes.losses)) if len(lanes) > 1 else ()
+    speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]
+    return len(speeds) / sum(speeds) if speeds else 1.0
+
+
+def _segments(name: str, segments: tuple[str, ...], times_s: Sequence[float], slower: float, clock: Clock) -> Program:
+    nothing = (0,) * len(segments)
+    return Program(name, segments, nothing, tuple(max(1, clock.ticks(each * slower)) for each in times_s), nothing)
+
+
+def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:
+    """What the server does where the stream does not say: batches as far as they pay, and none is waited for."""
+    stated = stream.model_fields_set
+    terms = _terms(stream, programs, clock)
+    most = min(stream.max_batch, model.max_batch) if "max_batch" in stated else model.max_batch
+    think = terms.think if terms.think < 0 else terms.think + clock.ticks(mean(model.overhead_s))
+    return terms._replace(max_batch=most, timeout=terms.timeout if "batch_timeout_ms" in stated else 0, think=think)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
+    clock = Clock.of(npu)
+    _ticks(clock, workload.duration_s, "duration_s")
+    programs: list[Program] = []
+    terms, alone, peaks = [], [], []
+    for stream in workload.stream:
+        if stream.leaves:
+            raise WorkloadError(
+                f"{stream.model}: exits need a device that computes one layer at a time (kind = 'tiled'); {npu.name} "
+                "fetches ahead and would have to know who leaves"
+            )
+        profiles = _profiles(stream, npu, cost, workload.folder)
+        peaks.append((stream.model, profiles[-1].peak_activation_bytes))
+        lowered = [lower(profile, npu) for profile in profiles]
+        terms.append(_terms(stream, len(programs), clock))
+        alone.append(alone_ticks(lowered[0], clock.buffer) * clock.tick_s)
+        programs += lowered
+    check_activations(npu, peaks)
+    setting = Setting(tuple(programs), clock.buffer, UNBOUNDED_ROUNDS)
+    return Case(workload, npu, clock, setting, setting, tuple(terms), tuple(alone))
+
+
+def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
+    clock = Clock.nanoseconds()
+    _ticks(clock, workload.duration_s, "duration_s")
+    layered: list[Program] = []
+    at_exits: list[Program] = []
+    terms = []
+    for index, stream in enumerate(workload.stream):
+        if stream.profiles:
+            raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {device.name} is tiled")
+        terms.append(_terms(stream, len(layered), clock))
+        model = _model(stream, workload.folder)
+        rates = workload.exit_rates(index, len(model.exits))
+        for batch in range(1, stream.max_batch + 1):
+            times_s = layer_times_s(model, device, batch)
+            for programs, by_layer in ((layered, True), (at_exits, False)):
+                programs.append(
+                    one_at_a_time(
+                        model,
+                        times_s,
+                        clock,
+                        exit_rates=rates,
+                        decision_s=device.decision_us / 1e6,
+                        by_layer=by_layer,
+                    )
+                )
+    alone = tuple(at_exits[term.programs].total_work * clock.tick_s for term in terms)
+    settings = [Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits)]
+    return Case(workload, device, clock, settings[0], settings[1], tuple(terms), alone)
+
+
+def estimates(case: Case, policy: Policy) -> list[Sequence[int]]:
+    """Remaining time from every layer of every program, as the policy estimates it."""
+    if not getattr(policy, "precise", False):
+        return [program.remaining for program in policy.setting.programs]
+    return [_precise(program, case.setting.buffer) for program in policy.setting.programs]
+
+
+@lru_cache(maxsize=4096)
+def _precise(program: Program, buffer: int) -> tuple[int, ...]:
+    out = np.empty(len(program), np.int64)
+    remaining_alone(np.array(program.fetch, np.int64), np.array(program.compute, np.int64), buffer, out)
+    return tuple(out.tolist())
+
+
+def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:
+    if stream.profiles:
+        found = [read_profile(Path(folder) / path) for path in stream.profiles[: stream.max_batch]]
+        if len({len(profile.layers) for profile in found}) > 1:
+            raise WorkloadError(f"{stream.model}: its profiles have different numbers of layers")
+        return found
+    name, shapes = _name(stream, folder), tuple(stream.shapes.items())
+    return [_estimated(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)]
+
+
+@lru_cache(maxsize=1024)
+def _estimated(
+    name: str, seq_len: int, shapes: tuple[tuple[str, tuple[int, ...]], ...], npu: Npu, batch: int, cost: str
+) -> Profile:
+    model = load_model(name, shapes=dict(shapes), parameters={"seq_len": seq_len})
+    return estimate(model, npu, batch=batch, cost=cost)
+
+
+def _model(stream: Stream, folder: str) -> Model:
+    return load_model(
+        _name(stream, folder),
+        shapes=stream.shapes,
+        parameters={"seq_len": stream.seq_len},
+        exits=stream.exits,
+        exit_head=stream.exit_head,
+    )
+
+
+def _name(stream: Stream, folder: str) -> str:
+    """What to load; a file is looked for beside the workload."""
+    name = stream.model
+    return str(Path(folder) / name) if name.endswith(".onnx") and not Path(name).is_absolute() else name
+
+
+def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
+    closed = stream.arrival == "closed"
+    return Terms(
+        programs=programs,
+        deadline=_ticks(clock, stream.deadline_ms / 1e3, "deadline_ms"),
+        max_batch=stream.max_batch,
+        timeout=_ticks(clock, stream.batch_timeout_ms / 1e3, "batch_timeout_ms"),
+        priority=stream.priority,
+        think=_ticks(clock, stream.think_ms / 1e3, "think_ms") if closed else -1,
+        clients=stream.clients if closed else 0,
+    )
+
+
+def _ticks(clock: Clock, seconds: float, key: str) -> int:
+    """A time of the workload on the device's clock; refused where the clock cannot hold it."""
+    if seconds / clock.tick_s > MAX_TICKS:
+        raise WorkloadError(f"{key}: {seconds:g} s are more than the device's clock can count")
+    return clock.ticks(seconds)

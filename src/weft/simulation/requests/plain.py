@@ -1,0 +1,97 @@
+"""The plain engine over simulated requests, counted as the compiled loops count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+
+import numpy as np
+
+from weft.devices import Host, Npu
+from weft.engine.arrivals import Arrivals
+from weft.engine.serving import request_engine
+from weft.engine.simulated_host import SimulatedHost
+from weft.engine.simulated_npu import SimulatedNpu
+from weft.kernels import request_state as k
+from weft.policies import Policy, Setting
+from weft.simulation.requests import host
+from weft.simulation.requests.case import Case, Ints, estimates
+from weft.simulation.requests.tally import Tally
+
+
+def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
+    """Run a case to its end."""
+    setting = policy.setting
+    executor = _executor(case, setting, seed)
+    streams = range(len(case.terms))
+    feed = Arrivals(
+        case.terms,
+        [_singly(case.arrivals(index, seed)) for index in streams],
+        end=case.clock.ticks(case.workload.duration_s),
+        strict=late == "drop",
+        leaves=[None if (found := case.leaves(i, setting, seed)) is None else _singly(found) for i in streams],
+        sure=[case.sure(index, setting, seed) for index in streams],
+    )
+    engine, source = request_engine(policy, feed, executor, estimates(case, policy), late=late)
+    for index, term in enumerate(case.terms):
+        source.open(term, case.steered(index))
+    steps = engine.run()
+    return _tallied(case, feed, source.deepest, executor, steps, _besides(case, seed))
+
+
+def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | SimulatedHost:
+    if isinstance(case.device, Host):
+        return host.executor(case, setting, seed)
+    return SimulatedNpu(setting) if isinstance(case.device, Npu) else SimulatedHost(setting)
+
+
+def _besides(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
+    """Of each stream, what its requests take besides what is simulated."""
+    return host.overheads(case, seed) if isinstance(case.device, Host) else [repeat(0) for _ in case.terms]
+
+
+def _singly(blocks: Iterator[Ints]) -> Iterator[int]:
+    return (int(each) for block in blocks for each in block)
+
+
+def _tallied(
+    case: Case,
+    feed: Arrivals,
+    deepest: list[int],
+    executor: SimulatedNpu | SimulatedHost,
+    steps: int,
+    besides: Sequence[Iterator[int]],
+) -> Tally:
+    warm = case.clock.ticks(case.workload.warmup_s)
+    counts = np.zeros((len(case.terms), 10), np.int64)
+    histogram = np.zeros((len(case.terms), k.BINS), np.int64)
+    for stream, arrival, end, _ in feed.answers:
+        if arrival < warm:
+            continue
+        row = counts[stream]
+        row[k.ARRIVED] += 1
+        if end < 0:
+            row[k.VIOLATED] += 1
+            row[k.DROPPED if end == -1 else k.REFUSED] += 1
+            continue
+        latency = end - arrival + next(besides[stream])
+        row[k.COMPLETED] += 1
+        row[k.LATENCY_SUM] += latency
+        row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)
+        row[k.VIOLATED] += latency > case.terms[stream].deadline
+        histogram[stream, k.bin_of(latency)] += 1
+    counts[:, k.BATCHES], counts[:, k.DEEPEST] = feed.batches(warm), deepest
+    clocks = np.zeros(9, np.int64)
+    clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
+    clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
+    clocks[k.COMPUTED] = _computed(case, executor)
+    clocks[k.STEPS] = steps
+    issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
+    return Tally(clocks, counts, histogram, tuple(feed.answers), np.array(issues, np.int64).reshape(-1, 8))
+
+
+def _computed(case: Case, executor: SimulatedNpu | SimulatedHost) -> int:
+    """Ticks of computing; on a host what segments took, not what was expected of them."""
+    if isinstance(case.device, Host):
+        return sum(times.compute_end - times.compute_start for _, times in executor.log)
+    return sum(head.compute for head, _ in executor.log)

@@ -1,0 +1,136 @@
+"""``simulate_requests``: a workload under a policy, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.devices import Host, Npu
+from weft.engine.lateness import check_late
+from weft.kernels import request_state as k
+from weft.policies import POLICIES, Option, check_policy, make_request_policy
+from weft.reports.requests import RequestReport, stream_report
+from weft.reports.trace import Trace
+from weft.simulation.requests import plain, refilling, weaving
+from weft.simulation.requests.case import Case, Device
+from weft.simulation.requests.tally import Tally
+from weft.version import __version__
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestRun:
+    """A run and the latencies behind its report."""
+
+    report: RequestReport
+    tally: Tally
+    tick_s: float
+
+
+def simulate_requests(
+    case: Case,
+    policy: str,
+    *,
+    late: str = "weave",
+    options: Mapping[str, Option] | None = None,
+    seed: int | None = None,
+    record: bool = False,
+    compiled: bool = True,
+) -> RequestRun:
+    """Serve a workload under a policy.
+
+    late: what becomes of requests that can no longer be on time (``engine.lateness``).
+    record: keep every answer and every issue (small runs only).
+    """
+    check_late(late)
+    check_policy(policy)
+    chooser = make_request_policy(policy, case.setting_of(POLICIES[policy]), options)
+    compiled = compiled and late != "drop" and not case.is_steered  # who is refused, and when, is not compiled
+    if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
+        tally = weaving.serve(case, chooser, late, seed, record)
+    elif compiled and refilling.applies(case, chooser):
+        tally = refilling.serve(case, chooser, late, seed, record)
+    else:
+        tally = plain.serve(case, chooser, late, seed)
+    return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
+
+
+def request_trace(case: Case, run: RequestRun) -> Trace:
+    """The spans of a recorded run; a query is a batch of its stream."""
+    setting = case.setting_of(POLICIES[run.report.policy])
+    stream, query, layer, program, *_ = run.tally.issues.T
+    sizes = np.array([size for p in setting.programs for size in p.weight_bytes], np.int64)
+    first = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)
+    fetch_start, fetch_end, compute_start, compute_end = (run.tally.issues[:, 4:] * run.tick_s).T.copy()
+    return Trace(
+        streams=tuple(spec.model for spec in case.workload.stream),
+        layers=tuple(setting.programs[term.programs].names for term in case.terms),
+        stream=stream,
+        query=query,
+        layer=layer,
+        fetch_start_s=fetch_start,
+        fetch_end_s=fetch_end,
+        compute_start_s=compute_start,
+        compute_end_s=compute_end,
+        weight_bytes=sizes[first[program] + layer],
+        settings={
+            "weft": __version__,
+            "device": case.device.name,
+            **_memory(case.device),
+            "policy": run.report.policy,
+            "late": run.report.late,
+            "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
+        },
+    )
+
+
+def _memory(device: Device) -> dict[str, float]:
+    """What the occupancy of the weight buffer is drawn with, where there is one."""
+    if not isinstance(device, Npu):
+        return {}
+    return {
+        "weight_buffer_bytes": device.weight_buffer_bytes,
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+    }
+
+
+def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
+    tick_s, workload = case.clock.tick_s, case.workload
+    makespan = float(tally.clocks[k.ARRAY]) * tick_s
+    span = max(makespan, workload.duration_s) - workload.warmup_s
+    offered_span = workload.duration_s - workload.warmup_s
+    streams = tuple(
+        stream_report(
+            stream.model,
+            tally.counts[index].tolist(),
+            tally.histogram[index],
+            deadline_s=stream.deadline_ms / 1e3,
+            tick_s=tick_s,
+            span_s=offered_span,
+        )
+        for index, stream in enumerate(workload.stream)
+    )
+    arrived = sum(stream.arrived for stream in streams)
+
+    def worth(counts: Sequence[int], seconds: float) -> float:
+        return sum(count * alone for count, alone in zip(counts, case.alone_s, strict=True)) / seconds
+
+    busy = float(tally.clocks[k.COMPUTED]) * tick_s / makespan if makespan else 0.0
+    on_time = [s.completed - (s.violated - s.dropped - s.refused) for s in streams]
+    return RequestReport(
+        device=case.device.name,
+        policy=policy,
+        late=late,
+        stp=worth([s.completed for s in streams], span),
+        goodput_stp=worth(on_time, span),
+        offered_stp=worth([s.arrived for s in streams], offered_span),
+        violation_rate=sum(s.violated for s in streams) / arrived if arrived else 0.0,
+        worst_violation_rate=max(s.violation_rate for s in streams),
+        pe_utilisation=busy,
+        dram_utilisation=float(tally.clocks[k.FETCHED]) * tick_s / makespan if makespan else 0.0,
+        makespan_s=makespan,
+        decisions=int(tally.clocks[k.STEPS]),
+        streams=streams,
+        load=busy / case.device.lanes if isinstance(case.device, Host) else None,
+    )

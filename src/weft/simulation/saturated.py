@@ -1,0 +1,151 @@
+"""``simulate``: from profiles, a device and a policy to a trace and a report. The road every command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.costs.profiles import Profile, spill_together
+from weft.costs.program import MAX_TICKS, Clock, lower
+from weft.devices import Npu, check_activations
+from weft.engine.compiled import compiled_order, replayed
+from weft.engine.engine import Engine
+from weft.engine.saturated import SaturatedStreams
+from weft.engine.simulated_npu import SimulatedNpu
+from weft.engine.trial import settled
+from weft.errors import WorkloadError
+from weft.policies import Option, Policy, Setting, described, make_policy
+from weft.reports.report import Report, report
+from weft.reports.trace import Trace
+from weft.version import __version__
+from weft.workloads import Saturated
+
+Ints = npt.NDArray[np.int64]
+
+DEFAULT_QUERIES = 100
+MOST_PIECES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One simulated run."""
+
+    trace: Trace
+    report: Report
+
+
+def simulate(
+    profiles: Sequence[Profile],
+    npu: Npu,
+    policy: str,
+    workload: Saturated | None = None,
+    *,
+    options: Mapping[str, Option] | None = None,
+    spill: bool = False,
+    pieces: int | None = None,
+    compiled: bool = True,
+) -> Run:
+    """Run saturated streams of these profiles on a simulated NPU.
+
+    spill: pay for activations that do not fit together on the memory channel instead of refusing them.
+    pieces: cut layers so that none takes more than this part of the weight buffer; None leaves it to the policy.
+    compiled: use a kernel where the policy has one; the outcome is the same.
+    """
+    workload = workload or Saturated(DEFAULT_QUERIES)
+    setting = make_setting(profiles, npu, workload, spill=spill, pieces=pieces)
+    asked = make_policy(policy, setting, options)
+    chooser = settled(asked)
+    setting = chooser.setting
+    order = compiled_order(chooser, setting.work, setting.quota) if compiled else None
+    if order is not None:
+        times = replayed(setting, order)
+    else:
+        order, times = _plain(chooser)
+    clock = Clock.of(npu)
+    settings = _settings(profiles, npu, policy, workload, options) | {"pieces": setting.pieces or 1}
+    trace = _trace(setting, clock, order, times, settings)
+    remark = chooser.remark or _choice(asked, chooser)
+    return Run(trace, report(trace, setting, clock, fixed_mix=setting.quota, band=chooser.band, remark=remark))
+
+
+def _choice(asked: Policy, chosen: Policy) -> str:
+    """What a trial before the run decided, if it decided anything."""
+    said = [f"as {described(chosen)}"] if described(chosen) != described(asked) else []
+    if chosen.setting.pieces != asked.setting.pieces and chosen.setting.pieces != 1:
+        said.append(f"layers in pieces of at most 1/{chosen.setting.pieces} of the weight buffer")
+    return f"after a trial: {', '.join(said)}" if said else ""
+
+
+def make_setting(
+    profiles: Sequence[Profile], npu: Npu, workload: Saturated, *, spill: bool = False, pieces: int | None = None
+) -> Setting:
+    """Check that the models fit on the device together, and lower them to its clock."""
+    if not profiles:
+        raise WorkloadError("nothing to run: give at least one model or profile")
+    if pieces is not None and not 1 <= pieces <= MOST_PIECES:
+        raise WorkloadError(f"pieces = {pieces} must be from 1, which leaves layers whole, to {MOST_PIECES}")
+    if spill:
+        profiles = spill_together(list(profiles), npu)
+    else:
+        check_activations(npu, [(profile.model, profile.peak_activation_bytes) for profile in profiles])
+    mix = workload.rounds_of_mix(len(profiles)) if workload.mix else None
+    programs, clock = tuple(lower(profile, npu) for profile in profiles), Clock.of(npu)
+    piece_cost = clock.ticks(npu.piece_cycles / npu.clock_hz)
+    setting = Setting(programs, clock.buffer, workload.rounds, mix, workload.max_lag, piece_cost=piece_cost)
+    if 4 * setting.work * len(programs) > MAX_TICKS:
+        raise WorkloadError("the run is too long for the clock; lower --queries or check the profile's times and sizes")
+    return setting if pieces is None else setting.cut(pieces)
+
+
+def _plain(policy: Policy) -> tuple[Ints, Ints]:
+    setting = policy.setting
+    executor = SimulatedNpu(setting)
+    Engine(SaturatedStreams(setting, policy.band, setting.work, setting.quota), policy, executor).run()
+    order = np.array([head.stream for head, _ in executor.log], np.int64)
+    times = np.array([tuple(issue) for _, issue in executor.log], np.int64)
+    return order, times
+
+
+def _trace(setting: Setting, clock: Clock, order: Ints, times: Ints, settings: dict[str, Any]) -> Trace:
+    query, layer, sizes = np.empty_like(order), np.empty_like(order), np.empty_like(order)
+    for stream, program in enumerate(setting.programs):
+        mine = order == stream
+        query[mine], layer[mine] = np.divmod(np.arange(int(mine.sum())), len(program))
+        sizes[mine] = np.array(program.weight_bytes, np.int64)[layer[mine]]
+    seconds = times * clock.tick_s
+    fetch_start, fetch_end, compute_start, compute_end = (np.ascontiguousarray(column) for column in seconds.T)
+    return Trace(
+        streams=tuple(program.model for program in setting.programs),
+        layers=tuple(program.names for program in setting.programs),
+        stream=order,
+        query=query,
+        layer=layer,
+        fetch_start_s=fetch_start,
+        fetch_end_s=fetch_end,
+        compute_start_s=compute_start,
+        compute_end_s=compute_end,
+        weight_bytes=sizes,
+        settings=settings,
+    )
+
+
+def _settings(
+    profiles: Sequence[Profile], npu: Npu, policy: str, workload: Saturated, options: Mapping[str, Option] | None
+) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "device": npu.name,
+        "weight_buffer_bytes": npu.weight_buffer_bytes,
+        "bandwidth_bytes_per_s": npu.bandwidth_bytes_per_s,
+        "policy": policy,
+        "options": dict(options or {}),
+        "models": [profile.model for profile in profiles],
+        "batch": [profile.batch for profile in profiles],
+        "queries": workload.rounds,
+        "mix": list(workload.mix) if workload.mix else None,
+        "max_lag": workload.max_lag,
+    }

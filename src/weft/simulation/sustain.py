@@ -1,0 +1,214 @@
+"""The largest load a policy sustains: the highest arrival rate at which every stream keeps its deadlines.
+
+A load is sustained when no stream violates more than a given share of its deadlines, all seeds taken together.
+The search doubles or halves the workload's rates until it has both a sustained and an unsustained load, then bisects.
+Single seeds tell how far the answer can be trusted: where they disagree within the last bracket, noise limits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from typing import Any
+
+from weft.devices import load_device
+from weft.errors import WorkloadError
+from weft.policies import Option
+from weft.reports.requests import RequestReport
+from weft.simulation.requests import Case, Device, prepare, simulate_requests
+from weft.workloads.requests import Workload
+
+SMALLEST, LARGEST = 2.0**-40, 2.0**40
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One search: a workload, a policy, and what counts as sustained."""
+
+    workload: Workload
+    policy: str
+    label: str = ""
+    """What to call it in tables; the policy's name by default."""
+    late: str = "weave"
+    options: tuple[tuple[str, Option], ...] = ()
+    limit: float = 0.01
+    """Share of deadlines any stream may violate."""
+    seeds: int = 2
+    tolerance: float = 0.01
+    """Width of the last bracket, relative."""
+
+    def __post_init__(self) -> None:
+        if not any(rate for rate in self.workload.rates):
+            raise WorkloadError("a sustainable load needs a stream with a rate; closed streams and traces have none")
+        if not 0 < self.limit < 1 or not 0 < self.tolerance < 1 or self.seeds < 1:
+            raise WorkloadError(
+                f"limit = {self.limit} and tolerance = {self.tolerance} must lie between 0 and 1, "
+                f"seeds = {self.seeds} must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """The answer. Rates are requests per second of all open streams together."""
+
+    policy: str
+    factor: float
+    """Largest multiple of the workload's rates that was sustained."""
+    rate: float
+    unsustained_rate: float
+    """Smallest rate that was not; the bracket's other end."""
+    stp: float
+    """Standalone time's worth of requests offered per unit of time at the sustained rate."""
+    violation_rate: float
+    """Of the stream that suffers most, there."""
+    noise_limited: bool
+    """Whether single seeds would move the answer by more than the search's own tolerance."""
+    lowest_rate: float
+    """No seed failed below this."""
+    highest_rate: float
+    """No seed passed above this."""
+    runs: int
+    p99_s: tuple[float | None, ...] = ()
+    """Of each stream at the sustained load, of all seeds the largest."""
+    load: float | None = None
+    """Share of a host's lanes' time in use there."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sustain(question: Question, device: Device | None = None) -> Sustained:
+    """Search for the largest sustained load."""
+    case = _prepared(question.workload, device or load_device(question.workload.device))
+    tried: dict[float, list[float]] = {}
+    reports: dict[float, list[RequestReport]] = {}
+
+    def sustained(factor: float) -> bool:
+        scaled = replace(case, workload=question.workload.scaled(factor))
+        reports[factor] = [
+            simulate_requests(
+                scaled,
+                question.policy,
+                late=question.late,
+                options=dict(question.options),
+                seed=question.workload.seed + seed,
+            ).report
+            for seed in range(question.seeds)
+        ]
+        tried[factor] = [_missed(report) for report in reports[factor]]
+        return _mean(tried[factor]) <= question.limit
+
+    low, high = _bracket(sustained)
+    while high > low * (1 + question.tolerance):
+        middle = (low * high) ** 0.5
+        if sustained(middle):
+            low = middle
+        else:
+            high = middle
+    answer = _answer(question, case, tried, low, high)
+    return replace(answer, p99_s=_p99_s(reports[low]), load=_load(reports[low]))
+
+
+def sustain_all(
+    questions: Sequence[Question],
+    device: Device | None = None,
+    *,
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Sustained]:
+    """Search for every question, spread over processes; answers stand in the order of the questions."""
+    answers: list[Sustained] = []
+    for answer in _spread([(question, device) for question in questions], processes):
+        answers.append(answer)
+        if progress:
+            progress(len(answers), len(questions))
+    return answers
+
+
+def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iterable[Sustained]:
+    if processes <= 1 or len(tasks) <= 1:
+        yield from (sustain(*task) for task in tasks)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_sustain_task, tasks)
+
+
+def _sustain_task(task: tuple[Question, Device | None]) -> Sustained:
+    return sustain(*task)
+
+
+def _prepared(workload: Workload, device: Device) -> Case:
+    """The case of a workload; its rates do not matter, so neighbours in a sweep share one."""
+    return replace(_priced(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
+
+
+_NO_RATES: Mapping[str, Any] = {"total_rate": None, "ratio": None, "seed": 0, "duration_s": 1.0, "warmup_s": 0.0}
+
+
+@lru_cache(maxsize=64)
+def _priced(workload: Workload, device: Device) -> Case:
+    return prepare(workload, device)
+
+
+def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
+    """A sustained and an unsustained multiple of the rates, a factor of 2 apart."""
+    factor = 1.0
+    if sustained(factor):
+        while sustained(factor * 2):
+            factor *= 2
+            if factor > LARGEST:
+                raise WorkloadError("no load is too much for this device: check the workload's deadlines and rates")
+        return factor, factor * 2
+    while not sustained(factor / 2):
+        factor /= 2
+        if factor < SMALLEST:
+            raise WorkloadError(
+                "no load is sustained, however small: a deadline is shorter than its model takes alone or than "
+                "batch_timeout_ms, or duration_s is too short for a rare stream to send anything"
+            )
+    return factor / 2, factor
+
+
+def _answer(
+    question: Question, case: Case, tried: Mapping[float, Sequence[float]], low: float, high: float
+) -> Sustained:
+    rate = sum(rate or 0.0 for rate in question.workload.rates)
+    rates = question.workload.rates
+    stp = sum((r or 0.0) * alone for r, alone in zip(rates, case.alone_s, strict=True))
+    failed = [factor for factor, seen in tried.items() if max(seen) > question.limit]
+    passed = [factor for factor, seen in tried.items() if min(seen) <= question.limit]
+    lowest, highest = min(failed, default=high), max(passed, default=low)
+    return Sustained(
+        policy=question.label or question.policy,
+        factor=low,
+        rate=rate * low,
+        unsustained_rate=rate * high,
+        stp=stp * low,
+        violation_rate=_mean(tried[low]),
+        noise_limited=highest > lowest * (1 + question.tolerance) ** 2,
+        lowest_rate=rate * lowest,
+        highest_rate=rate * highest,
+        runs=sum(len(seen) for seen in tried.values()),
+    )
+
+
+def _missed(report: RequestReport) -> float:
+    """Deadlines missed by the stream that suffers most; all of them where a stream sent nothing to judge by."""
+    return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
+
+
+def _p99_s(reports: Sequence[RequestReport]) -> tuple[float | None, ...]:
+    streams = zip(*(report.streams for report in reports), strict=True)
+    return tuple(max((each.p99_s for each in seeds if each.p99_s is not None), default=None) for seeds in streams)
+
+
+def _load(reports: Sequence[RequestReport]) -> float | None:
+    found = [report.load for report in reports if report.load is not None]
+    return _mean(found) if found else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,18 @@
+"""The papers weft stands on, run again. ``PAPERS`` holds the names a user may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft_papers import fluid_batching, haxconn, layerweaver, layerweaver_plus, libnumber, mts
+from weft_papers.base import Reproduction
+
+PAPERS: dict[str, Callable[..., Reproduction]] = {
+    "layerweaver": layerweaver.reproduce,
+    "layerweaver-plus": layerweaver_plus.reproduce,
+    "fluid-batching": fluid_batching.reproduce,
+    "haxconn": haxconn.reproduce,
+    "mts": mts.reproduce,
+    "libnumber": libnumber.reproduce,
+}
+"""To add a paper, write its module and add one line here."""

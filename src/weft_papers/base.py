@@ -1,0 +1,154 @@
+"""What a reproduced paper comes to: rows that set our number beside the published one, tables and pictures.
+
+The published numbers are data (``data/<paper>.json``), each with the sentence that states it; what a
+paper only draws is not in there, and is called "not printed".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Progress = Callable[[str, int, int], None]
+"""Called with what begins, how many steps are done, and how many there are."""
+
+
+Tick = Callable[[int, int], None]
+"""Called with how many runs of a step are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity, theirs and ours."""
+
+    figure: str
+    quantity: str
+    paper: float | None
+    """None where the paper does not print the number."""
+    ours: float
+    unit: str
+    why: str
+    """Why the two differ, or that they agree."""
+
+
+class Table(NamedTuple):
+    """The detail behind some rows, ready to print."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture: a PNG, and an SVG of the same name beside it."""
+
+    name: str
+    path: Path
+
+    @property
+    def svg(self) -> Path:
+        return self.path.with_suffix(".svg")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one figure or table of a paper gave."""
+
+    rows: tuple[Row, ...] = ()
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """All of a paper that was run again, and under which settings."""
+
+    paper: str
+    rows: tuple[Row, ...]
+    tables: tuple[Table, ...]
+    pictures: tuple[Figure, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> tuple[Path, ...]:
+        """The PNG files."""
+        return tuple(picture.path for picture in self.pictures)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON; pictures by file name."""
+        return {
+            "format": 1,
+            "paper": self.paper,
+            "settings": dict(self.settings),
+            "rows": [asdict(row) for row in self.rows],
+            "tables": [
+                {"title": table.title, "header": list(table.header), "rows": [list(row) for row in table.rows]}
+                for table in self.tables
+            ],
+            "figures": [{"name": picture.name, "file": picture.path.name} for picture in self.pictures],
+        }
+
+
+Step = tuple[str, Callable[[Tick], Part]]
+"""What a part is called, and how it is run."""
+
+
+def run_steps(
+    paper: str,
+    steps: Sequence[Step],
+    settings: Callable[[], Mapping[str, Any]],
+    progress: Progress | None,
+    runs: str = "runs",
+) -> Reproduction:
+    """Run the parts of a paper in order, then ask under which settings that was; *runs*: what a part's ticks count."""
+    parts = [step(_ticker(progress, name, done, len(steps), runs)) for done, (name, step) in enumerate(steps)]
+    if progress:
+        progress("done", len(steps), len(steps))
+    return Reproduction(
+        paper,
+        tuple(row for part in parts for row in part.rows),
+        tuple(table for part in parts for table in part.tables),
+        tuple(picture for part in parts for picture in part.pictures),
+        settings(),
+    )
+
+
+def _ticker(progress: Progress | None, name: str, done: int, steps: int, runs: str) -> Tick:
+    """Says which run of a step is going on; the bar itself moves step by step."""
+
+    def tick(ran: int, of: int) -> None:
+        if progress:
+            progress(f"{name}: {ran} of {of} {runs}", done, steps)
+
+    if progress:
+        progress(name, done, steps)
+    return tick
+
+
+class Published(NamedTuple):
+    """A number as a paper prints it."""
+
+    value: float
+    unit: str
+    printed: str
+    """The characters in the sentence that state the value."""
+    section: str
+    sentence: str
+
+
+def published(paper: str) -> dict[str, Published]:
+    """Key -> number, of every number the paper's text states and we compare with."""
+    text = (resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8")
+    return {key: Published(**entry) for key, entry in json.loads(text)["numbers"].items()}
+
+
+def beside(ours: float, paper: float, why: str) -> str:
+    """How far ours lies from the paper's, and the sentence on why."""
+    apart = 100 * (ours / paper - 1)
+    verdict = "agrees within 1 %" if abs(apart) < 1 else f"{abs(apart):.1f} % {'above' if apart > 0 else 'below'}"
+    return f"{verdict}: {why}"

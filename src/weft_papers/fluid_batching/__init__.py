@@ -1,0 +1,107 @@
+"""Fluid Batching (Kouris, Venieris et al.): Tables I and II and Fig. 1b and 7 to 10 run again, beside ours.
+
+Samples leave at exits, batches shrink and are refilled. What the paper leaves open (the bandwidth above all) is stated
+in the settings and varied in the last parts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.devices import load_platform
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.fluid_batching import comparison, deadlines, designs, sensitivity, strategies, traffic
+from weft_papers.fluid_batching.hardware import DECISION_US, EXIT_RATES, MAX_BATCH, SPOTS, npu, tile
+from weft_papers.fluid_batching.lab import DRAWN, SEEDS, Bench
+
+PAPER = "fluid-batching"
+COST, SEQ_LEN = "pipelined", 16
+LEAST_QUERIES = 8
+ROW, POINT = 4000, 400
+"""Samples of a seed for each query: in a row of Table II, in a point of a figure."""
+
+
+class Lengths(NamedTuple):
+    """Samples of a run, for each seed."""
+
+    row: int
+    point: int
+
+
+def reproduce(
+    out: Path,
+    *,
+    seq_len: int = SEQ_LEN,
+    queries: int = 60,
+    cost: str = COST,
+    progress: Progress | None = None,
+    processes: int | None = None,
+) -> Reproduction:
+    """Run everything again and draw the pictures into *out*.
+
+    queries: the length of the runs; each is 4000 samples a seed in Table II and 400 in the figures.
+    """
+    if cost != COST or seq_len != SEQ_LEN:
+        raise InputError(
+            f"{PAPER}: its networks see no tokens and its NPUs have a cost model of their own; leave both out"
+        )
+    if queries < LEAST_QUERIES:
+        raise InputError(f"queries = {queries} must be at least {LEAST_QUERIES}")
+    lengths = Lengths(ROW * queries, POINT * queries)
+    with Bench(processes) as bench:
+        steps = _steps(published(PAPER), out, bench, lengths)
+        return run_steps(PAPER, steps, lambda: _settings(lengths), progress)
+
+
+def _steps(paper: dict[str, Published], out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
+    row, point = lengths
+
+    def traffic_of(plan: traffic.Sweep, tick: Tick) -> Part:
+        return traffic.figure(paper, out, traffic.sweep(paper, bench, point, plan, tick))
+
+    def panels(tick: Tick) -> list[deadlines.Panel]:
+        return [deadlines.panel(paper, bench, point, plan, tick) for plan in deadlines.PANELS]
+
+    return [
+        ("Table I", lambda tick: designs.table_1(paper, out)),
+        ("Fig. 1b", lambda tick: strategies.figure_1b(out)),
+        ("Fig. 10", lambda tick: strategies.figure_10(out, strategies.scenes())),
+        ("Table II", lambda tick: comparison.table_2(out, comparison.compare(paper, bench, row, tick))),
+        ("Fig. 7", lambda tick: traffic_of(traffic.FIGURES[0], tick)),
+        ("Fig. 8", lambda tick: traffic_of(traffic.FIGURES[1], tick)),
+        ("Fig. 9", lambda tick: deadlines.figure_9(out, panels(tick))),
+        ("bandwidth", lambda tick: sensitivity.bandwidth(paper, out, bench, 2 * point, tick)),
+        ("decisions", lambda tick: sensitivity.decisions(paper, out, bench, 2 * point, tick)),
+        ("readings", lambda tick: sensitivity.readings(paper, out, bench, 2 * point, tick)),
+    ]
+
+
+def _settings(lengths: Lengths) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "bandwidth_gb_s": {board: load_platform(board).bandwidth_gb_s for board in ("zc706", "zcu104")},
+        "max_batch": MAX_BATCH,
+        "decision_us": DECISION_US,
+        "exit_rates": EXIT_RATES,
+        "exits": "at the block ends nearest to equal shares of the MACs; heads: pooling and one fully connected layer",
+        "elementwise": "free",
+        "seeds": list(SEEDS),
+        "samples_per_seed": lengths._asdict(),
+        "warmup_s": 0,
+        "hardware": {spot.name: {name: tile(npu(spot, name)) for name in designs.USED} for spot in SPOTS},
+        "schedulers": {
+            scheduler.name: {
+                "policy": scheduler.policy,
+                "late": scheduler.late,
+                "hardware": scheduler.hardware,
+                **dict(scheduler.options),
+            }
+            for scheduler in DRAWN
+        },
+    }
+
+
+__all__ = ["PAPER", "reproduce"]

@@ -1,0 +1,178 @@
+"""Table I, the search that finds its designs, the look-up tables of section III-A, and the baselines' hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.costs.explore import Exploration
+from weft.costs.tiled import layer_times_s, lookup_table
+from weft.devices import Platform, TiledNpu, load_platform
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.fluid_batching.hardware import (
+    EXITS,
+    MAX_BATCH,
+    SEARCHES,
+    SPOTS,
+    Spot,
+    network,
+    npu,
+    searched,
+    tabled,
+    tile,
+)
+
+FIGURE = "Table I"
+MISPRINTED = Spot("inception-v3", "zcu104")
+PRINTED = "zcu104-inception-v3-printed"
+USED = ("fluid", "R", "FC", "serial")
+"""Hardware of the schedulers."""
+WIDEST_TREE = 24
+"""Of the MAC trees drawn."""
+
+
+class Shares(NamedTuple):
+    """Percent of a board that a design takes."""
+
+    dsps: float
+    bram: float
+
+
+class Searched(NamedTuple):
+    """A search and how long it took."""
+
+    found: Exploration
+    seconds: float
+
+
+def shares(device: TiledNpu, board: Platform) -> Shares:
+    return Shares(100 * device.dsps / board.dsps, 100 * device.bram_bits / board.bram_bits)
+
+
+def table_1(paper: dict[str, Published], out: Path, spots: Sequence[Spot] = SPOTS) -> Part:
+    searches = {spot: _timed(spot) for spot in spots}
+    rows = [row for spot in spots for row in (*_share_rows(paper, spot), *_search_rows(paper, spot, searches[spot]))]
+    rows += [_storage_row(paper, spot) for spot in spots]
+    rows.append(_batch_16(paper))
+    return Part(tuple(rows), (_designs(searches), _baselines(spots)), (_drawn(out, searches),))
+
+
+def _timed(spot: Spot) -> Searched:
+    started = perf_counter()
+    found = searched.__wrapped__(spot, "fluid")
+    return Searched(found, perf_counter() - started)
+
+
+def _share_rows(paper: dict[str, Published], spot: Spot) -> list[Row]:
+    device, board = tabled(spot), load_platform(spot.board)
+    rows = []
+    for what, ours in zip(("dsps", "bram"), shares(device, board), strict=True):
+        theirs = paper[f"{what}_{spot.key}"].value
+        of = f"{board.dsps} DSPs" if what == "dsps" else f"{board.bram_bits / 2**20:g} Mb of double-buffered tiles"
+        why = f"{abs(ours - theirs):.3f} points apart: {tile(device)} of {of}"
+        if spot == MISPRINTED:
+            printed = shares(tabled(spot, PRINTED), board)[("dsps", "bram").index(what)]
+            why += f"; the design printed in this row, {tile(tabled(spot, PRINTED))}, would take {printed:.2f} %"
+        rows.append(Row(FIGURE, f"{what.upper().replace('DSPS', 'DSPs')} of {spot.name}", theirs, ours, "%", why))
+    return rows
+
+
+def _search_rows(paper: dict[str, Published], spot: Spot, search: Searched) -> list[Row]:
+    best = search.found.device()
+    where = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.found)} designs"
+    if spot == MISPRINTED:
+        where += f"; ResNet-50's design is printed, but {best.t_p} x {best.t_c} is what takes the printed DSPs"
+    elif (best.t_p, best.t_c) != (tabled(spot).t_p, tabled(spot).t_c):
+        where += f"; the printed design scores {100 * _score(search.found, tabled(spot)):.2f} % of it"
+    rows = [
+        Row(FIGURE, f"{what} that the search finds for {spot.name}", paper[f"{key}_{spot.key}"].value, ours, "", where)
+        for what, key, ours in (("T_P", "tree", best.t_p), ("T_C", "pes", best.t_c))
+    ]
+    rows.append(
+        Row(FIGURE, f"time of the search for {spot.name}", None, search.seconds, " s", "in this run; not printed")
+    )
+    return rows
+
+
+def _score(found: Exploration, device: TiledNpu) -> float:
+    """A design's score over the best one's."""
+    place = np.flatnonzero((found.tile.t_p == device.t_p) & (found.tile.t_c == device.t_c))[0]
+    return float(found.scores[place] / found.scores[found.best])
+
+
+def _storage_row(paper: dict[str, Published], spot: Spot) -> Row:
+    board, theirs = load_platform(spot.board), paper[f"registers_{spot.key}"].value
+    table = lookup_table(network(spot.model, EXITS), tabled(spot), MAX_BATCH)
+    registers = board.registers or 1
+    per_layer = table.max_batch * table.bits_per_entry
+    layers = theirs / 100 * registers / per_layer
+    why = (
+        f"{len(table.layers)} products with the heads, x {table.max_batch} batch sizes x {table.bits_per_entry} bits = "
+        f"{table.storage_bits} of {registers} registers; the printed share is that of {layers:.0f} layers: "
+        "the paper's heads have more than one each"
+    )
+    ours = 100 * table.storage_bits / registers
+    return Row("section IV", f"registers of the look-up table, {spot.name}", theirs, ours, "%", why)
+
+
+def _batch_16(paper: dict[str, Published]) -> Row:
+    spot = Spot("resnet50", "zcu104")
+    ours = 1e3 * sum(layer_times_s(network(spot.model), tabled(spot), 16))
+    why = beside(ours, paper["batch16"].value, "a whole pass of 16; nothing was fitted to this number")
+    return Row("section IV", f"a batch of 16, {spot.name}", paper["batch16"].value, ours, " ms", why)
+
+
+def _designs(searches: dict[Spot, Searched]) -> Table:
+    body = []
+    for spot, (found, _) in searches.items():
+        device, best = tabled(spot), found.device()
+        share = shares(device, load_platform(spot.board))
+        times = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
+        body.append(
+            (
+                spot.name, tile(device), f"{share.dsps:.2f}", f"{share.bram:.2f}", tile(best),
+                f"{100 * _score(found, device):.2f}", *(f"{time:.1f}" for time in times),
+            )
+        )  # fmt: skip
+    header = ("network, board", "design", "DSPs %", "BRAM %", "found", "score of best %", "batch 1 ms", "batch 8 ms")
+    return Table(f"{FIGURE}: the designs, what the search finds, and a whole pass", header, tuple(body))
+
+
+def _baselines(spots: Sequence[Spot]) -> Table:
+    body = []
+    for spot in spots:
+        for hardware in USED:
+            search = SEARCHES[hardware]
+            device = npu(spot, hardware)
+            times = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
+            sizes = f"batch {search.only}" if search.only else f"batches 1 to {MAX_BATCH}"
+            body.append((spot.name, hardware, sizes, tile(device), *(f"{time:.1f}" for time in times)))
+    header = ("network, board", "batching", "searched for", "design", "batch 1 ms", "batch 8 ms")
+    return Table(
+        "Hardware of the schedulers: fluid is Table I's, the others each of a search of their own", header, tuple(body)
+    )
+
+
+def _drawn(out: Path, searches: dict[Spot, Searched]) -> Figure:
+    figure, axes = pictures.canvas(11, 6.2, -(-len(searches) // 2), 2)
+    for axis, (spot, (found, _)) in zip(axes, searches.items(), strict=False):
+        trees = np.arange(1, WIDEST_TREE + 1)
+        best = [found.scores[found.tile.t_p == tree].max() / MAX_BATCH for tree in trees]
+        axis.plot(trees, best, "o-", ms=3.5, lw=1.4, color=pictures.MODELS[0], label="best T_C for each T_P")
+        for name, device, mark, colour in (
+            ("found", found.device(), "*", pictures.MODELS[1]),
+            ("Table I", tabled(spot, PRINTED if spot == MISPRINTED else None), "D", pictures.MODELS[2]),
+        ):
+            score = _score(found, device) * found.scores[found.best] / MAX_BATCH
+            axis.plot(device.t_p, score, mark, ms=14 if mark == "*" else 5, color=colour, label=name, zorder=4)
+        pictures.heading(axis, f"{spot.name}, {found.template.bandwidth_gb_s:g} GB/s: found {tile(found.device())}")
+        axis.set_ylim(0, 1.12 * max(best))
+        axis.set_xlabel("T_P, width of a MAC tree")
+        axis.set_ylabel("GOP/s, mean of batches 1 to 8")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "table1-search", f"{FIGURE}: what the search for a design sees")

@@ -1,0 +1,231 @@
+"""How the paper's experiments are run: the schedulers, a run of one of them, and many runs on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from weft.devices import TiledNpu
+from weft.policies import Option
+from weft.reports.requests import RequestReport
+from weft.simulation.requests import Case, prepare, simulate_requests
+from weft.simulation.sustain import Question
+from weft.workloads.requests import Stream, Workload
+from weft_papers.base import Tick
+from weft_papers.fluid_batching.hardware import (
+    DECISION_US,
+    EXIT_RATES,
+    EXITS,
+    MAX_BATCH,
+    Spot,
+    macs_per_sample,
+    npu,
+    tabled,
+)
+from weft_papers.layerweaver.lab import mean
+
+SEEDS = (1000, 1001, 1002)
+"""Our policy was tuned on others."""
+
+Change = tuple[str, str | float]
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+
+
+class Scheduler(NamedTuple):
+    """A policy under the name the paper gives it, and the hardware it runs on."""
+
+    name: str
+    policy: str
+    hardware: str
+    late: str = "keep"
+    options: tuple[tuple[str, Option], ...] = ()
+
+
+TIMEOUTS = {"S": 5, "M": 45, "L": 95}
+"""Percent of the deadline."""
+
+SERIAL = Scheduler("SERIAL", "serial", "serial")
+FC_ADAPTIVE, R_ADAPTIVE = (
+    tuple(
+        Scheduler(f"{hardware}-AdaptB-{size}", "adaptive", hardware, options=(("timeout", timeout),))
+        for size, timeout in TIMEOUTS.items()
+    )
+    for hardware in ("FC", "R")
+)
+LAZY = Scheduler("LazyBatching", "lazy-batching", "R")
+LAZY_SAME = Scheduler("LazyBatching, fluid NPU", "lazy-batching", "fluid")
+PLAIN = Scheduler("fluid NPU, no preemption", "adaptive", "fluid", options=(("timeout", 0),))
+FLUID = Scheduler("Fluid Batching", "fluid", "fluid")
+OURS = Scheduler("top-up", "top-up", "fluid", "demote")
+BALANCED = Scheduler("top-up, balanced", "top-up", "fluid", "demote", (("miss", 150), ("foresight", 0)))
+BASELINES = (SERIAL, *FC_ADAPTIVE, *R_ADAPTIVE, LAZY)
+DRAWN = (*BASELINES, PLAIN, FLUID, OURS, BALANCED)
+"""The schedulers of Fig. 7 to 9. None but ours knows what to do with those that are late."""
+
+COLOURS = {
+    SERIAL: "#1f2933",
+    **dict.fromkeys(FC_ADAPTIVE, "#a9b1ba"),
+    **dict.fromkeys(R_ADAPTIVE, "#56b4e9"),
+    LAZY: "#e69f00",
+    LAZY_SAME: "#f0c869",
+    PLAIN: "#cc79a7",
+    FLUID: "#d55e00",
+    OURS: "#009e73",
+    BALANCED: "#7fd1b6",
+}
+DASHES = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: everything but the seed."""
+
+    spot: Spot
+    scheduler: Scheduler
+    rate: float
+    """Samples per second, Poisson."""
+    deadline_ms: float
+    samples: int
+    """For each of the seeds."""
+    head: str = "fc"
+    changes: tuple[Change, ...] = ()
+    """To the fields of the device."""
+    preset: str | None = None
+    """A device instead of the scheduler's own."""
+
+    @property
+    def device(self) -> TiledNpu:
+        base = tabled(self.spot, self.preset) if self.preset else npu(self.spot, self.scheduler.hardware)
+        return base.model_copy(update={"decision_us": DECISION_US, **dict(self.changes)})
+
+    def workload(self) -> Workload:
+        stream = Stream(
+            model=self.spot.model,
+            rate=self.rate,
+            deadline_ms=self.deadline_ms,
+            max_batch=MAX_BATCH,
+            exits=EXITS,
+            exit_head="conv" if self.head == "conv" else "fc",
+            exit_rates=EXIT_RATES[self.spot.model],
+        )
+        # Runs are long, and the paper says nothing of a warm-up.
+        return Workload(stream=(stream,), duration_s=self.samples / self.rate, warmup_s=0.0, seed=SEEDS[0])
+
+
+class Outcome(NamedTuple):
+    """What a run came to: means over the seeds."""
+
+    mean_ms: float
+    late: float
+    """Percent of the samples."""
+    p99_ms: float
+    rate: float
+    """Answers per second until the last one."""
+    busy: float
+    """Percent of the time the NPU computes."""
+    efficiency: float
+    """Percent of its peak that it reaches while it computes."""
+    calls: float
+    """Scheduler calls per sample."""
+    apart: float
+    """Between the seeds with the most and the fewest violations, in points."""
+
+    @property
+    def used(self) -> float:
+        """Percent of the peak over all the time."""
+        return self.busy * self.efficiency / 100
+
+
+Outcomes = dict[Point, Outcome]
+
+
+def served(point: Point, device: TiledNpu) -> Outcome:
+    """Run a point with each seed."""
+    case = replace(_priced(replace(point, rate=1.0, samples=1, scheduler=FLUID), device), workload=point.workload())
+    runs = [_run(case, point.scheduler, seed) for seed in SEEDS]
+    streams = [run.streams[0] for run in runs]
+    late = [100 * stream.violation_rate for stream in streams]
+    rate = mean(
+        stream.completed / max(run.makespan_s, case.workload.duration_s)
+        for run, stream in zip(runs, streams, strict=True)
+    )
+    busy = mean(run.pe_utilisation for run in runs)
+    return Outcome(
+        mean_ms=1e3 * mean(stream.mean_latency_s or 0.0 for stream in streams),
+        late=mean(late),
+        p99_ms=1e3 * mean(stream.p99_s or 0.0 for stream in streams),
+        rate=rate,
+        busy=100 * busy,
+        efficiency=100 * rate * macs_per_sample(point.spot.model, point.head) / (busy * device.macs_per_s),
+        calls=mean(run.decisions / stream.completed for run, stream in zip(runs, streams, strict=True)),
+        apart=max(late) - min(late),
+    )
+
+
+def _run(case: Case, scheduler: Scheduler, seed: int) -> RequestReport:
+    options = dict(scheduler.options)
+    return simulate_requests(case, scheduler.policy, late=scheduler.late, options=options, seed=seed).report
+
+
+@lru_cache(maxsize=64)
+def _priced(point: Point, device: TiledNpu) -> Case:
+    return prepare(point.workload(), device)
+
+
+def question(point: Point) -> Question:
+    """The largest load at which at most 1 % of the samples are late."""
+    scheduler = point.scheduler
+    return Question(
+        point.workload(), scheduler.policy, scheduler.name, scheduler.late, scheduler.options, seeds=len(SEEDS)
+    )
+
+
+class Bench:
+    """Runs points on all cores, each once; keeps its processes until it is left."""
+
+    def __init__(self, processes: int | None = None) -> None:
+        self.processes = processes or os.cpu_count() or 1
+        self._pool: ProcessPoolExecutor | None = None
+        self._known: Outcomes = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def measure(self, points: Iterable[Point], tick: Tick | None = None) -> Outcomes:
+        """Run the points that were not run before; the outcome of all."""
+        wanted = list(dict.fromkeys(points))
+        new = [point for point in wanted if point not in self._known]
+        tasks = [(point, point.device) for point in new]
+        self._known.update(zip(new, self.each(_served, tasks, tick), strict=True))
+        return {point: self._known[point] for point in wanted}
+
+    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task], tick: Tick | None = None) -> list[Found]:
+        """What a function gives for every task, in their order."""
+        found = []
+        for result in map(function, tasks) if self.processes == 1 else self._open().map(function, tasks):
+            found.append(result)
+            if tick:
+                tick(len(found), len(tasks))
+        return found
+
+    def _open(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.processes, mp_context=get_context("spawn"))
+        return self._pool
+
+
+def _served(task: tuple[Point, TiledNpu]) -> Outcome:
+    return served(*task)

@@ -1,0 +1,299 @@
+"""What the paper does not print and we had to assume, each assumption varied on its own at the rows of Table II.
+
+Bandwidth, what a decision costs, what the heads compute, and how the text on the NPU is to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.fluid_batching.comparison import table_point
+from weft_papers.fluid_batching.designs import MISPRINTED, PRINTED
+from weft_papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
+from weft_papers.fluid_batching.lab import (
+    COLOURS,
+    FLUID,
+    LAZY,
+    LAZY_SAME,
+    OURS,
+    PLAIN,
+    Bench,
+    Change,
+    Outcome,
+    Outcomes,
+    Point,
+    Scheduler,
+)
+from weft_papers.layerweaver.lab import geomean
+
+BANDWIDTHS = (80, 90, 95, 100, 105, 110, 120)
+"""Percent of the calibrated one."""
+DECISIONS_US = (0, 10, 25, 50)
+TOLERATED, TOLERATED_POINTS = 0.1, 3.0
+"""How far the mean latency and the violations may lie from the printed ones: the bands drawn."""
+WIDEST = 2.2
+"""Times the printed value: where the picture of the readings ends."""
+QUANTITIES = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violations (%)"))
+"""Field of an outcome, of the published numbers, and label."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """One number varied at the rows of Table II."""
+
+    paper: dict[str, Published]
+    spots: Sequence[Spot]
+    schedulers: Sequence[Scheduler]
+    values: Sequence[int]
+    samples: int
+    varied: Callable[[Point, int], Point]
+    outcomes: Outcomes
+
+    def point(self, spot: Spot, scheduler: Scheduler, value: int) -> Point:
+        return self.varied(table_point(self.paper, spot, scheduler, self.samples), value)
+
+    def at(self, spot: Spot, scheduler: Scheduler, value: int) -> Outcome:
+        return self.outcomes[self.point(spot, scheduler, value)]
+
+    def over(self, one: Scheduler, other: Scheduler, quantity: str, spot: Spot, value: int) -> float:
+        below = getattr(self.at(spot, other, value), quantity)
+        return float(getattr(self.at(spot, one, value), quantity) / max(1e-9, below))
+
+    def measure(self, bench: Bench, tick: Tick | None) -> Study:
+        points = [self.point(*one) for one in self._all()]
+        return replace(self, outcomes=bench.measure(points, tick))
+
+    def table(self, title: str, value_name: str) -> Table:
+        body = []
+        for spot, scheduler, value in self._all():
+            one = self.at(spot, scheduler, value)
+            body.append(
+                (spot.name, scheduler.name, f"{value}", f"{one.mean_ms:.1f}", f"{one.late:.2f}", f"{one.p99_ms:.1f}")
+            )
+        header = ("network, board", "scheduler", value_name, "mean ms", "late %", "p99 ms")
+        return Table(title, header, tuple(body))
+
+    def _all(self) -> list[tuple[Spot, Scheduler, int]]:
+        return [(s, scheduler, value) for s in self.spots for scheduler in self.schedulers for value in self.values]
+
+
+def bandwidth(
+    paper: dict[str, Published],
+    out: Path,
+    bench: Bench,
+    samples: int,
+    tick: Tick | None = None,
+    percents: Sequence[int] = BANDWIDTHS,
+    spots: Sequence[Spot] = SPOTS,
+) -> Part:
+    """Table II over the one number that was fitted."""
+    plan = Study(paper, spots, (PLAIN, FLUID, OURS), percents, samples, _at_bandwidth, {})
+    study = plan.measure(bench, tick)
+    title = "Bandwidth: Table II over the value fitted to each board (dashed: printed, with its tolerance)"
+    picture = _drawn(out, study, "sensitivity-bandwidth", title, "bandwidth (% of the calibrated)")
+    rows = tuple(_bandwidth_row(study, spot) for spot in spots)
+    return Part(rows, (study.table("Bandwidth: the rows of Table II", "% of the calibrated"),), (picture,))
+
+
+def _at_bandwidth(point: Point, percent: int) -> Point:
+    return replace(point, changes=(("bandwidth_gb_s", point.device.bandwidth_gb_s * percent / 100),))
+
+
+def _bandwidth_row(study: Study, spot: Spot) -> Row:
+    low, high = study.values[0], study.values[-1]
+    less, more = study.at(spot, FLUID, low), study.at(spot, FLUID, high)
+    ratios = [study.over(OURS, FLUID, "late", spot, value) for value in study.values]
+    ours = study.point(spot, FLUID, 100).device.bandwidth_gb_s
+    why = (
+        f"not printed; mean {less.mean_ms:.0f} ms; with {high} % {more.late:.2f} % and {more.mean_ms:.0f} ms; {ours:g} "
+        f"GB/s is 100 %; violations of top-up over Fluid Batching's from {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+    quantity = f"violations of Fluid Batching with {low} % of the bandwidth, {spot.name}"
+    return Row("bandwidth", quantity, None, less.late, "%", why)
+
+
+def decisions(
+    paper: dict[str, Published],
+    out: Path,
+    bench: Bench,
+    samples: int,
+    tick: Tick | None = None,
+    costs_us: Sequence[int] = DECISIONS_US,
+    spots: Sequence[Spot] = SPOTS,
+) -> Part:
+    """What a scheduler takes each time it is asked: LazyBatching is asked at every layer."""
+    study = Study(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
+    title = "Cost of a decision: Table II over what a scheduler takes each time it is asked (dashed: printed)"
+    picture = _drawn(out, study, "sensitivity-decisions", title, "microseconds for a decision")
+    rows = tuple(_decision_row(study, lazy, cost_us) for lazy in (LAZY, LAZY_SAME) for cost_us in costs_us)
+    return Part(rows, (study.table("Cost of a decision: the rows of Table II", "us"),), (picture,))
+
+
+def _at_cost(point: Point, cost_us: int) -> Point:
+    return replace(point, changes=(("decision_us", float(cost_us)),))
+
+
+def _decision_row(study: Study, lazy: Scheduler, cost_us: int) -> Row:
+    means, late = (
+        [study.over(lazy, FLUID, quantity, spot, cost_us) for spot in study.spots] for quantity in ("mean_ms", "late")
+    )
+    where = "each on its own NPU" if lazy is LAZY else "both on the fluid NPU"
+    why = (
+        f"the paper prints no cost, we use {DECISION_US:g} us; rows from {min(means):.2f} to {max(means):.2f}, "
+        f"violations from {min(late):.2f} to {max(late):.2f} times"
+    )
+    quantity = f"mean latency of LazyBatching over Fluid Batching at {cost_us} us, {where}, geomean"
+    return Row("decisions", quantity, None, geomean(means), "x", why)
+
+
+def _drawn(out: Path, study: Study, name: str, title: str, label: str) -> Figure:
+    columns = len(study.spots)
+    figure, axes = pictures.canvas(3.2 * columns + 0.3, 6.2, 2, columns, sharex=True)
+    for row, (field, printed, quantity) in enumerate(QUANTITIES):
+        for column, spot in enumerate(study.spots):
+            axis = axes[row * columns + column]
+            for scheduler in study.schedulers:
+                values = [getattr(study.at(spot, scheduler, value), field) for value in study.values]
+                axis.plot(study.values, values, "o-", ms=4, lw=1.7, color=COLOURS[scheduler], label=scheduler.name)
+            _printed_band(axis, study, spot, printed)
+            axis.set_ylim(0, None)
+            if row == 0:
+                pictures.heading(axis, spot.name)
+            else:
+                axis.set_xlabel(label)
+            if column == 0:
+                axis.set_ylabel(quantity)
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, name, title)
+
+
+def _printed_band(axis: Axes, study: Study, spot: Spot, field: str) -> None:
+    for scheduler, key in ((FLUID, "fluid"), (LAZY, "lazy")):
+        if scheduler in study.schedulers:
+            value = study.paper[f"{key}_{field}_{spot.key}"].value
+            axis.axhline(value, color=COLOURS[scheduler], lw=1, linestyle=pictures.DASH, zorder=1.5)
+            if scheduler is FLUID:
+                _band(axis.axhspan, value, field)
+
+
+def _band(span: Callable[..., object], value: float, field: str) -> None:
+    apart = TOLERATED * value if field == "mean" else TOLERATED_POINTS
+    span(max(0.0, value - apart), value + apart, color=COLOURS[FLUID], alpha=0.09, lw=0, zorder=1)
+
+
+# how the text is read
+
+
+class Reading(NamedTuple):
+    """One way to read what the paper leaves open."""
+
+    name: str
+    changes: tuple[Change, ...] = ()
+    head: str = "fc"
+    as_printed: bool = False
+    """The design printed for Inception-v3 on ZCU104."""
+
+    def of(self, point: Point) -> Point | None:
+        """The point under this reading; None where it says nothing about that."""
+        if self.as_printed:
+            return replace(point, preset=PRINTED) if point.spot == MISPRINTED else None
+        return replace(point, changes=self.changes, head=self.head)
+
+
+READINGS = (
+    Reading("as used"),
+    Reading("heads with a convolution", head="conv"),
+    Reading("P: a sample cut by a pass is fetched twice", (("p_reading", "refetch"),)),
+    Reading("P: only whole samples share a pass", (("p_reading", "groups"),)),
+    Reading("P: one input for all PEs", (("p_reading", "broadcast"),)),
+    Reading("fill and drain within the traffic", (("edges", "within"),)),
+    Reading("no fill, no drain", (("edges", "none"),)),
+    Reading("layers without weights through memory", (("elementwise", "ddr"),)),
+    Reading("design as printed", as_printed=True),
+)
+
+
+def readings(
+    paper: dict[str, Published],
+    out: Path,
+    bench: Bench,
+    samples: int,
+    tick: Tick | None = None,
+    shown: Sequence[Reading] = READINGS,
+    spots: Sequence[Spot] = SPOTS,
+) -> Part:
+    """Fluid Batching's row of Table II under each way to read the text, the bandwidth as calibrated."""
+    points = {
+        (reading, spot): point
+        for reading in shown
+        for spot in spots
+        if (point := reading.of(table_point(paper, spot, FLUID, samples)))
+    }
+    outcomes = bench.measure(points.values(), tick)
+    found = {key: outcomes[point] for key, point in points.items()}
+    rows = tuple(_reading_row(paper, reading, found) for reading in shown)
+    body = tuple(
+        (reading.name, spot.name, f"{one.mean_ms:.1f}", f"{one.late:.2f}", f"{one.p99_ms:.1f}", _printed(paper, spot))
+        for (reading, spot), one in found.items()
+    )
+    header = ("reading", "network, board", "mean ms", "late %", "p99 ms", "paper: mean ms / late %")
+    table = Table("Readings: Fluid Batching at the rows of Table II", header, body)
+    return Part(rows, (table,), (_drawn_readings(paper, out, shown, spots, found),))
+
+
+def _printed(paper: dict[str, Published], spot: Spot) -> str:
+    mean, late = (paper[f"fluid_{field}_{spot.key}"].value for field in ("mean", "late"))
+    return f"{mean:g} / {late:g}"
+
+
+Readings = dict[tuple[Reading, Spot], Outcome]
+
+
+def _reading_row(paper: dict[str, Published], reading: Reading, found: Readings) -> Row:
+    mine = {spot: one for (other, spot), one in found.items() if other is reading}
+    apart = {spot: one.mean_ms / paper[f"fluid_mean_{spot.key}"].value for spot, one in mine.items()}
+    points = {spot: one.late - paper[f"fluid_late_{spot.key}"].value for spot, one in mine.items()}
+    within = sum(abs(apart[s] - 1) <= TOLERATED and abs(points[s]) <= TOLERATED_POINTS for s in mine)
+    why = f"{within} of {len(mine)} within 10 % and 3 points; " + ", ".join(
+        f"{s.name} {one.mean_ms:.0f} ms {one.late:.1f} %" for s, one in mine.items()
+    )
+    return Row(
+        "readings", f"Fluid Batching's mean over the printed, {reading.name}", None, geomean(apart.values()), "x", why
+    )
+
+
+def _drawn_readings(
+    paper: dict[str, Published], out: Path, shown: Sequence[Reading], spots: Sequence[Spot], found: Readings
+) -> Figure:
+    figure, axes = pictures.canvas(13, 6.4, 2, len(spots), sharey=True)
+    for row, (field, key, quantity) in enumerate(QUANTITIES):
+        for column, spot in enumerate(spots):
+            axis = axes[row * len(spots) + column]
+            printed = paper[f"fluid_{key}_{spot.key}"].value
+            axis.axvline(printed, color=COLOURS[FLUID], lw=1, linestyle=pictures.DASH)
+            _band(axis.axvspan, printed, key)
+            for place, reading in enumerate(shown):
+                if (reading, spot) in found:
+                    _dot(axis, getattr(found[reading, spot], field), place, WIDEST * printed)
+            axis.set_yticks(range(len(shown)), [reading.name for reading in shown])
+            axis.set_ylim(len(shown) - 0.5, -0.5)
+            axis.set_xlim(0, 1.08 * WIDEST * printed)
+            axis.set_xlabel(quantity)
+            if row == 0:
+                pictures.heading(axis, spot.name)
+    title = "Readings: Fluid Batching at the rows of Table II (dashed: printed, with its tolerance)"
+    return pictures.save(figure, out, "sensitivity-readings", title)
+
+
+def _dot(axis: Axes, value: float, place: int, most: float) -> None:
+    """A value, or at the edge an arrow with the number."""
+    axis.plot(min(value, most), place, "o" if value <= most else ">", ms=6, color=COLOURS[FLUID], zorder=4)
+    if value > most:
+        axis.text(0.97 * most, place, f"{value:.0f}", ha="right", va="center", fontsize=8, color=pictures.INK)

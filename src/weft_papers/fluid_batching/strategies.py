@@ -1,0 +1,208 @@
+"""Fig. 1b and 10: how fast the NPU is under each way of batching, without arrivals and without exits.
+
+Section IV says that Fluid Batching comes near the peak for B > 3. At the bandwidth that gives Table II it does not:
+memory bounds it. So Fig. 10 is drawn twice, at the calibrated bandwidths and at more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from weft.costs.tiled import layer_times_s
+from weft.devices import TiledNpu, load_platform
+from weft.devices.tiled import Batching
+from weft.models.exits import subnets
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.fluid_batching.hardware import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
+
+BATCHES = tuple(range(1, MAX_BATCH + 1))
+STATIC: dict[str, Batching] = {"SERIAL": "none", "FC": "fc", "R": "r", "P": "p", "fluid": "fluid"}
+STACKED = "fluid, stackable PEs"
+COLOURS = {
+    "SERIAL": "#1f2933", "FC": "#a9b1ba", "R": "#56b4e9", "P": "#e69f00", "fluid": "#cc79a7", STACKED: "#d55e00",
+}  # fmt: skip
+ABLATION = {"FC": "FC", "R": "R", "P": "P", "fluid": "fluid, fixed PEs", STACKED: "fluid"}
+"""Line of Fig. 10 -> hardware that was searched for it."""
+
+
+class Scene(NamedTuple):
+    """A panel of Fig. 10."""
+
+    spot: Spot
+    bandwidth_gb_s: float
+    why: str
+
+
+def scenes() -> tuple[Scene, ...]:
+    small, large = SPOTS[0], SPOTS[3]
+    zc706, zcu104 = load_platform(small.board), load_platform(large.board)
+    fast = zc706.calibrated_gb_s("figure-10")
+    like = fast / zc706.calibrated_gb_s("board") * zcu104.calibrated_gb_s("board")
+    return (
+        Scene(small, zc706.bandwidth_gb_s, "calibrated to Table II"),
+        Scene(large, zcu104.bandwidth_gb_s, "calibrated to Table II"),
+        Scene(
+            small,
+            fast,
+            f"Fig. 10 as described; {100 * fast / zc706.calibrated_gb_s('board'):.0f} % of the board's peak",
+        ),
+        Scene(large, round(like, 1), "the same share of the board's peak"),
+    )
+
+
+# Fig. 1b
+
+
+class Quarters(NamedTuple):
+    """GOP/s in each quarter of a network, by way of batching."""
+
+    spot: Spot
+    gops: dict[str, tuple[float, ...]]
+    peak: float
+
+
+def quarters(spot: Spot) -> Quarters:
+    """One NPU, Table I's; all but the last line without stackable PEs."""
+    built = tabled(spot)
+    devices = {name: built.model_copy(update={"batching": how, "stackable": False}) for name, how in STATIC.items()}
+    devices[STACKED] = built
+    gops = {name: _quarter_gops(spot, device) for name, device in devices.items()}
+    return Quarters(spot, gops, peak_gops(spot))
+
+
+def peak_gops(spot: Spot) -> float:
+    board = load_platform(spot.board)
+    return 2 * board.dsps * board.clock_mhz / 1e3
+
+
+def _quarter_gops(spot: Spot, device: TiledNpu) -> tuple[float, ...]:
+    model = network(spot.model, EXITS)
+    times_s = layer_times_s(model, device, MAX_BATCH)
+    heads = tuple(f"{each.name}/" for each in model.exits)
+    found = []
+    for subnet in subnets(model):
+        kept = [index for index in subnet if not model.layers[index].name.startswith(heads)]
+        macs = MAX_BATCH * sum(model.layers[index].macs for index in kept)
+        found.append(2e-9 * macs / sum(times_s[index] for index in kept))
+    return tuple(found)
+
+
+def figure_1b(out: Path) -> Part:
+    found = [quarters(spot) for spot in (SPOTS[0], SPOTS[3])]
+    figure, axes = pictures.canvas(11, 3.9, 1, 2)
+    for axis, one in zip(axes, found, strict=True):
+        labels = [f"subnet {number}" for number in range(1, EXITS + 2)]
+        pictures.grouped_bars(axis, labels, {name: list(values) for name, values in one.gops.items()}, COLOURS)
+        pictures.paper_line(axis, one.peak, "peak")
+        pictures.heading(axis, f"{one.spot.name}, {tile(tabled(one.spot))}")
+        axis.set_ylabel(f"GOP/s at B = {MAX_BATCH}")
+    pictures.legend(figure, axes[0])
+    picture = pictures.save(
+        figure, out, "fig1b-strategies", "Fig. 1b: each way of batching in each quarter of the network"
+    )
+    body = tuple(
+        (one.spot.name, name, *(f"{value:.1f}" for value in values), f"{one.peak:.0f}")
+        for one in found
+        for name, values in one.gops.items()
+    )
+    header = ("network, board", "batching", *(f"subnet {number} GOP/s" for number in range(1, EXITS + 2)), "peak")
+    return Part(tuple(_quarter_row(one) for one in found), (Table("Fig. 1b", header, body),), (picture,))
+
+
+def _quarter_row(one: Quarters) -> Row:
+    """The text claims that different parts benefit the most from different ways of batching."""
+    uniform = ("SERIAL", "FC", "R", "P")
+    best = [max(uniform, key=lambda name: one.gops[name][place]) for place in range(EXITS + 1)]
+    gains = [one.gops["fluid"][place] / one.gops[name][place] for place, name in enumerate(best)]
+    why = (
+        f"drawn, not printed; best uniform way from the first to the last quarter: {', '.join(best)}; fluid with fixed "
+        f"PEs over it: {', '.join(f'{gain:.2f}' for gain in gains)}; one NPU for all, at "
+        f"{tabled(one.spot).bandwidth_gb_s:g} GB/s"
+    )
+    return Row(
+        "Fig. 1b", f"ways of batching that are best in some quarter, {one.spot.name}", None, len(set(best)), "", why
+    )
+
+
+# Fig. 10
+
+
+@lru_cache(maxsize=256)
+def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) -> float:
+    device = searched(spot, ABLATION[line], bandwidth_gb_s).device()
+    model = network(spot.model)
+    return 2e-9 * batch * model.macs / sum(layer_times_s(model, device, batch))
+
+
+def figure_10(out: Path, shown: Sequence[Scene], batches: Sequence[int] = BATCHES) -> Part:
+    picture = _drawn(out, shown, batches)
+    rows = [row for scene in shown for row in _ablation_rows(scene, batches)]
+    body = [
+        (
+            scene.spot.name, f"{scene.bandwidth_gb_s:g}", line,
+            tile(searched(scene.spot, hardware, scene.bandwidth_gb_s).device()),
+            *(f"{throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch):.1f}" for batch in batches),
+        )
+        for scene in shown
+        for line, hardware in ABLATION.items()
+    ]  # fmt: skip
+    header = ("network, board", "GB/s", "batching", "design", *(f"B = {batch}" for batch in batches))
+    table = Table(
+        "Fig. 10: GOP/s over the batch size, each way of batching on hardware of its own search", header, tuple(body)
+    )
+    return Part(tuple(rows), (table,), (picture,))
+
+
+def _drawn(out: Path, shown: Sequence[Scene], batches: Sequence[int]) -> Figure:
+    figure, axes = pictures.canvas(11, 7.2, -(-len(shown) // 2), 2, sharey="col")
+    for axis, scene in zip(axes, shown, strict=False):
+        _lines(axis, scene, batches)
+    pictures.legend(figure, axes[0])
+    return pictures.save(
+        figure, out, "fig10-ablation", "Fig. 10: throughput over the batch size, no exits, no arrivals"
+    )
+
+
+def _lines(axis: Axes, scene: Scene, batches: Sequence[int]) -> None:
+    for mark, line in zip("v^s.o", ABLATION, strict=True):
+        values = [throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch) for batch in batches]
+        axis.plot(batches, values, marker=mark, ms=5, lw=1.6, color=COLOURS[line], label=line)
+    pictures.paper_line(axis, peak_gops(scene.spot), "peak")
+    pictures.heading(axis, f"{scene.spot.name}, {scene.bandwidth_gb_s:g} GB/s ({scene.why})")
+    axis.set_ylim(0, None)
+    axis.set_xlabel("batch size")
+    axis.set_ylabel("GOP/s")
+
+
+def _ablation_rows(scene: Scene, batches: Sequence[int]) -> list[Row]:
+    spot, bandwidth = scene.spot, scene.bandwidth_gb_s
+    peak, at = peak_gops(spot), f"{spot.name} at {bandwidth:g} GB/s"
+
+    def gops(line: str, batch: int) -> float:
+        return throughput_gops(spot, line, bandwidth, batch)
+
+    others = {batch: max(gops(line, batch) for line in ("FC", "R", "P")) for batch in batches}
+    over = [gops(STACKED, batch) / others[batch] for batch in batches]
+    stacked = [100 * (gops(STACKED, batch) / gops("fluid", batch) - 1) for batch in batches]
+    near = "the text says it approaches the peak for B > 3" if spot.model == "resnet50" else "drawn, not printed"
+    return [
+        Row(
+            "Fig. 10", f"fluid, stackable PEs, B = 4, of the peak, {at}", None, 100 * gops(STACKED, 4) / peak, "%",
+            f"{near}; {scene.why}; {100 * gops(STACKED, batches[-1]) / peak:.1f} % at B = {batches[-1]}",
+        ),
+        Row(
+            "Fig. 10", f"fluid, stackable PEs, over the best of FC, R, P, B = {batches[-1]}, {at}", None, over[-1], "x",
+            f"drawn, not printed; from {min(over):.2f} to {max(over):.2f} over the batch sizes",
+        ),
+        Row(
+            "Fig. 10", f"gain by stackable PEs, B = 1, {at}", None, stacked[0], "%",
+            f"the text says more prominent for small batches; {stacked[-1]:.1f} % at B = {batches[-1]}, most "
+            f"{max(stacked):.1f} % at B = {batches[stacked.index(max(stacked))]}",
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,264 @@
+"""Fig. 7 and 8: processing rate, latency and utilisation over the arrival rate; and what load each scheduler bears.
+
+The paper does not say what its utilisation is. At a load that is borne, all schedulers do the same work in the same
+time, so it can only be what the NPU reaches while it computes: that is drawn, and the other readings are in the rows.
+Beyond what a scheduler bears its queue grows for as long as the run lasts, and so do its latencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from weft.devices import TiledNpu, load_platform
+from weft.simulation.sustain import Question, Sustained, sustain
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.fluid_batching.hardware import SPOTS, Spot, macs_per_sample
+from weft_papers.fluid_batching.lab import (
+    BALANCED,
+    COLOURS,
+    DASHES,
+    DRAWN,
+    FC_ADAPTIVE,
+    FLUID,
+    LAZY,
+    OURS,
+    PLAIN,
+    R_ADAPTIVE,
+    SERIAL,
+    Bench,
+    Outcome,
+    Outcomes,
+    Point,
+    Scheduler,
+    question,
+)
+from weft_papers.layerweaver.lab import mean
+
+OVERLOAD = 2.0
+"""Of the highest rate drawn: the queue is never empty."""
+LISTED = (SERIAL, FC_ADAPTIVE[0], R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
+"""Those with rows of their own; longer timeouts sustain the same, and are in the detailed tables."""
+LIMITED = (SERIAL, R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
+HIGHEST_MS = 20_000.0
+"""Of the latencies drawn."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One figure."""
+
+    figure: str
+    spot: Spot
+    rates: Sequence[float]
+    low: tuple[float, float]
+    """Rates over which the text gives a mean gain of utilisation over SERIAL."""
+    schedulers: Sequence[Scheduler] = DRAWN
+    limited: Sequence[Scheduler] = LIMITED
+    """Those whose largest load with at most 1 % violations is searched for."""
+    deadline_ms: float = 0.0
+    samples: int = 0
+    """Per seed."""
+    outcomes: Outcomes = field(default_factory=dict)
+    limits: dict[Scheduler, Sustained] = field(default_factory=dict)
+
+    def point(self, scheduler: Scheduler, rate: float) -> Point:
+        return Point(self.spot, scheduler, rate, self.deadline_ms, self.samples)
+
+    def at(self, scheduler: Scheduler, rate: float) -> Outcome:
+        return self.outcomes[self.point(scheduler, rate)]
+
+    def borne(self, scheduler: Scheduler) -> Outcome:
+        """What comes of more than anybody bears."""
+        return self.outcomes[self.point(scheduler, OVERLOAD * self.rates[-1])]
+
+
+FIGURES = (
+    Sweep("Fig. 7", SPOTS[0], tuple(range(5, 26, 2)), (5, 18)),
+    Sweep("Fig. 8", SPOTS[3], tuple(range(20, 61, 5)), (25, 35)),
+)
+
+
+def sweep(paper: dict[str, Published], bench: Bench, samples: int, plan: Sweep, tick: Tick | None = None) -> Sweep:
+    """Run a figure's points."""
+    deadline_ms = paper[f"slo_{plan.spot.board}"].value
+    whole = replace(plan, deadline_ms=deadline_ms, samples=samples)
+    points = [whole.point(scheduler, rate) for scheduler in plan.schedulers for rate in plan.rates]
+    extra = [whole.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
+    found = bench.measure([*points, *extra, _fast(whole)], tick)
+    tasks = [_limit_task(whole.point(scheduler, plan.rates[0])) for scheduler in plan.limited]
+    limits = dict(zip(plan.limited, bench.each(_limit, tasks, tick), strict=True))
+    return replace(whole, outcomes=found, limits=limits)
+
+
+def _limit_task(point: Point) -> tuple[Question, TiledNpu]:
+    return question(point), point.device
+
+
+def _limit(task: tuple[Question, TiledNpu]) -> Sustained:
+    return sustain(*task)
+
+
+def _fast(found: Sweep) -> Point:
+    """Fluid Batching at the highest rate with the bandwidth at which Fig. 10 comes out."""
+    zc706, board = load_platform("zc706"), load_platform(found.spot.board)
+    share = zc706.calibrated_gb_s("figure-10") / zc706.calibrated_gb_s("board")
+    fast = round(share * board.calibrated_gb_s("board"), 1)
+    highest = found.rates[-1]
+    return Point(found.spot, FLUID, highest, found.deadline_ms, found.samples, changes=(("bandwidth_gb_s", fast),))
+
+
+def figure(paper: dict[str, Published], out: Path, found: Sweep) -> Part:
+    rows = [
+        *_sustained_rows(paper, found),
+        *_limit_rows(found),
+        *_utilisation_rows(paper, found),
+        *_latency_rows(found),
+    ]
+    return Part(tuple(rows), (_table(found), _overload_table(found)), (_drawn(out, found),))
+
+
+# rows
+
+
+def _sustained_rows(paper: dict[str, Published], found: Sweep) -> list[Row]:
+    rows = []
+    for scheduler in (one for one in LISTED if one in found.schedulers):
+        rate = found.borne(scheduler).rate
+        theirs = paper[f"sustained_{found.spot.board}"].value if scheduler is FLUID else None
+        why = f"answers per second with {OVERLOAD * found.rates[-1]:g} arriving, more than anybody bears"
+        if scheduler is FLUID:
+            last = found.rates[-1]
+            why += (
+                f"; the text says above {theirs:g}; {found.at(FLUID, last).rate:.1f} of {last:g} at the end of the "
+                "figure; nobody is on time then, so nothing is preempted, and all that counts is the NPU"
+            )
+        rows.append(Row(found.figure, f"sustained by {scheduler.name}, {found.spot.name}", theirs, rate, "/s", why))
+    return rows
+
+
+def _limit_rows(found: Sweep) -> list[Row]:
+    return [
+        Row(
+            found.figure, f"largest rate of {scheduler.name} with at most 1 % late, {found.spot.name}", None,
+            limit.rate, "/s",
+            f"not printed; {found.deadline_ms:g} ms; more at {limit.unsustained_rate:.1f}/s; single seeds agree below "
+            f"{limit.lowest_rate:.1f} and above {limit.highest_rate:.1f}",
+        )
+        for scheduler, limit in found.limits.items()
+    ]  # fmt: skip
+
+
+def _utilisation_rows(paper: dict[str, Published], found: Sweep) -> list[Row]:
+    low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
+    gains = [found.at(FLUID, rate).efficiency - found.at(SERIAL, rate).efficiency for rate in low]
+    ratios = [found.at(FLUID, rate).efficiency / found.at(SERIAL, rate).efficiency for rate in low]
+    plain = [found.at(PLAIN, rate).efficiency - found.at(SERIAL, rate).efficiency for rate in low]
+    highest = found.rates[-1]
+    full, fast = found.at(FLUID, highest), found.outcomes[_fast(found)]
+    device = found.point(FLUID, highest).device
+    most = 100 * highest * macs_per_sample(found.spot.model) / device.macs_per_s
+    return [
+        Row(
+            found.figure, f"gain of utilisation over SERIAL, {low[0]:g} to {low[-1]:g}/s, {found.spot.name}",
+            paper[f"utilisation_gain_{found.spot.board}"].value, 100 * (mean(ratios) - 1), "%",
+            f"of the peak reached while computing, relative; {mean(gains):.1f} points, {mean(plain):.1f} without "
+            "preemption; the paper says neither what its utilisation is nor whether the gain is relative",
+        ),
+        Row(
+            found.figure, f"utilisation of Fluid Batching at {highest:g}/s, {found.spot.name}",
+            paper["utilisation_high"].value, full.efficiency, "%",
+            f"of the peak while computing, bound by {device.bandwidth_gb_s:g} GB/s; {fast.efficiency:.1f} % at "
+            f"{dict(_fast(found).changes)['bandwidth_gb_s']:g} GB/s; busy {full.busy:.1f} % of the time; over all the "
+            f"time {full.used:.1f} %, and {most:.1f} % would serve all that arrives, so the text's cannot be this",
+        ),
+    ]  # fmt: skip
+
+
+def _latency_rows(found: Sweep) -> list[Row]:
+    low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
+    rows = []
+    for scheduler in (FLUID, PLAIN, OURS):
+        ratios = [found.at(scheduler, rate).mean_ms / found.at(SERIAL, rate).mean_ms for rate in low]
+        late = max(found.at(scheduler, rate).late for rate in low)
+        rows.append(
+            Row(
+                found.figure, f"mean latency of {scheduler.name} over SERIAL's, {low[0]:g} to {low[-1]:g}/s", None,
+                mean(ratios), "x",
+                ("the text says similar; " if scheduler is FLUID else "not in the paper; ")
+                + f"from {min(ratios):.2f} to {max(ratios):.2f}; at most {late:.2f} % late there",
+            )
+        )  # fmt: skip
+    return rows
+
+
+# tables and the picture
+
+
+def _table(found: Sweep) -> Table:
+    body = []
+    for scheduler in found.schedulers:
+        for rate in found.rates:
+            one = found.at(scheduler, rate)
+            body.append(
+                (
+                    scheduler.name, f"{rate:g}", f"{one.rate:.2f}", f"{one.mean_ms:.1f}", f"{one.p99_ms:.1f}",
+                    f"{one.late:.2f}", f"{one.busy:.1f}", f"{one.efficiency:.1f}", f"{one.used:.1f}", "not printed",
+                )
+            )  # fmt: skip
+    header = (
+        "scheduler", "samples/s", "answers/s", "mean ms", "p99 ms", "late %", "busy %", "of peak while busy %",
+        "of peak %", "paper",
+    )  # fmt: skip
+    return Table(f"{found.figure}: {found.spot.name}, {found.deadline_ms:g} ms", header, tuple(body))
+
+
+def _overload_table(found: Sweep) -> Table:
+    body = []
+    for scheduler in found.schedulers:
+        limit, borne = found.limits.get(scheduler), found.borne(scheduler)
+        searched = f"{limit.rate:.1f}" if limit else "not searched"
+        body.append((scheduler.name, f"{borne.rate:.2f}", searched, f"{borne.efficiency:.1f}", scheduler.hardware))
+    header = ("scheduler", "sustained answers/s", "largest rate with 1 % late", "of peak while busy %", "hardware")
+    return Table(f"{found.figure}: what each scheduler bears, {found.spot.name}", header, tuple(body))
+
+
+def _drawn(out: Path, found: Sweep) -> Figure:
+    canvas, axes = pictures.canvas(12.5, 8.2, 2, 2)
+    for axis, quantity, label in zip(
+        axes,
+        ("rate", "mean_ms", "efficiency", "p99_ms"),
+        ("(a) answers per second", "(b) mean latency (ms)", "(c) utilisation while computing (%)", "(d) p99 (ms)"),
+        strict=True,
+    ):
+        lines(
+            axis,
+            {s: [getattr(found.at(s, rate), quantity) for rate in found.rates] for s in found.schedulers},
+            found.rates,
+        )
+        pictures.heading(axis, label)
+        axis.set_xlabel("arrivals per second")
+        if quantity.endswith("_ms"):
+            axis.set_yscale("log")
+            axis.set_ylim(None, HIGHEST_MS)
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            pictures.paper_line(axis, found.deadline_ms, "SLO")
+    axes[0].plot(found.rates, found.rates, color=pictures.INK, lw=0.8, linestyle=":")
+    pictures.legend(canvas, axes[0])
+    title = f"{found.figure}: {found.spot.name}, 4 exits, SLO {found.deadline_ms:g} ms, {found.samples} samples a run"
+    name = found.figure.lower().replace(". ", "") + "-traffic"
+    return pictures.save(canvas, out, name, title)
+
+
+def lines(axis: Axes, values: dict[Scheduler, list[float]], places: Sequence[float]) -> None:
+    """A line per scheduler; the three timeouts of one kind of hardware by their dashes."""
+    for scheduler, heights in values.items():
+        ours = scheduler in (PLAIN, FLUID, OURS, BALANCED)
+        axis.plot(
+            places, heights, color=COLOURS[scheduler], lw=2.2 if ours else 1.4, label=scheduler.name,
+            linestyle=DASHES.get(scheduler.name.rpartition("AdaptB-")[2], "-"), zorder=4 if ours else 3,
+        )  # fmt: skip

@@ -1,0 +1,99 @@
+"""HaX-CoNN (Dagli and Belviranli, PPoPP 2024): Tables 2 and 5 to 8 and Fig. 1 and 5 to 7 run again, beside ours.
+
+Layer groups of several networks on the GPU and the DLA of one chip, contention at the memory included. The paper
+prints totals and results; group by group only GoogLeNet is published. So profiles are derived, their memory demand is
+taken as derived and as fitted to one column of Table 6, and what was assumed is varied in the last part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.fluid_batching.lab import Bench
+from weft_papers.haxconn import (
+    cases,
+    changing,
+    comparison,
+    contention,
+    overhead,
+    pairs,
+    profiles,
+    sensitivity,
+    slowdown,
+)
+from weft_papers.haxconn.experiments import experiments, fit_demand
+from weft_papers.haxconn.lab import AS_SHIPPED, IMPROVED, TIME_LIMIT_S, Laboratory
+
+PAPER = "haxconn"
+COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
+
+
+def reproduce(
+    out: Path,
+    *,
+    seq_len: int = SEQ_LEN,
+    queries: int = QUERIES,
+    cost: str = COST,
+    progress: Progress | None = None,
+    processes: int | None = None,
+) -> Reproduction:
+    """Run everything again and draw the pictures into *out*."""
+    if (cost, seq_len, queries) != (COST, SEQ_LEN, QUERIES):
+        raise InputError(
+            f"{PAPER}: its networks see no tokens, run once and have profiles instead of a cost model; leave "
+            "seq_len, queries and cost out"
+        )
+    paper = published(PAPER)
+    with Bench(processes) as bench:
+        lab = Laboratory(bench, fit_demand(paper))
+        return run_steps(PAPER, _steps(paper, out, lab), lambda: _settings(paper, lab), progress, "searches")
+
+
+def _steps(paper: dict[str, Published], out: Path, lab: Laboratory) -> list[Step]:
+    fitted = lab.fitted.demand
+
+    def grids(tick: Tick) -> tuple[pairs.Grid, pairs.Grid]:
+        return pairs.grid(lab, tick=tick), pairs.grid(lab, lab.fitted, tick=tick)
+
+    def varied(tick: Tick) -> Part:
+        knobs = sensitivity.knobs(fitted)
+        # Where networks hardly slow each other, constants of their contention change nothing.
+        bases = [AS_SHIPPED, *[lab.fitted] * (len(knobs) - 1)]
+        studies = [sensitivity.study(paper, lab, *one, tick=tick) for one in zip(knobs, bases, strict=True)]
+        return sensitivity.sensitivity(out, studies)
+
+    return [
+        ("Table 2", lambda tick: profiles.table_2(paper, out)),
+        ("Table 5", lambda tick: profiles.table_5(paper, out)),
+        ("Fig. 1", lambda tick: cases.figure_1(paper, out, lab, tick)),
+        ("Table 6", lambda tick: comparison.table_6(out, comparison.compare(paper, lab, tick), lab)),
+        ("Table 7", lambda tick: overhead.table_7(paper, out, overhead.measure())),
+        ("Fig. 7", lambda tick: changing.figure_7(paper, out, changing.run(paper))),
+        ("Fig. 6", lambda tick: slowdown.figure_6(paper, out, slowdown.meet(lab, tick=tick), fitted)),
+        ("Table 8", lambda tick: pairs.table_8(paper, out, *grids(tick))),
+        ("Fig. 5", lambda tick: pairs.figure_5(paper, out, *grids(tick))),
+        ("contention", lambda tick: contention.value(out, contention.studies(paper, lab, tick))),
+        ("sensitivity", varied),
+    ]
+
+
+def _settings(paper: dict[str, Published], lab: Laboratory) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "profiles": "derived, except GoogLeNet in Table 2 and Fig. 6 and the pair with measured groups",
+        "fitted_demand": lab.fitted.demand,
+        "fitted_to": "GPU & DSA of Table 6, experiments "
+        + ", ".join(str(r.number) for r in experiments(paper) if r.fits),
+        "time_limit_s": TIME_LIMIT_S,
+        "improved_from": IMPROVED,
+        "repeats": "Table 8: the slower network's time on the GPU over the faster one's, rounded",
+        "readings": {str(row.number): row.reading for row in experiments(paper)},
+        "random_seeds": list(contention.SEEDS),
+    }
+
+
+__all__ = ["PAPER", "reproduce"]

@@ -1,0 +1,163 @@
+"""What the contention model is worth: the best schedule of one who knows none, judged in the simulator beside ours.
+
+On the experiments of Table 6, on the pairs of Table 8, and on random problems whose groups ask for as much memory as
+GoogLeNet's do by Table 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.mapping.baselines import BASELINES
+from weft.mapping.baselines.blind import without_contention
+from weft.mapping.following import ends_s
+from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.haxconn.experiments import experiments
+from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Found, Laboratory, answer, chip
+from weft_papers.haxconn.pairs import pair, places
+from weft_papers.layerweaver.lab import mean
+
+FIGURE, BLIND = "contention", "contention-blind"
+SEEDS = tuple(range(1, 11))
+GROUPS = 12
+SHADES = ("#9ecae1", "#0072b2", "#d55e00")
+
+
+class Blind(NamedTuple):
+    """The best schedule of one who knows no contention."""
+
+    expected_s: float
+    """What it would come to if nobody slowed anybody."""
+    judged_s: float
+    """What it comes to."""
+    best_s: float
+    """What the best schedule comes to."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Some problems, each with and without knowledge of contention."""
+
+    name: str
+    blind: Sequence[Blind]
+
+    @property
+    def losses(self) -> list[float]:
+        """How much longer it takes than the best, in percent."""
+        return [100 * (one.judged_s / one.best_s - 1) for one in self.blind]
+
+    @property
+    def errors(self) -> list[float]:
+        """How far its own estimate lies below the truth, in percent of the truth."""
+        return [100 * (1 - one.expected_s / one.judged_s) for one in self.blind]
+
+
+def blinded(found: Found) -> Blind:
+    problem = found.outcome.problem
+    calm = Problem(without_contention(problem.soc), problem.tasks)
+    expected_s = min(max(ends_s(calm, way)) for way in BASELINES[BLIND](problem, "latency"))
+    return Blind(expected_s, found.baselines[BLIND], found.best_s)
+
+
+def random_problem(seed: int, groups: int = GROUPS) -> Problem:
+    """Two models on Xavier: 0.1 to 0.6 ms a group on the GPU, 1.2 to 2.2 times that on the DLA, 30 to 105 GB/s on the
+    GPU and 0.3 to 0.7 of it on the DLA, moves of 0.01 to 0.1 ms."""
+    rng = np.random.default_rng(seed)
+    tasks = []
+    for name in ("a", "b"):
+        gpu_s, gb_s = 1e-3 * rng.uniform(0.1, 0.6, groups), rng.uniform(30, 105, groups)
+        dla_s, shares = gpu_s * rng.uniform(1.2, 2.2, groups), rng.uniform(0.3, 0.7, groups)
+        moves_s = 1e-3 * rng.uniform(0.01, 0.1, (2, groups))
+        made = [
+            Group(
+                f"{name}{place}",
+                {
+                    "gpu": UnitCost(gpu_s[place], gb_s[place], out_s=moves_s[0, place]),
+                    "dla": UnitCost(dla_s[place], gb_s[place] * shares[place], out_s=moves_s[1, place]),
+                },
+            )
+            for place in range(groups)
+        ]
+        tasks.append(Task(name, tuple(made)))
+    return Problem(chip(XAVIER), tuple(tasks))
+
+
+def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> Study:
+    found = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
+    return Study(f"{len(seeds)} random pairs of {groups} groups on Xavier", found)
+
+
+def studies(
+    paper: dict[str, Published],
+    lab: Laboratory,
+    tick: Tick | None = None,
+    networks: Sequence[str] = tuple(NETWORKS),
+    seeds: Sequence[int] = SEEDS,
+) -> list[Study]:
+    rows = [row.case for row in experiments(paper) if row.case.soc != SNAPDRAGON]
+    cells = [pair(*place) for place in places(networks, diagonal=False)]
+    found = []
+    for change in (AS_SHIPPED, lab.fitted):
+        for cases, name in ((rows, "experiments of Table 6"), (cells, "pairs of Table 8")):
+            what = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
+            known = lab.find([case.under(change) for case in cases], tick)
+            found.append(Study(f"{len(cases)} {name}{what}", [blinded(one) for one in known.values()]))
+    return [*found, random_study(seeds)]
+
+
+def value(out: Path, found: Sequence[Study]) -> Part:
+    rows = [row for study in found for row in _rows(study)]
+    header = ("problems", "longer than ours %: mean", "most", "own estimate too low %: mean", "most")
+    body = tuple(
+        (
+            study.name, f"{mean(study.losses):.2f}", f"{max(study.losses):.1f}", f"{mean(study.errors):.1f}",
+            f"{max(study.errors):.1f}",
+        )
+        for study in found
+    )  # fmt: skip
+    table = Table("contention: the best schedule of one who knows none", header, body)
+    return Part(tuple(rows), (table,), (_drawn(out, found),))
+
+
+def _rows(study: Study) -> list[Row]:
+    worse = sum(loss > 1 for loss in study.losses)
+    return [
+        Row(
+            FIGURE, f"contention-blind optimum longer than ours, {study.name}, mean", None, mean(study.losses), "%",
+            f"{max(study.losses):.1f} % at most; by more than 1 % in {worse} of {len(study.blind)}; judged in the same "
+            "simulator, with the better of its own starts and first come, first served",
+        ),
+        Row(
+            FIGURE, f"its own estimate too low, {study.name}, mean", None, mean(study.errors), "%",
+            f"{max(study.errors):.1f} % at most; the paper says of H2H and Herald 'wrong by up to 75 %'",
+        ),
+    ]  # fmt: skip
+
+
+def _drawn(out: Path, found: Sequence[Study]) -> Figure:
+    figure, axes = pictures.canvas(12, 4.6, 1, 2)
+    for axis, field, label in (
+        (axes[0], "losses", "longer than the optimum (%)"),
+        (axes[1], "errors", "own estimate too low (%)"),
+    ):
+        for study in found:
+            values = sorted(getattr(study, field))
+            shares = 100 * np.arange(1, len(values) + 1) / len(values)
+            colour, dash = _style(study)
+            axis.step(values, shares, where="post", label=study.name, color=colour, linestyle=dash)
+        axis.set(xlabel=label, ylabel="share of the problems (%)", ylim=(0, 102))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return pictures.save(figure, out, "contention-value", "A scheduler that knows no contention, judged with it")
+
+
+def _style(study: Study) -> tuple[str, str]:
+    if "random" in study.name:
+        return SHADES[2], "-"
+    return SHADES["demands times" in study.name], "-" if "Table 8" in study.name else "--"

@@ -1,0 +1,255 @@
+"""Tables 2 and 5: what is published of single networks, what ships with weft, and what weft estimates by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from weft.mapping.profiles import ProfileGroup, SocProfile
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.haxconn.lab import CHIPS, NETWORKS, ORIN, XAVIER, chip, profile, total_ms
+from weft_papers.layerweaver.lab import mean
+
+GROUPS = ("0-9", "10-24", "25-38", "39-53", "52-66", "67-80", "81-94", "95-109", "110-123", "124-140")
+MODULES = ("", "inception3a", "inception3b", "pool3", "inception4b", "inception4c", "inception4d", "inception4e",
+           "inception5a", "inception5b")  # fmt: skip
+"""How the first layer of each group of Table 2 begins in the zoo's GoogLeNet."""
+COLUMNS = ("gpu", "dla")
+COLOURS = {"gpu": "#0072b2", "dla": "#d55e00"}
+
+
+# Table 2
+
+
+class Stretch(NamedTuple):
+    """A group of Table 2."""
+
+    time_ms: dict[str, float]
+    demand_gb_s: dict[str, float]
+
+
+def estimated_groups() -> list[Stretch]:
+    """GoogLeNet on Xavier as weft estimates it from the network alone, in Table 2's groups."""
+    found: list[list[dict[str, tuple[float, float]]]] = []
+    for group in profile("googlenet", XAVIER, "estimated").groups:
+        if not found or (len(found) < len(MODULES) and group.name.startswith(MODULES[len(found)])):
+            found.append([])
+        found[-1].append({unit: (cost.time_s, cost.demand_gb_s) for unit, cost in group.costs.items()})
+    return [_stretch(parts) for parts in found]
+
+
+def _stretch(parts: Sequence[dict[str, tuple[float, float]]]) -> Stretch:
+    time_s = {unit: sum(part[unit][0] for part in parts) for unit in COLUMNS}
+    moved_gb = {unit: sum(part[unit][0] * part[unit][1] for part in parts) for unit in COLUMNS}
+    return Stretch(
+        {unit: 1e3 * time_s[unit] for unit in COLUMNS}, {unit: moved_gb[unit] / time_s[unit] for unit in COLUMNS}
+    )
+
+
+def table_2(paper: dict[str, Published], out: Path) -> Part:
+    shipped, estimates = profile("googlenet", XAVIER, "measured"), estimated_groups()
+    peak, body, apart = chip(XAVIER).bandwidth_gb_s, [], []
+    for place, (group, estimate) in enumerate(zip(shipped.groups, estimates, strict=True)):
+        printed = {key: paper[f"t2_{place}_{key}"].value for key in ("gpu", "dla", "ratio", "move", "memory")}
+        ours = _as_printed(group, peak)
+        apart += [abs(ours[key] / printed[key] - 1) for key in ours if key != "ratio"]
+        guess = [estimate.time_ms["gpu"], estimate.time_ms["dla"], estimate.time_ms["dla"] / estimate.time_ms["gpu"]]
+        body.append(
+            (
+                group.name, *(f"{ours[key]:.3g} ({printed[key]:g})" for key in printed),
+                *(f"{value:.3f}" for value in guess), f"{100 * estimate.demand_gb_s['gpu'] / peak:.1f}",
+            )
+        )  # fmt: skip
+    header = (
+        "layers", "GPU ms", "DLA ms", "ratio", "move to DLA ms", "memory %", "estimated GPU ms", "estimated DLA ms",
+        "estimated ratio", "estimated memory %",
+    )  # fmt: skip
+    table = Table("Table 2: GoogLeNet on Xavier: shipped, in brackets as printed, and estimated", header, tuple(body))
+    rows = [_equal_row(apart), *_sum_rows(paper, shipped), *_estimate_rows(paper, estimates, peak), *_ratio_rows(paper)]
+    return Part(tuple(rows), (table,), (_drawn_groups(paper, out, estimates),))
+
+
+def _as_printed(group: ProfileGroup, peak_gb_s: float) -> dict[str, float]:
+    gpu, dla = (group.costs[unit] for unit in COLUMNS)
+    return {
+        "gpu": 1e3 * gpu.time_s,
+        "dla": 1e3 * dla.time_s,
+        "ratio": dla.time_s / gpu.time_s,
+        "move": 1e3 * gpu.out_s,
+        "memory": 100 * gpu.demand_gb_s / peak_gb_s,
+    }
+
+
+def _equal_row(apart: Sequence[float]) -> Row:
+    why = f"the table is the profile that ships: {len(apart)} numbers; the printed ratios are of times before rounding"
+    return Row("Table 2", "largest difference of the measured profile from the table", None, 100 * max(apart), "%", why)
+
+
+def _sum_rows(paper: dict[str, Published], shipped: SocProfile) -> list[Row]:
+    rows = []
+    for unit in COLUMNS:
+        total_s = shipped.total_s(unit)
+        assert total_s is not None
+        printed, ours = paper[f"t5_googlenet_{XAVIER}_{unit}"].value, 1e3 * total_s
+        why = beside(ours, printed, "the paper's Table 2 adds up to more than its Table 5 says of the same network")
+        rows.append(
+            Row("Table 2", f"sum of the groups on the {unit.upper()}; printed: Table 5", printed, ours, " ms", why)
+        )
+    return rows
+
+
+def _estimate_rows(paper: dict[str, Published], estimates: Sequence[Stretch], peak: float) -> list[Row]:
+    rows = []
+    for unit in COLUMNS:
+        ratios = [one.time_ms[unit] / paper[f"t2_{place}_{unit}"].value for place, one in enumerate(estimates)]
+        apart = 100 * mean(abs(ratio - 1) for ratio in ratios)
+        why = (
+            f"from the network and the chip's description alone: {min(ratios):.2f} to {max(ratios):.2f} of the printed"
+        )
+        rows.append(
+            Row("Table 2", f"estimated times of the groups on the {unit.upper()}, mean error", None, apart, "%", why)
+        )
+    shares = [
+        one.demand_gb_s["gpu"] / (peak * paper[f"t2_{place}_memory"].value / 100) for place, one in enumerate(estimates)
+    ]
+    why = (
+        f"from {min(shares):.2f} to {max(shares):.2f}; the profiler's percentage is a maximum over the levels of "
+        "memory, an estimate counts each tensor once"
+    )
+    return [*rows, Row("Table 2", "estimated demand on the GPU over the printed, mean", None, mean(shares), "x", why)]
+
+
+def _ratio_rows(paper: dict[str, Published]) -> list[Row]:
+    rows = []
+    for model, origin in (("googlenet", "measured"), ("vgg19", "derived"), ("resnet152", "derived")):
+        shipped = profile(model, XAVIER, "measured" if origin == "measured" else "derived")
+        ratios = [group.costs["dla"].time_s / group.costs["gpu"].time_s for group in shipped.groups]
+        for end, ours in (("low", min(ratios)), ("high", max(ratios))):
+            printed = paper[f"ratio_{end}_{model}"].value
+            known = "the table itself, rounded" if origin == "measured" else "derived: only the totals are published"
+            quantity = f"{'smallest' if end == 'low' else 'largest'} DLA over GPU time of a group of {NETWORKS[model]}"
+            rows.append(Row("3.2", quantity, printed, ours, "x", beside(ours, printed, known)))
+    return rows
+
+
+def _drawn_groups(paper: dict[str, Published], out: Path, estimates: Sequence[Stretch]) -> Figure:
+    figure, axes = pictures.canvas(11, 5.6, 2, 1, sharex=True)
+    times = {f"{unit.upper()}, Table 2": [paper[f"t2_{place}_{unit}"].value for place in range(10)] for unit in COLUMNS}
+    times |= {f"{unit.upper()}, estimated": [one.time_ms[unit] for one in estimates] for unit in COLUMNS}
+    colours = {
+        "GPU, Table 2": "#0072b2",
+        "DLA, Table 2": "#d55e00",
+        "GPU, estimated": "#9ecae1",
+        "DLA, estimated": "#f5b48a",
+    }
+    order = ("GPU, Table 2", "GPU, estimated", "DLA, Table 2", "DLA, estimated")
+    pictures.grouped_bars(axes[0], list(GROUPS), {name: times[name] for name in order}, colours)
+    axes[0].set_ylabel("time (ms)")
+    peak = chip(XAVIER).bandwidth_gb_s
+    demand = {
+        "GPU, Table 2": [peak * paper[f"t2_{place}_memory"].value / 100 for place in range(10)],
+        "GPU, estimated": [one.demand_gb_s["gpu"] for one in estimates],
+    }
+    pictures.grouped_bars(axes[1], list(GROUPS), demand, colours)
+    axes[1].set_ylabel("demand (GB/s)")
+    axes[1].set_xlabel("layers of GoogLeNet", fontsize=9)
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "table2-googlenet", "Table 2: GoogLeNet's groups on Xavier")
+
+
+# Table 5
+
+
+class Total(NamedTuple):
+    """A network alone on one unit."""
+
+    model: str
+    soc: str
+    unit: str
+    printed: float
+    derived: float
+    estimated: float
+
+    @property
+    def ratio(self) -> float:
+        return self.estimated / self.printed
+
+
+def totals(paper: dict[str, Published]) -> list[Total]:
+    found = []
+    for soc in (ORIN, XAVIER):
+        for model in NETWORKS:
+            for unit in COLUMNS:
+                key = f"t5_{model}_{soc}_{unit}"
+                derived, estimated = (total_ms(model, soc, unit, origin) for origin in ("derived", "estimated"))
+                if key in paper and derived is not None and estimated is not None:
+                    found.append(Total(model, soc, unit, paper[key].value, derived, estimated))
+    return found
+
+
+def table_5(paper: dict[str, Published], out: Path) -> Part:
+    found = totals(paper)
+    body = tuple(
+        (
+            NETWORKS[one.model], CHIPS[one.soc], one.unit.upper(), f"{one.printed:g}", f"{one.derived:.4g}",
+            f"{one.estimated:.3f}", f"{one.ratio:.2f}",
+        )
+        for one in found
+    )  # fmt: skip
+    header = ("network", "SoC", "unit", "printed ms", "derived ms", "estimated ms", "estimated / printed")
+    table = Table("Table 5: networks alone", header, body)
+    apart = 100 * max(abs(one.derived / one.printed - 1) for one in found)
+    why = f"the derived profiles of {len(found)} totals are scaled to them, so this is by construction"
+    rows = [Row("Table 5", "largest difference of a derived profile's total", None, apart, "%", why)]
+    rows += [_fit_row(found, soc, unit) for soc in (ORIN, XAVIER) for unit in COLUMNS]
+    return Part(tuple(rows), (table,), (_drawn_totals(out, found),))
+
+
+def _fit_row(found: Sequence[Total], soc: str, unit: str) -> Row:
+    here = [one for one in found if (one.soc, one.unit) == (soc, unit)]
+    others = [one for one in here if one.model != "vgg19"]
+    vgg = next(one for one in here if one.model == "vgg19")
+    worst = max(others, key=lambda one: abs(one.ratio - 1))
+    why = (
+        f"constants of the chip fitted to this table; {NETWORKS[worst.model]} is {worst.ratio:.2f} of the printed; "
+        f"VGG-19 ({vgg.ratio:.2f}) is left out: the artifact's has no large fully connected layers, ours has"
+    )
+    apart = 100 * mean(abs(one.ratio - 1) for one in others)
+    return Row("Table 5", f"estimated totals, {unit.upper()} of {CHIPS[soc]}, mean error", None, apart, "%", why)
+
+
+def _drawn_totals(out: Path, found: Sequence[Total]) -> Figure:
+    figure, axes = pictures.canvas(11, 5.2, 1, 2)
+    for axis, soc in zip(axes, (ORIN, XAVIER), strict=True):
+        here = [one for one in found if one.soc == soc]
+        ends = [0.8 * min(one.printed for one in here), 1.6 * max(one.estimated for one in here)]
+        axis.plot(ends, ends, color=pictures.MUTED, linewidth=1, linestyle=pictures.DASH)
+        for unit in COLUMNS:
+            dots = [one for one in here if one.unit == unit]
+            axis.scatter(
+                [one.printed for one in dots],
+                [one.estimated for one in dots],
+                color=COLOURS[unit],
+                label=unit.upper(),
+                zorder=3,
+            )
+        for one in here:
+            if abs(one.ratio - 1) > 0.2:
+                _named(axis, one)
+        axis.set(xscale="log", yscale="log", xlabel="Table 5 (ms)", ylabel="estimated from ONNX (ms)")
+        axis.grid(axis="x", color=pictures.RULE, linewidth=0.6)
+        pictures.heading(axis, CHIPS[soc])
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "table5-totals", "Table 5: networks alone, printed and estimated (chips fitted)")
+
+
+def _named(axis: Axes, one: Total) -> None:
+    """On the side of the dot that is away from the diagonal."""
+    above = one.ratio > 1
+    offset, side = ((-6, 3), "right") if above else ((6, -8), "left")
+    place = (one.printed, one.estimated)
+    axis.annotate(NETWORKS[one.model], place, offset, ha=side, textcoords="offset points", fontsize=8)

@@ -1,0 +1,128 @@
+"""Fig. 6: how much GoogLeNet on Xavier's GPU is slowed by networks on the DLA, and how much under the best schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.mapping.schedule import Outcome, Schedule
+from weft.mapping.simulator import simulate
+from weft.reports.mapping import report_of
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.haxconn.lab import COLOURS, NETWORKS, OURS, XAVIER, Case, Entry, Laboratory, total_ms
+from weft_papers.layerweaver.lab import mean
+
+FIGURE = "Fig. 6"
+GPU, DLA = 0, 1
+NAIVE = "GoogLeNet on the GPU, the other on the DLA"
+PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "densenet121"))
+"""DenseNet has no time on Xavier's DLA."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """GoogLeNet beside another network, with the other's demands as shipped or scaled."""
+
+    partner: str
+    scaled: bool
+    naive: Outcome
+    best: Outcome
+
+    def slow_down(self, outcome: Outcome) -> float:
+        """Of GoogLeNet, by contention."""
+        return report_of(outcome).tasks[0].slow_down
+
+    @property
+    def less(self) -> float:
+        """Percent of what is lost to contention that the best schedule saves."""
+        before, after = self.slow_down(self.naive) - 1, self.slow_down(self.best) - 1
+        return 100 * (1 - after / before) if before > 0 else 0.0
+
+
+def case(partner: str, demand: float) -> Case:
+    """GoogLeNet as measured, as often as it fits beside the other."""
+    other, own = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
+    assert other is not None and own is not None
+    googlenet = Entry("googlenet", max(1, round(other / own)), origin="measured")
+    return Case(XAVIER, (googlenet, Entry(partner, demand=demand)))
+
+
+def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None = None) -> list[Meeting]:
+    """The other's demands are derived, so they are taken as shipped and as fitted; GoogLeNet's are measured."""
+    cases = {
+        (partner, scaled): case(partner, lab.fitted.demand if scaled else 1.0)
+        for scaled in (False, True)
+        for partner in partners
+    }
+    found = lab.find(cases.values(), tick)
+    return [Meeting(partner, scaled, _naive(one), found[one].outcome) for (partner, scaled), one in cases.items()]
+
+
+def _naive(one: Case) -> Outcome:
+    problem = one.problem
+    first, second = problem.tables.steps.tolist()
+    return simulate(problem, Schedule(((GPU,) * first, (DLA,) * second), made_by=NAIVE))
+
+
+def figure_6(paper: dict[str, Published], out: Path, meetings: Sequence[Meeting], fitted: float) -> Part:
+    rows = []
+    for scaled in (False, True):
+        here = [one for one in meetings if one.scaled == scaled]
+        what = f"others' demands times {fitted:g}" if scaled else "demands as shipped"
+        naive, best = ([one.slow_down(getattr(one, side)) for one in here] for side in ("naive", "best"))
+        worst = max(here, key=lambda one: one.slow_down(one.naive))
+        why = (
+            f"not printed, drawn only; most beside {NETWORKS[worst.partner]}, {mean(naive):.2f} in the mean; "
+            f"{mean(best):.2f} in the mean under the schedule that ends first"
+        )
+        rows.append(Row(FIGURE, f"GoogLeNet's slow-down, one network per unit, {what}", None, max(naive), "x", why))
+        most = max(here, key=lambda one: one.less)
+        why = (
+            f"beside {NETWORKS[most.partner]}; {mean(one.less for one in here):.0f} % in the mean; the schedule aims "
+            "at the end of both, not at this, so it may be negative"
+        )
+        quantity = f"contention of GoogLeNet saved at most, {what}"
+        rows.append(Row(FIGURE, quantity, paper["contention_less"].value, most.less, "%", why))
+    return Part(tuple(rows), (_table(meetings, fitted),), (_drawn(out, meetings, fitted),))
+
+
+def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
+    body = []
+    for one in meetings:
+        runs = one.naive.problem.tasks[0].repeats
+        values = [
+            one.slow_down(one.naive),
+            one.slow_down(one.best),
+            1e3 * one.naive.makespan_s,
+            1e3 * one.best.makespan_s,
+        ]
+        scale = f"{fitted:g}" if one.scaled else "1"
+        body.append((NETWORKS[one.partner], scale, str(runs), *(f"{value:.3f}" for value in values), f"{one.less:.0f}"))
+    header = (
+        "on the DLA", "its demand x", "GoogLeNets", "slow-down", "best schedule's", "both end ms", "best schedule's ms",
+        "contention saved %",
+    )  # fmt: skip
+    return Table(
+        f"{FIGURE}: GoogLeNet (measured) on Xavier's GPU beside a network (derived) on the DLA", header, tuple(body)
+    )
+
+
+def _drawn(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
+    figure, axes = pictures.canvas(12, 4.4, 1, 2, sharey=True)
+    for axis, scaled in zip(axes, (False, True), strict=True):
+        here = [one for one in meetings if one.scaled == scaled]
+        series = {
+            NAIVE: [one.slow_down(one.naive) for one in here],
+            f"{OURS}, proved": [one.slow_down(one.best) for one in here],
+        }
+        colours = {NAIVE: COLOURS["per-unit"], f"{OURS}, proved": COLOURS[OURS]}
+        pictures.grouped_bars(axis, [NETWORKS[one.partner] for one in here], series, colours)
+        axis.set_ylim(0.95, 1.05 * max(one.slow_down(one.naive) for one in meetings))
+        axis.axhline(1, color=pictures.INK, linewidth=0.8)
+        axis.tick_params(axis="x", labelrotation=25)
+        pictures.heading(axis, f"demands of the others times {fitted:g} (fitted)" if scaled else "demands as derived")
+    axes[0].set_ylabel("slow-down of GoogLeNet")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "fig6-slowdown", f"{FIGURE}: slow-down of GoogLeNet by contention on Xavier")

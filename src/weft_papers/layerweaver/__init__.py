@@ -1,0 +1,93 @@
+"""Layerweaver (HPCA'21): every table and figure of sections II-C and IV, ours beside the published numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.costs import cost_model
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Part, Progress, Published, Reproduction, Step, Table, published, run_steps
+from weft_papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
+from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
+
+PAPER = "layerweaver"
+LEAST_QUERIES = 8
+
+
+def reproduce(
+    out: Path, *, seq_len: int = 16, queries: int = 60, cost: str = "pipelined", progress: Progress | None = None
+) -> Reproduction:
+    """Run everything again and draw the pictures into *out*.
+
+    queries: rounds of the runs behind Fig. 14 to 18; the wide sweeps run half as long.
+    """
+    cost_model(cost)
+    if seq_len < 1 or queries < LEAST_QUERIES:
+        raise InputError(f"seq_len = {seq_len} must be at least 1 and queries = {queries} at least {LEAST_QUERIES}")
+    paper, settings = published(PAPER), scenes(seq_len, cost)
+    steps = _steps(paper, out, settings, queries)
+    return run_steps(PAPER, steps, lambda: _settings(settings, queries), progress)
+
+
+def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
+    """What is run, in the paper's order; the panels of Fig. 14 to 16 are the same runs."""
+    (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
+    seq_len, cost = a.seq_len, a.cost
+
+    def halves() -> tuple[pairs.Panel, ...]:
+        return pairs.panel("a", a, queries), pairs.panel("b", b, queries)
+
+    return [
+        ("Table I", lambda tick: alone.table_one(paper)),
+        ("Fig. 3", lambda tick: alone.figure_3(paper, out, seq_len, cost)),
+        ("Fig. 4", lambda tick: alone.figure_4(out, seq_len, cost)),
+        ("layer latencies", lambda tick: alone.layer_latencies(paper, seq_len, cost)),
+        ("scheduler speed", lambda tick: _speed(paper)),
+        ("Fig. 14", lambda tick: pairs.figure_14(paper, out, halves())),
+        ("AI-MT sweep", lambda tick: pairs.sweep_picture(paper, out, halves())),
+        ("Fig. 15", lambda tick: pairs.figure_15(paper, out, halves())),
+        ("Fig. 16", lambda tick: pairs.figure_16(paper, out, halves())),
+        ("Fig. 17", lambda tick: timelines.figure_17(out, a, queries)),
+        ("Fig. 18", lambda tick: timelines.figure_18(out, b, queries)),
+        ("Fig. 19", lambda tick: scaling.figure_19(out, settings, half)),
+        ("Fig. 20", lambda tick: scaling.figure_20(paper, out, seq_len, cost, half)),
+        ("sequence length", lambda tick: sensitivity.sequence_length(paper, out, settings, half)),
+        ("weight loading", lambda tick: sensitivity.weight_loading(paper, out, settings, half)),
+        ("cost models", lambda tick: sensitivity.cost_models(paper, out, settings, half)),
+        ("weight buffer", lambda tick: sensitivity.weight_buffer(out, settings, half)),
+        ("NCF tables", lambda tick: sensitivity.table_chunks(out, settings, half)),
+        ("weft and the bound", lambda tick: ours.near_the_bound(out, settings, queries)),
+        ("small buffer", lambda tick: ours.small_buffer(settings, half)),
+    ]
+
+
+def _speed(paper: dict[str, Published]) -> Part:
+    """Speed is a measurement of a machine, so it is not taken here."""
+    printed = paper["scheduler_speed"]
+    row = ("two models", f"{printed.value:g} {printed.unit} (one core of an i7-7700K)", "run `make bench`")
+    return Part(tables=(Table("III-E: scheduler speed", ("what", "paper", "ours"), (row,)),))
+
+
+def _settings(settings: tuple[Scene, ...], queries: int) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "seq_len": settings[0].seq_len,
+        "cost": settings[0].cost,
+        "queries": queries,
+        "models": MODELS,
+        "pairs": len(PAIRS),
+        "scenarios": [
+            {
+                "device": scene.npu.name,
+                "batch": scene.batch,
+                "aimt": dict(aimt_options(scene)),
+                "activation_buffer": "as large as the models need (section III-E)",
+            }
+            for scene in settings
+        ],
+    }
+
+
+__all__ = ["PAPER", "reproduce"]

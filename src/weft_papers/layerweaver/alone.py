@@ -1,0 +1,190 @@
+"""Section II-C, Table I and the layer latencies of III-E: the models alone, before any weaving (Fig. 3 and 4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.costs.program import Clock
+from weft_papers import pictures
+from weft_papers.base import Part, Published, Row, Table, beside
+from weft_papers.layerweaver.lab import (
+    COMPUTE,
+    MEMORY,
+    MODELS,
+    Scene,
+    demand,
+    device,
+    network,
+    profile,
+)
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+NPUS = ("tpuv3-like", "nnpi-like", "weaver-plus")
+
+
+def table_one(paper: dict[str, Published]) -> Part:
+    """The two devices of Table I."""
+    rows = []
+    for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
+        npu, peak = device(name), paper[f"peak_{letter}"].value
+        ours = 2 * npu.macs_per_s / 1e12
+        why = "two operations per MAC unit and cycle at the printed array and clock; the printed peak is rounded"
+        rows.append(Row("Table I", f"peak throughput, {name}", peak, ours, "TOP/s", beside(ours, peak, why)))
+    return Part(tuple(rows))
+
+
+def intensity(scene: Scene, model: str) -> float:
+    """Operations per off-chip byte: only weights and tables leave the chip."""
+    return 2 * network(model, scene.seq_len).macs * scene.batch / profile(scene, model).weight_bytes
+
+
+def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) -> Part:
+    """Arithmetic intensity over the batch size, against what the NPUs ask for."""
+    grid = {
+        model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
+        for model in MODELS
+    }
+    figure, (axes,) = pictures.canvas(8.6, 5.2)
+    for index, (model, values) in enumerate(grid.items()):
+        style = "-" if model in COMPUTE else "--"
+        axes.plot(BATCHES, values, style, color=pictures.MODELS[index], marker=pictures.MARKS[index], ms=5, label=model)
+    for name in NPUS:
+        ridge = device(name).ridge_ops_per_byte
+        pictures.paper_line(axes, ridge, f"{name} {ridge:.0f}", lift={"nnpi-like": 5, "weaver-plus": -5}.get(name, 0))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("operations per off-chip byte")
+    pictures.legend(figure, axes)
+    title = f"Fig. 3: arithmetic intensity at 16 bits, {seq_len} tokens (dashed rules: balance of the NPUs)"
+    picture = pictures.save(figure, out, "fig03-intensity", title)
+    table = Table(
+        f"Fig. 3: operations per off-chip byte, {seq_len} tokens (paper: drawn, not printed)",
+        ("model", *(f"batch {batch}" for batch in BATCHES)),
+        tuple((model, *(f"{value:.3g}" for value in values)) for model, values in grid.items()),
+    )
+    return Part(_ridge_rows(paper) + _side_rows(grid, seq_len), (table,), (picture,))
+
+
+def _ridge_rows(paper: dict[str, Published]) -> tuple[Row, ...]:
+    rows = []
+    for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
+        theirs = 1000 * paper[f"peak_{letter}"].value / paper[f"bandwidth_{letter}"].value
+        ours = device(name).ridge_ops_per_byte
+        why = "the paper's is Table I's rounded peak over its bandwidth, ours the exact peak over the same bandwidth"
+        rows.append(Row("Fig. 3", f"balance point of {name}", theirs, ours, "op/byte", beside(ours, theirs, why)))
+    return tuple(rows)
+
+
+def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
+    """The one statement of the text that can be counted: who lies above the line of the memory-centric NPU."""
+    ridge = device("tpuv3-like").ridge_ops_per_byte
+    rows = []
+    for batch, theirs in ((1, 0), (16, 3)):
+        ours = sum(grid[model][BATCHES.index(batch)] > ridge for model in MEMORY)
+        why = (
+            "the text says so without a number of its own; it holds for "
+            f"{ridge / batch:.0f} tokens {'or fewer' if batch == 1 else 'or more'}, and the paper names no length"
+        )
+        quantity = f"memory-intensive models above the line of tpuv3-like, batch {batch}, {seq_len} tokens"
+        rows.append(Row("Fig. 3", quantity, theirs, ours, "models", why))
+    return tuple(rows)
+
+
+def figure_4(out: Path, seq_len: int, cost: str) -> Part:
+    """Share of active cycles of either resource, each model alone."""
+    figure, axes = pictures.canvas(11, 6.6, 2, 2, sharey=True, sharex=True)
+    table_rows: list[tuple[str, ...]] = []
+    active: dict[tuple[str, int, str], tuple[float, float]] = {}
+    for row, name in enumerate(("tpuv3-like", "nnpi-like")):
+        for column, batch in enumerate((1, 16)):
+            scene = Scene(device(name), batch, seq_len, cost)
+            shares = {model: _shares(scene, model) for model in MODELS}
+            active.update({(name, batch, model): share for model, share in shares.items()})
+            one = axes[2 * row + column]
+            series = {"PE array": [s[0] for s in shares.values()], "DRAM channel": [s[1] for s in shares.values()]}
+            pictures.grouped_bars(one, list(MODELS), series, {"PE array": pictures.PE, "DRAM channel": pictures.DRAM})
+            pictures.heading(one, f"({'ab'[row]}) {name}, batch {batch}")
+            one.set_ylim(0, 105)
+            table_rows += [(name, str(batch), m, f"{pe:.1f}", f"{dram:.1f}") for m, (pe, dram) in shares.items()]
+    for one in axes[::2]:
+        one.set_ylabel("active cycles (%)")
+    pictures.legend(figure, axes[0])
+    picture = pictures.save(figure, out, "fig04-active-cycles", f"Fig. 4: each model alone, {seq_len} tokens")
+    table = Table(
+        f"Fig. 4: active cycles of each model alone, {seq_len} tokens (paper: drawn, not printed)",
+        ("device", "batch", "model", "PE %", "DRAM %"),
+        tuple(table_rows),
+    )
+    return Part(_figure_4_rows(active), (table,), (picture,))
+
+
+def _shares(scene: Scene, model: str) -> tuple[float, float]:
+    asked = demand(scene, model)
+    return 100 * asked.compute / asked.alone, 100 * asked.memory / asked.alone
+
+
+def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> tuple[Row, ...]:
+    lowest = {
+        (npu, batch): min(active[npu, batch, model][0] for model in COMPUTE)
+        for npu in ("tpuv3-like", "nnpi-like")
+        for batch in (1, 16)
+    }
+    return (
+        Row(
+            "Fig. 4b", "lowest PE activity of a compute-intensive model alone, nnpi-like, batch 16", None,
+            lowest["nnpi-like", 16], "%",
+            'the text says "fully saturated"; what is missing waits for the weights of late layers with few positions',
+        ),
+        Row(
+            "Fig. 4b", "lowest PE activity of a compute-intensive model alone, nnpi-like, batch 1", None,
+            lowest["nnpi-like", 1], "%",
+            'the text says "relatively low" for some; at batch 1 all four fetch longer than they compute on this NPU',
+        ),
+        Row(
+            "Fig. 4a", "highest DRAM activity of a compute-intensive model alone, tpuv3-like, batch 16", None,
+            max(active["tpuv3-like", 16, model][1] for model in COMPUTE), "%",
+            'the text says "very low"; weights are read once for the whole batch',
+        ),
+    )  # fmt: skip
+
+
+def layer_latencies(paper: dict[str, Published], seq_len: int, cost: str) -> Part:
+    """Section III-E: average time of a layer, standalone time over layers, at batch 1 on both NPUs."""
+    times: dict[tuple[str, str], float] = {}
+    for name in ("tpuv3-like", "nnpi-like"):
+        scene = Scene(device(name), 1, seq_len, cost)
+        for model in MODELS:
+            layers = sum("[" not in layer.name or "[1/" in layer.name for layer in profile(scene, model).layers)
+            times[name, model] = demand(scene, model).alone * Clock.of(scene.npu).tick_s * 1e6 / layers
+    shortest, longest = min(times, key=times.__getitem__), max(times, key=times.__getitem__)
+    low, high = paper["layer_latency_min"].value, paper["layer_latency_max"].value
+    table = Table(
+        "III-E: average time of a layer at batch 1 in us (a table in pieces counts as one layer)",
+        ("model", "tpuv3-like", "nnpi-like"),
+        tuple((m, f"{times['tpuv3-like', m]:.1f}", f"{times['nnpi-like', m]:.1f}") for m in MODELS),
+    )
+    shortest_why = (
+        "7 MB of weights alone take 1.9 us a layer here and MAESTRO's formula gives 2.8 us; the paper does not say "
+        "which model and NPU it means"
+    )
+    longest_why = (
+        "NCF's 63.5 MB of tables count as four layers beside its four dense ones; counted with the dense layers only, "
+        "the average is 234 us, the nearest to 221 us of all models, which is why whole tables are streamed"
+    )
+    rows = tuple(
+        Row(
+            "III-E",
+            f"{which} average layer ({at[1]} on {at[0]})",
+            theirs,
+            times[at],
+            "us",
+            beside(times[at], theirs, why),
+        )
+        for which, at, theirs, why in (
+            ("shortest", shortest, low, shortest_why),
+            ("longest", longest, high, longest_why),
+        )
+    )
+    return Part(rows, (table,))

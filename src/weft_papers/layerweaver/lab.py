@@ -1,0 +1,192 @@
+"""What the paper's experiments share: eight models, sixteen pairs, two NPUs, and one way to run them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+
+from weft.costs.profiles import Profile, estimate
+from weft.costs.program import Clock, lower
+from weft.devices import Npu, load_npu
+from weft.models import Model
+from weft.models.zoo import load
+from weft.policies import Option
+from weft.policies.bound import Demand, demand_of, prices
+from weft.reports.report import Report
+from weft.simulation import Run, simulate
+from weft.simulation.sweep import Sweep, sweep_aimt
+from weft.workloads import Saturated
+
+COMPUTE = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50", "RX": "resnext50-32x4d"}
+MEMORY = {"BB": "bert-base", "BL": "bert-large", "NCF": "ncf", "XL": "xlnet-large"}
+"""The paper writes XLNet without a size; the large one carries that paper's results."""
+MODELS = {**COMPUTE, **MEMORY}
+ENCODERS = ("BB", "BL", "XL")
+
+Models = tuple[str, ...]
+Options = tuple[tuple[str, Option], ...]
+
+PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, MEMORY))
+FOURS: tuple[Models, ...] = tuple(
+    (*cnns, *others)
+    for cnns, others in product(
+        (("IC", "MN"), ("IC", "RN"), ("MN", "RN")), (("BB", "NCF"), ("BB", "XL"), ("NCF", "XL"))
+    )
+)
+"""Two compute-intensive and two memory-intensive models each (section IV-C)."""
+
+ROOM_MIB = 2.0**16
+CUT_PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, ENCODERS))
+"""The twelve of a CNN and an encoder, whose layers are large against a small buffer."""
+
+FAILSAFE_OFF: Options = (("failsafe", False),)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything but the models and the policy."""
+
+    npu: Npu
+    batch: int
+    seq_len: int = 16
+    cost: str = "pipelined"
+
+    def __str__(self) -> str:
+        return f"{self.npu.name}, batch {self.batch}, {self.seq_len} tokens"
+
+    def on(self, **changes: float) -> Scene:
+        """The same on a device with other values."""
+        return replace(self, npu=self.npu.model_copy(update=changes))
+
+
+def scenes(seq_len: int, cost: str) -> tuple[Scene, Scene]:
+    """The two settings of the evaluation: (a) memory-centric at batch 1, (b) compute-centric at batch 16."""
+    return Scene(device("tpuv3-like"), 1, seq_len, cost), Scene(device("nnpi-like"), 16, seq_len, cost)
+
+
+def device(name: str) -> Npu:
+    """A preset whose activation buffer fits any models at any batch, as section III-E sizes it; it costs no time."""
+    return load_npu(name).model_copy(update={"activation_buffer_mib": ROOM_MIB})
+
+
+def network(model: str, seq_len: int) -> Model:
+    """One of the eight, by its short name; the sequence length is that of the language models."""
+    return load(MODELS[model], seq_len=seq_len) if model in ENCODERS else load(MODELS[model])
+
+
+@lru_cache(maxsize=4096)
+def profile(scene: Scene, model: str) -> Profile:
+    """What one of the eight models costs in the scene."""
+    return estimate(network(model, scene.seq_len), scene.npu, batch=scene.batch, cost=scene.cost)
+
+
+@lru_cache(maxsize=4096)
+def demand(scene: Scene, model: str) -> Demand:
+    """What a query of the model asks of the two resources, and its time alone."""
+    return demand_of(lower(profile(scene, model), scene.npu), Clock.of(scene.npu).buffer)
+
+
+def bound(scene: Scene, models: Models) -> float:
+    """The largest system throughput of any schedule."""
+    return prices([demand(scene, model) for model in models]).bound
+
+
+def one_sided(scene: Scene, models: Models) -> bool:
+    """Whether all models lie on one side of the balance point, so that the paper's failsafe disables weaving."""
+    return len({demand(scene, model).compute > demand(scene, model).memory for model in models}) == 1
+
+
+def played(
+    scene: Scene,
+    models: Models,
+    policy: str,
+    rounds: int,
+    options: Options = (),
+    mix: tuple[float, ...] | None = None,
+    pieces: int | None = None,
+) -> Run:
+    """One simulated run."""
+    profiles = [profile(scene, model) for model in models]
+    return simulate(profiles, scene.npu, policy, Saturated(rounds, mix), options=dict(options), pieces=pieces)
+
+
+@lru_cache(maxsize=8192)
+def measured(
+    scene: Scene,
+    models: Models,
+    policy: str,
+    rounds: int,
+    options: Options = (),
+    mix: tuple[float, ...] | None = None,
+    pieces: int | None = None,
+) -> Report:
+    """The report of one run; the same run is made once."""
+    return played(scene, models, policy, rounds, options, mix, pieces).report
+
+
+@lru_cache(maxsize=64)
+def swept(scene: Scene, combinations: tuple[Models, ...] = PAIRS, queries: int = 20) -> Sweep:
+    """AI-MT's thresholds, tuned on these combinations."""
+    return sweep_aimt(
+        [[profile(scene, model) for model in models] for models in combinations], scene.npu, queries=queries
+    )
+
+
+def aimt_options(scene: Scene, combinations: tuple[Models, ...] = PAIRS) -> Options:
+    return tuple(swept(scene, combinations).options.items())
+
+
+@dataclass(frozen=True)
+class Throughputs:
+    """System throughput of one policy over several combinations, beside their bounds."""
+
+    stps: tuple[float, ...]
+    bounds: tuple[float, ...]
+
+    @cached_property
+    def stp(self) -> float:
+        return geomean(self.stps)
+
+    @cached_property
+    def fractions(self) -> tuple[float, ...]:
+        return tuple(stp / most for stp, most in zip(self.stps, self.bounds, strict=True))
+
+    @cached_property
+    def fraction(self) -> float:
+        return geomean(self.fractions)
+
+
+def throughputs(
+    scene: Scene,
+    policy: str,
+    rounds: int,
+    options: Options = (),
+    combinations: Sequence[Models] = PAIRS,
+    pieces: int | None = None,
+) -> Throughputs:
+    """Run every combination. Where Layerweaver's failsafe fires, models run one at a time: that is 1 by definition."""
+    guarded = policy == "layerweaver" and options != FAILSAFE_OFF
+    stps = tuple(
+        1.0
+        if guarded and one_sided(scene, models)
+        else measured(scene, models, policy, rounds, options, None, pieces).stp
+        for models in combinations
+    )
+    return Throughputs(stps, tuple(bound(scene, models) for models in combinations))
+
+
+def geomean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+def mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)
+
+
+def named(models: Models) -> str:
+    return "+".join(models)

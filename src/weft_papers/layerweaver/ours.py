@@ -1,0 +1,144 @@
+"""How near our own policy comes to the bound: free mix, one query of each model in turn, and with a small buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.simulation.saturated import make_setting
+from weft.workloads import Saturated
+from weft_papers import pictures
+from weft_papers.base import Part, Row, Table
+from weft_papers.layerweaver.lab import (
+    CUT_PAIRS,
+    FAILSAFE_OFF,
+    PAIRS,
+    Models,
+    Options,
+    Scene,
+    geomean,
+    measured,
+    profile,
+)
+
+TOKENS = (16, 32, 48, 64)
+SMALL_MIB = 12.0
+CUT_TOKENS = (16, 32, 64)
+RIVALS: tuple[tuple[str, Options], ...] = (("round-robin", ()), ("aimt", ()), ("layerweaver", FAILSAFE_OFF))
+ROLLOUTS_ONLY: Options = (("trial", False),)
+MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), ("mix 1:1", (1.0, 1.0)))
+
+
+def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Part:
+    """Geomean and worst fraction of the bound over the pairs, per device, length and mix."""
+    body: list[tuple[str, ...]] = []
+    rows: list[Row] = []
+    figure, axes = pictures.canvas(12, 4.4, 1, len(scenes), sharey=True)
+    for one, letter, base in zip(axes, "ab", scenes, strict=True):
+        for (label, mix), (colour, mark) in zip(
+            MIXES, ((pictures.POLICIES["weft"], "D"), ("#cc79a7", "s")), strict=True
+        ):
+            fractions = [_fractions(replace(base, seq_len=tokens), queries, mix, pairs) for tokens in TOKENS]
+            means, worst = [geomean(values) for values in fractions], [min(values) for values in fractions]
+            places = range(len(TOKENS))
+            one.plot(places, means, "-", color=colour, marker=mark, ms=5, label=f"{label}, geomean")
+            one.plot(places, worst, ":", color=colour, marker=mark, ms=5, mfc="white", label=f"{label}, worst pair")
+            body += [
+                (base.npu.name, str(tokens), label, f"{means[i]:.4f}", f"{worst[i]:.4f}")
+                for i, tokens in enumerate(TOKENS)
+            ]
+            rows += _rows(base, label, min(means), min(worst))
+        one.set_xticks(range(len(TOKENS)), [str(tokens) for tokens in TOKENS])
+        one.set_xlabel("tokens")
+        pictures.heading(one, f"({letter}) {base.npu.name}, batch {base.batch}")
+    axes[0].set_ylabel("fraction of the bound")
+    pictures.legend(figure, axes[0])
+    picture = pictures.save(figure, out, "weft-bound", "weft: fraction of the bound over the pairs")
+    header = ("device", "tokens", "mix", "geomean", "worst pair")
+    return Part(tuple(rows), (Table("weft: fraction of the bound", header, tuple(body)),), (picture,))
+
+
+def _fractions(
+    scene: Scene, queries: int, mix: tuple[float, ...] | None, pairs: tuple[Models, ...]
+) -> tuple[float, ...]:
+    return tuple(measured(scene, pair, "weft", queries, (), mix).fraction_of_bound for pair in pairs)
+
+
+def _rows(base: Scene, label: str, lowest_mean: float, lowest: float) -> list[Row]:
+    figure = f"weft, {base.npu.name} batch {base.batch}"
+    what = "of the bound of that mix" if label != "free mix" else "of the two-resource bound"
+    why = f"not in the paper; the lowest over {', '.join(map(str, TOKENS))} tokens, {what}, start-up included"
+    return [
+        Row(figure, f"fraction of the bound, {label}, geomean", None, lowest_mean, "", why),
+        Row(figure, f"fraction of the bound, {label}, worst pair", None, lowest, "", why),
+    ]
+
+
+class Margin(NamedTuple):
+    """Fractions of the bound of one pair."""
+
+    rollouts: float
+    """``weft`` without its trial, whole layers."""
+    whole: float
+    """``weft`` with whole layers."""
+    cut: float
+    """``weft`` with the pieces it chose."""
+    rival: float
+    """The best of the others, whole layers."""
+    rival_cut: float
+    """The best of the others with the same pieces."""
+    charged: float
+    """``weft`` as it likes, where every further piece of a layer costs the array a fill and a drain."""
+    decisions: float
+    """Layers and pieces issued per layer."""
+
+
+def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = CUT_PAIRS) -> Part:
+    """Fraction of the bound with a quarter of the paper's buffer: whole layers, and pieces."""
+    rows, body = [], []
+    for base in scenes:
+        for tokens in CUT_TOKENS:
+            scene = replace(base, seq_len=tokens).on(weight_buffer_mib=SMALL_MIB)
+            margins = [_margin(scene, pair, queries) for pair in pairs]
+            means = Margin(*(geomean(column) for column in zip(*margins, strict=True)))
+            body.append((base.npu.name, str(tokens), *(f"{value:.3f}" for value in means)))
+            rows.append(_cut_row(scene, means))
+    header = (
+        "device", "tokens", "weft, no trial", "weft, whole", "weft, its pieces", "best rival, whole",
+        "best rival, same pieces", "weft, pieces charged", "issues per layer",
+    )  # fmt: skip
+    title = f"weft with {SMALL_MIB:g} MiB: fraction of the bound, geomean of {len(pairs)} pairs"
+    return Part(tuple(rows), (Table(title, header, tuple(body)),))
+
+
+def _margin(scene: Scene, pair: Models, queries: int) -> Margin:
+    def fraction(policy: str, options: Options = (), pieces: int | None = None) -> float:
+        return measured(scene, pair, policy, queries, options, None, pieces).fraction_of_bound
+
+    fill = scene.npu.array_rows + scene.npu.array_columns - 2
+    cut = measured(scene, pair, "weft", queries)
+    return Margin(
+        fraction("weft", ROLLOUTS_ONLY),
+        fraction("weft", (), 1),
+        cut.fraction_of_bound,
+        max(fraction(policy, options, 1) for policy, options in RIVALS),
+        max(fraction(policy, options, cut.pieces) for policy, options in RIVALS),
+        measured(scene.on(piece_cycles=fill), pair, "weft", queries).fraction_of_bound,
+        _issues(scene, pair, cut.pieces) / _issues(scene, pair, 1),
+    )
+
+
+def _issues(scene: Scene, pair: Models, pieces: int) -> int:
+    setting = make_setting([profile(scene, model) for model in pair], scene.npu, Saturated(1), pieces=pieces)
+    return sum(map(len, setting.programs))
+
+
+def _cut_row(scene: Scene, means: Margin) -> Row:
+    return Row(
+        f"weft, {scene.npu.name} batch {scene.batch}",
+        f"fraction of the bound with {SMALL_MIB:g} MiB, {scene.seq_len} tokens, CNN and encoder, geomean", None,
+        means.cut, "",
+        f"not in the paper; {means.whole:.3f} with whole layers; the best other policy of each pair {means.rival:.3f}, "
+        f"with the same pieces {means.rival_cut:.3f}; {means.charged:.3f} if a piece cost a fill of the array",
+    )  # fmt: skip

@@ -1,0 +1,359 @@
+"""What the paper does not print and we had to assume, each assumption varied on its own.
+
+Sequence length, how fast weights enter the array, the cost model, the weight buffer, and the pieces
+in which NCF's tables are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.costs import COSTS
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table
+from weft_papers.layerweaver.lab import (
+    COMPUTE,
+    FAILSAFE_OFF,
+    PAIRS,
+    Models,
+    Options,
+    Scene,
+    aimt_options,
+    bound,
+    demand,
+    geomean,
+    mean,
+    measured,
+    one_sided,
+    throughputs,
+)
+
+Paper = dict[str, Published]
+
+TOKENS = (8, 16, 32, 48, 64, 96, 128, 256, 384)
+ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
+BUFFERS_MIB = (8, 12, 16, 24, 32, 48, 64, 96)
+CHUNKS_MIB = (1, 2, 4, 6, 12, 24, 48)
+LARGEST_CHUNK_MIB = 6.0
+WEAVERS = (("weft", "weft", None, "D"), ("weft, whole layers", "weft", 1, "s"), ("layerweaver", "layerweaver", 1, "o"))
+
+
+class Curve(NamedTuple):
+    """One line of a picture."""
+
+    name: str
+    values: list[float]
+    colour: str
+    style: str = "-"
+    mark: str = "o"
+
+
+class Side(NamedTuple):
+    """One half of a picture: a device, and what its lines do along the varied value."""
+
+    base: Scene
+    heading: str
+    ticks: tuple[int, ...]
+    curves: list[Curve]
+    fires: list[int] | None = None
+    """How many pairs trip the failsafe at each value."""
+    paper: float | None = None
+
+
+def _drawn(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
+    figure, axes = pictures.canvas(13, 4.9, 1, len(sides), sharey=True)
+    for one, side in zip(axes, sides, strict=True):
+        places = range(len(side.ticks))
+        for curve in side.curves:
+            one.plot(
+                places, curve.values, linestyle=curve.style, marker=curve.mark, color=curve.colour, ms=5,
+                label=curve.name,
+            )  # fmt: skip
+        if side.paper is not None:
+            pictures.paper_line(one, side.paper, f"paper\n{side.paper:.3f}")
+        below = [f"\n({count})" for count in side.fires] if side.fires else [""] * len(side.ticks)
+        one.set_xticks(places, [f"{tick}{count}" for tick, count in zip(side.ticks, below, strict=True)])
+        one.set_xlabel(f"{knob} (in brackets: pairs that trip the failsafe)" if side.fires else knob)
+        pictures.heading(one, side.heading)
+    axes[0].set_ylabel(measure)
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, name, title)
+
+
+def _tabled(title: str, knob: str, sides: Sequence[Side]) -> Table:
+    body = []
+    for side in sides:
+        for index, tick in enumerate(side.ticks):
+            cells = [f"{curve.values[index]:.4f}" for curve in side.curves]
+            fires = [str(side.fires[index])] if side.fires else []
+            body.append((side.base.npu.name, str(tick), *cells, *fires))
+    names = [curve.name for curve in sides[0].curves]
+    last = ["failsafe fires"] if sides[0].fires else []
+    return Table(title, ("device", knob, *names, *last), tuple(body))
+
+
+def _fires(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> list[int]:
+    return [sum(one_sided(scene, pair) for pair in pairs) for scene in settings]
+
+
+def _bounds(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> Curve:
+    return Curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], pictures.INK, "--", "")
+
+
+def _stps(
+    settings: Sequence[Scene], policy: str, queries: int, pairs: tuple[Models, ...], options: Options = ()
+) -> list[float]:
+    return [throughputs(scene, policy, queries, options, pairs).stp for scene in settings]
+
+
+def sequence_length(
+    paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
+) -> Part:
+    """Throughput over the number of tokens, and what the failsafe makes of it."""
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
+        settings = [replace(base, seq_len=tokens) for tokens in TOKENS]
+        heading = f"({letter}) {base.npu.name}, batch {base.batch}"
+        curves = _length_curves(settings, base, queries, pairs)
+        fires, theirs = _fires(settings, pairs), paper[f"stp_mean_{letter}"].value
+        sides.append(Side(base, heading, TOKENS, curves, fires, theirs))
+    title = "Sequence length of BB, BL and XL (the paper names none)"
+    picture = _drawn(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
+    rows = tuple(row for side in sides for row in _length_rows(side))
+    return Part(rows, (_tabled("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
+
+
+def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
+    """AI-MT keeps the thresholds that suit *tuned*, as the paper keeps one pair of them."""
+    colours = pictures.POLICIES
+    off = _stps(settings, "layerweaver", queries, pairs, FAILSAFE_OFF)
+    swept = _stps(settings, "aimt", queries, pairs, aimt_options(tuned, pairs))
+    return [
+        _bounds(settings, pairs),
+        Curve("weft", _stps(settings, "weft", queries, pairs), colours["weft"], mark="D"),
+        Curve("layerweaver", _stps(settings, "layerweaver", queries, pairs), colours["layerweaver"]),
+        Curve("layerweaver, failsafe off", off, "#56b4e9", ":"),
+        Curve("aimt", swept, colours["aimt"], mark="s"),
+    ]
+
+
+def _length_rows(side: Side) -> list[Row]:
+    most, _, woven, off, aimt = (curve.values for curve in side.curves)
+    at = TOKENS.index(64)
+    assert side.fires is not None and side.paper is not None
+    theirs = side.paper
+    nearest = min(range(len(TOKENS)), key=lambda i: abs(woven[i] - theirs))
+    none = max((tokens for tokens, count in zip(TOKENS, side.fires, strict=True) if not count), default=0)
+    lost = max(o - w for w, o in zip(woven, off, strict=True))
+    behind = [str(tokens) for tokens, w, a in zip(TOKENS, woven, aimt, strict=True) if a > w]
+    figure = f"Sequence length, {side.base.npu.name} batch {side.base.batch}"
+    return [
+        Row(
+            figure, "tokens at which layerweaver's geomean lies nearest the paper's", None, TOKENS[nearest], "tokens",
+            f"STP {woven[nearest]:.3f} against {theirs:.3f}; the paper names no sequence length",
+        ),
+        Row(
+            figure, "longest sequence at which no pair trips the failsafe", None, none, "tokens",
+            f"the paper's results need memory-bound language models here; at 384 tokens, MLPerf's length, "
+            f"{side.fires[-1]} pairs trip it, so the paper cannot have used that with weights read once per batch",
+        ),
+        Row(
+            figure, "most throughput the failsafe gives away at any length", None, lost, "x",
+            "its verdict is right where it fires: the greedy without it does not do better than this",
+        ),
+        Row(
+            figure, "lengths at which swept aimt is ahead of layerweaver", None, len(behind), f"of {len(TOKENS)}",
+            f"at {', '.join(behind) or 'no'} tokens; at 64 the greedy keeps {woven[at] / most[at]:.3f} of the bound, "
+            f"aimt {aimt[at] / most[at]:.3f}; the paper varies batches only and says Layerweaver wins in all cases",
+        ),
+    ]  # fmt: skip
+
+
+def weight_loading(
+    paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
+) -> Part:
+    """How many rows of a weight tile enter the array per cycle; the presets hide the loading altogether."""
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
+        settings = [replace(base.on(weight_rows_per_cycle=rate), cost="pipelined") for rate in ROWS_PER_CYCLE]
+        ratio = [demand(scene, "BB").compute / demand(scene, "BB").memory for scene in settings]
+        woven = _stps(settings, "layerweaver", queries, pairs)
+        curves = [
+            _bounds(settings, pairs),
+            Curve("layerweaver", woven, pictures.POLICIES["layerweaver"]),
+            Curve("BERT-base: compute time over fetch time", ratio, "#d55e00", ":", "^"),
+        ]
+        hidden = f"preset: {base.npu.weight_rows_per_cycle} of {base.npu.array_rows} rows"
+        heading, theirs = f"({letter}) {base}; {hidden}", paper[f"stp_mean_{letter}"].value
+        sides.append(Side(base, heading, ROWS_PER_CYCLE, curves, _fires(settings, pairs), theirs))
+    title = "How fast weight tiles enter the array (calibration; the paper's cost model charges nothing)"
+    measure = "STP (geomean), or ratio of times"
+    picture = _drawn(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
+    rows = tuple(map(_loading_row, sides))
+    return Part(rows, (_tabled("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,))
+
+
+def _loading_row(side: Side) -> Row:
+    _, woven, ratio = (curve.values for curve in side.curves)
+    assert side.fires is not None
+    bert = "compute-bound" if ratio[0] > 1 else "still memory-bound"
+    return Row(
+        f"Weight loading, {side.base.npu.name} batch {side.base.batch}", "STP of layerweaver with one row per cycle",
+        None, woven[0], "x",
+        f"BERT-base is {bert} then (compute over fetch {ratio[0]:.2f}, {ratio[-1]:.2f} with loading hidden) and "
+        f"{side.fires[0]} pairs trip the failsafe; the paper's MAESTRO costs do not charge the loading",
+    )  # fmt: skip
+
+
+class Priced(NamedTuple):
+    """What one cost model comes to on one device."""
+
+    aimt: float
+    layerweaver: float
+    weft: float
+    dram: float
+    """Mean DRAM activity of the greedy in percent, the failsafe off so that every pair is woven."""
+    fires: int
+
+
+def cost_models(
+    paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
+) -> Part:
+    """The four ways to price a layer's arithmetic; AI-MT is tuned anew for each."""
+    results = [{name: _priced(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
+    picture = _cost_picture(paper, out, scenes, results)
+    body = [
+        (base.npu.name, name, *(f"{value:.3f}" for value in one[:3]), f"{one.dram:.1f}", str(one.fires))
+        for base, by_name in zip(scenes, results, strict=True)
+        for name, one in by_name.items()
+    ]
+    header = ("device", "cost model", "aimt", "layerweaver", "weft", "DRAM %", "failsafe fires")
+    rows = [
+        row
+        for letter, base, by_name in zip("ab", scenes, results, strict=True)
+        for row in _cost_rows(paper, letter, base, by_name)
+    ]
+    return Part(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(body)),), (picture,))
+
+
+def _priced(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
+    woven = [measured(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
+    return Priced(
+        throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp,
+        throughputs(scene, "layerweaver", queries, (), pairs).stp,
+        throughputs(scene, "weft", queries, (), pairs).stp,
+        100 * mean(report.dram_utilisation for report in woven),
+        sum(one_sided(scene, pair) for pair in pairs),
+    )
+
+
+def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: list[dict[str, Priced]]) -> Figure:
+    figure, axes = pictures.canvas(12, 7.4, 2, len(scenes), sharey="row")
+    blue = pictures.POLICIES["layerweaver"]
+    for column, (letter, base, by_name) in enumerate(zip("ab", scenes, results, strict=True)):
+        top, bottom = axes[column], axes[column + len(scenes)]
+        series = {p: [getattr(one, p) for one in by_name.values()] for p in ("aimt", "layerweaver", "weft")}
+        pictures.grouped_bars(top, list(by_name), series, pictures.POLICIES)
+        pictures.paper_line(top, paper[f"stp_mean_{letter}"].value, f"paper\n{paper[f'stp_mean_{letter}'].value:.3f}")
+        pictures.heading(top, f"({letter}) {base}: throughput")
+        pictures.grouped_bars(bottom, list(by_name), {"DRAM": [o.dram for o in by_name.values()]}, {"DRAM": blue})
+        pictures.paper_line(bottom, paper[f"dram_{letter}"].value, f"paper\n{paper[f'dram_{letter}'].value:.1f} %")
+        pictures.heading(bottom, f"({letter}) {base}: DRAM activity of layerweaver")
+    axes[0].set_ylim(0.8, None)
+    axes[0].set_ylabel("STP, geomean of the pairs")
+    axes[len(scenes)].set_ylabel("active cycles (%), mean of the pairs")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "sensitivity-cost-models", "Cost models: what a layer's arithmetic takes")
+
+
+def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced]) -> list[Row]:
+    figure, maestro = f"Cost model, {base.npu.name} batch {base.batch}", results["maestro"]
+    rows = [
+        Row(
+            figure, "STP of layerweaver with MAESTRO's formula, geomean", paper[f"stp_mean_{letter}"].value,
+            maestro.layerweaver, "x",
+            "the paper used MAESTRO with a mapping it does not print; plain K-C mapping leaves most rows of the array "
+            "idle in first and grouped convolutions, which makes them long blocks no buffer hides",
+        ),
+        Row(
+            figure, "DRAM utilisation of layerweaver with MAESTRO's formula, mean", paper[f"dram_{letter}"].value,
+            maestro.dram, "%",
+            f"those long blocks stop the channel: {results['pipelined'].dram:.1f} % with our default cost model; the "
+            "paper names the same reason for its RX pairs",
+        ),
+    ]  # fmt: skip
+    if maestro.weft < maestro.layerweaver:
+        why = (
+            f"below layerweaver's {maestro.layerweaver:.3f}: with such blocks the bound is out of reach, and weft, "
+            "which steers by the bound's mix and prices, loses more than the greedy"
+        )
+        rows.append(Row(figure, "STP of weft with MAESTRO's formula, geomean", None, maestro.weft, "x", why))
+    return rows
+
+
+def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Part:
+    """Fraction of the bound over the size of the weight buffer."""
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
+        settings = [base.on(weight_buffer_mib=size, chunk_mib=min(LARGEST_CHUNK_MIB, size / 2)) for size in BUFFERS_MIB]
+        curves = []
+        for name, policy, pieces, mark in WEAVERS:
+            results = [throughputs(scene, policy, queries, (), pairs, pieces) for scene in settings]
+            colour, style = pictures.POLICIES[policy], "--" if policy == "weft" and pieces else "-"
+            curves += [
+                Curve(f"{name}, geomean", [result.fraction for result in results], colour, style, mark),
+                Curve(f"{name}, worst pair", [min(result.fractions) for result in results], colour, ":", mark),
+            ]
+        sides.append(Side(base, f"({letter}) {base}", BUFFERS_MIB, curves))
+    title = "Weight buffer: how near to the bound a schedule comes"
+    knob = "weight buffer (MiB; the paper's: 48)"
+    picture = _drawn(out, "sensitivity-buffer", title, sides, knob, "fraction of the bound")
+    rows = tuple(map(_buffer_row, sides))
+    return Part(rows, (_tabled("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
+
+
+def _buffer_row(side: Side) -> Row:
+    at = BUFFERS_MIB.index(16)
+    weft, whole, woven = (curve.values[at] for curve in side.curves[::2])
+    return Row(
+        f"Weight buffer, {side.base.npu.name} batch {side.base.batch}",
+        "fraction of the bound at 16 MiB, weft, geomean", None, weft, "",
+        f"{whole:.4f} with whole layers, layerweaver {woven:.4f}; the paper fixes 48 MB and says a larger buffer "
+        "would help",
+    )  # fmt: skip
+
+
+def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Part:
+    """NCF's tables are larger than the buffer together, so they are read in pieces: how large may these be?"""
+    pairs = tuple((cnn, "NCF") for cnn in COMPUTE)
+    sides = []
+    for letter, base in zip("ab", scenes, strict=True):
+        settings = [base.on(chunk_mib=size) for size in CHUNKS_MIB]
+        curves = [
+            Curve(
+                policy,
+                [throughputs(scene, policy, queries, (), pairs, pieces=1).fraction for scene in settings],
+                pictures.POLICIES[policy],
+                mark=mark,
+            )
+            for policy, mark in (("weft", "D"), ("layerweaver", "o"))
+        ]
+        sides.append(Side(base, f"({letter}) {base}, the four NCF pairs", CHUNKS_MIB, curves))
+    title = "Pieces in which NCF's tables are read"
+    knob = "largest piece of a table (MiB; default: 6, an eighth of the buffer)"
+    picture = _drawn(out, "sensitivity-chunks", title, sides, knob, "fraction of the bound, geomean")
+    rows = tuple(map(_chunk_row, sides))
+    return Part(rows, (_tabled("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
+
+
+def _chunk_row(side: Side) -> Row:
+    weft, woven = (curve.values[-1] for curve in side.curves)
+    return Row(
+        f"NCF tables, {side.base.npu.name} batch {side.base.batch}",
+        "fraction of the bound of layerweaver with tables in one piece, geomean of the NCF pairs", None, woven, "",
+        f"weft {weft:.4f}; one piece of 35 MB fills most of the buffer, and until it is through nothing else can be "
+        "fetched; the paper does not say how it reads them",
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""Fig. 17 and 18: what a stretch of a schedule looks like, one model at a time, under AI-MT, and woven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from weft.costs.program import Clock
+from weft.reports.trace import Floats, Trace
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row
+from weft_papers.layerweaver.lab import Models, Options, Scene, aimt_options, demand, named, played
+
+CNN, OTHER = "#0072b2", "#e69f00"
+STEPS = 400
+"""Places tried for a window, evenly spread over a run."""
+
+
+class Strip(NamedTuple):
+    """One schedule in a picture: what to call it, what happened, and from when to when it is shown."""
+
+    label: str
+    trace: Trace
+    start_s: float
+    end_s: float
+
+    @property
+    def busy(self) -> tuple[float, float]:
+        """Shares of the window in which the PE array and the DRAM channel work."""
+        spans = ((self.trace.compute_start_s, self.trace.compute_end_s), _fetching(self.trace))
+        first, second = (_busy_until(spans_, np.array([self.start_s, self.end_s])) for spans_ in spans)
+        length = self.end_s - self.start_s
+        return float(first[1] - first[0]) / length, float(second[1] - second[0]) / length
+
+
+def _fetching(trace: Trace) -> tuple[Floats, Floats]:
+    """When the channel moves each layer's weights: the end of its slot, any stall for a full buffer before it."""
+    per_byte = 1 / float(trace.settings["bandwidth_bytes_per_s"])
+    return np.maximum(trace.fetch_start_s, trace.fetch_end_s - trace.weight_bytes * per_byte), trace.fetch_end_s
+
+
+def _busy_until(spans: tuple[Floats, Floats], at_s: Floats) -> Floats:
+    """Seconds of work done by each time; spans are in order and do not overlap."""
+    start, end = spans
+    done = np.concatenate([[0.0], np.cumsum(end - start)])
+    times = np.stack([start, end], axis=1).ravel()
+    levels = np.stack([done[:-1], done[1:]], axis=1).ravel()
+    worked: Floats = np.interp(at_s, times, levels)
+    return worked
+
+
+def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float]:
+    """The window of that length in which the PE array works least, start-up and end of the run left out."""
+    last = trace.makespan_s - length_s - settle_s
+    starts = np.linspace(settle_s, max(settle_s, last), STEPS)
+    spans = trace.compute_start_s, trace.compute_end_s
+    busy = _busy_until(spans, starts + length_s) - _busy_until(spans, starts)
+    best = float(starts[int(np.argmin(busy))])
+    return best, best + length_s
+
+
+def figure_17(out: Path, scene: Scene, queries: int) -> Part:
+    """MobileNetV2 and BERT-base, each alone and woven."""
+    window = 2.2 * _alone_s(scene, "BB")
+    begin = 2 * _alone_s(scene, "BB")
+    strips = []
+    for models, policy, label in (
+        (("MN",), "fifo", "MN alone"),
+        (("BB",), "fifo", "BB alone"),
+        (("MN", "BB"), "layerweaver", "MN + BB woven"),
+    ):
+        rounds = 24 if len(models) == 1 else queries
+        trace = played(scene, models, policy, rounds).trace
+        strips.append(Strip(label, trace, begin, begin + window))
+    title = f"Fig. 17: MN and BB on {scene}, alone and woven by layerweaver"
+    picture = _draw(out, "fig17-timeline", title, [strips], ["BB"])
+    rows = [
+        Row(
+            "Fig. 17", f"PE busy in the window, {strip.label}", None, 100 * strip.busy[0], "%",
+            f"DRAM {100 * strip.busy[1]:.1f} %; drawn, not printed (the caption says multi-batch, the text does not; "
+            "we show the batch of the scenario on this NPU)",
+        )
+        for strip in strips
+    ]  # fmt: skip
+    return Part(tuple(rows), pictures=(picture,))
+
+
+def figure_18(out: Path, scene: Scene, queries: int) -> Part:
+    """AI-MT and Layerweaver, each where its PE array idles most."""
+    columns, rows = [], []
+    for letter, pair in (("a", ("MN", "XL")), ("b", ("RN", "BL"))):
+        window = 3 * max(_alone_s(scene, pair[0]), 0.1 * _alone_s(scene, pair[1]))
+        strips = [
+            _worst(scene, pair, "aimt", queries, window, aimt_options(scene), "aimt, swept"),
+            _worst(scene, pair, "aimt", queries, window, (), "aimt, defaults"),
+            _worst(scene, pair, "layerweaver", queries, window, (), "layerweaver"),
+        ]
+        columns.append(strips)
+        rows += [
+            Row(
+                f"Fig. 18{letter}", f"PE busy in the idlest {1e3 * window:.2f} ms of {named(pair)}, {strip.label}",
+                None, 100 * strip.busy[0], "%",
+                f"DRAM {100 * strip.busy[1]:.1f} %; drawn, not printed; each schedule at its own worst stretch, so "
+                "that the window favours neither",
+            )
+            for strip in strips
+        ]  # fmt: skip
+    title = f"Fig. 18: where each schedule's PE array idles most, {scene}"
+    picture = _draw(out, "fig18-timeline", title, columns, ["XL", "BL"])
+    return Part(tuple(rows), pictures=(picture,))
+
+
+def _worst(scene: Scene, pair: Models, policy: str, queries: int, window: float, options: Options, label: str) -> Strip:
+    trace = played(scene, pair, policy, queries, options).trace
+    return Strip(label, trace, *idlest(trace, window, 2 * _alone_s(scene, pair[1])))
+
+
+def _alone_s(scene: Scene, model: str) -> float:
+    return demand(scene, model).alone * Clock.of(scene.npu).tick_s
+
+
+def _draw(out: Path, name: str, title: str, columns: list[list[Strip]], others: list[str]) -> Figure:
+    """Strips below each other, one column per pair."""
+    rows = len(columns[0])
+    figure, axes = pictures.canvas(13, 1.55 * rows + 1.2, rows, len(columns))
+    for column, strips in enumerate(columns):
+        for row, strip in enumerate(strips):
+            one = axes[row * len(columns) + column]
+            _draw_strip(one, strip)
+            if row == rows - 1:
+                one.set_xlabel("time in the window (ms)", fontsize=9)
+    handles = [
+        Patch(color=CNN, label="compute-intensive model (MN, RN)" if len(columns) > 1 else "MN"),
+        Patch(color=OTHER, label=f"memory-intensive model ({', '.join(others)})" if len(columns) > 1 else others[0]),
+        Patch(facecolor="#f0f2f5", edgecolor=pictures.RULE, label="idle"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return pictures.save(figure, out, name, title)
+
+
+def _draw_strip(axes: Axes, strip: Strip) -> None:
+    trace = strip.trace
+    lanes = (
+        (1.1, "DRAM", _fetching(trace), strip.busy[1]),
+        (0.0, "PE", (trace.compute_start_s, trace.compute_end_s), strip.busy[0]),
+    )
+    light = np.array([OTHER if model in ("bert-base", "bert-large", "xlnet-large") else CNN for model in trace.streams])
+    for bottom, _, (start, end), busy in lanes:
+        left, right = np.maximum(start, strip.start_s), np.minimum(end, strip.end_s)
+        seen = np.flatnonzero(right > left)
+        bars = np.stack([1e3 * (left[seen] - strip.start_s), 1e3 * (right[seen] - left[seen])], axis=1)
+        axes.axhspan(bottom, bottom + 0.9, facecolor="#f0f2f5", zorder=0)
+        axes.broken_barh(bars.tolist(), (bottom, 0.9), facecolors=light[trace.stream[seen]].tolist(), linewidth=0)
+        axes.text(
+            1.006, bottom + 0.45, f"{100 * busy:.0f} %", transform=axes.get_yaxis_transform(), va="center", fontsize=9
+        )
+    axes.set_yticks([bottom + 0.45 for bottom, *_ in lanes], [lane[1] for lane in lanes])
+    axes.set_xlim(0, 1e3 * (strip.end_s - strip.start_s))
+    axes.set_ylim(-0.05, 2.05)
+    axes.grid(False)
+    models = " + ".join(trace.streams)
+    pictures.heading(axes, f"{strip.label} ({models}), from {1e3 * strip.start_s:.2f} ms of the run")

@@ -1,0 +1,79 @@
+"""Layerweaver+ (Oh, dissertation, chapter V): Fig. V.5 to V.7 run again, and what they rest on varied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Progress, Published, Reproduction, Step, published, run_steps
+from weft_papers.layerweaver_plus import deadlines, sensitivity, tails, throughput
+from weft_papers.layerweaver_plus.lab import (
+    DEVICE,
+    LIMIT,
+    PAIRS,
+    RATIOS,
+    SCHEDULERS,
+    SEEDS,
+    TOLERANCE,
+    Scene,
+)
+
+PAPER = "layerweaver-plus"
+COST = "pipelined"
+QUERIES_PER_S = 15
+LEAST_QUERIES = 8
+
+
+def reproduce(
+    out: Path, *, seq_len: int = 16, queries: int = 60, cost: str = COST, progress: Progress | None = None
+) -> Reproduction:
+    """Run everything again and draw the pictures into *out*.
+
+    queries: requests arrive for a time here, so this is the length of a run: 15 make a simulated second.
+    """
+    if cost != COST:
+        raise InputError(f"{PAPER}: the search for sustainable loads prices layers by {COST!r} only, not {cost!r}")
+    if seq_len < 1 or queries < LEAST_QUERIES:
+        raise InputError(f"seq_len = {seq_len} must be at least 1 and queries = {queries} at least {LEAST_QUERIES}")
+    base = Scene(PAIRS[0], seq_len=seq_len, duration_s=queries / QUERIES_PER_S)
+    steps = _steps(published(PAPER), out, base)
+    return run_steps(PAPER, steps, lambda: _settings(base), progress, "searches")
+
+
+def _steps(paper: dict[str, Published], out: Path, base: Scene) -> list[Step]:
+    return [
+        ("Fig. V.5", lambda tick: throughput.figure_5(out, throughput.sweep(base, tick=tick))),
+        ("Fig. V.6", lambda tick: tails.figure_6(paper, out, tails.panels(paper, base, tick))),
+        ("Fig. V.7", lambda tick: deadlines.figure_7(out, deadlines.study(base, tick))),
+        ("batching", lambda tick: sensitivity.batching(out, base, tick)),
+        ("sequence length", lambda tick: sensitivity.sequence_length(out, base, tick)),
+        ("stretch", lambda tick: sensitivity.stretch(out, base, tick)),
+    ]
+
+
+def _settings(base: Scene) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "device": DEVICE,
+        "activation_buffer": "as large as the models need (Layerweaver, section III-E)",
+        "seq_len": base.seq_len,
+        "cost": COST,
+        "duration_s": base.duration_s,
+        "seeds": SEEDS,
+        "violation_limit": LIMIT,
+        "tolerance": TOLERANCE,
+        "max_batch": base.max_batch,
+        "batch_timeout_ms": base.timeout_ms,
+        "deadline_ms": [base.vision_ms, base.language_ms],
+        "pairs": len(PAIRS),
+        "ratios": len(RATIOS),
+        "schedulers": {
+            scheduler.name: {"policy": scheduler.policy, "late": scheduler.late, **dict(scheduler.options)}
+            for scheduler in SCHEDULERS
+        },
+    }
+
+
+__all__ = ["PAPER", "reproduce"]

@@ -1,0 +1,157 @@
+"""What the chapter's experiments share: nine pairs, thirteen ratios, five schedulers, and one way to ask.
+
+A ratio is written as in the paper, memory-intensive to compute-intensive: 64:1 means sixty-four language
+requests for every vision request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from weft.policies import Option
+from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
+from weft.simulation.sustain import Question, Sustained, sustain_all
+from weft.workloads.requests import Stream, Workload
+from weft_papers.base import Tick
+from weft_papers.layerweaver.lab import device
+
+DEVICE = "weaver-plus"
+VISION = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50"}
+LANGUAGE = {"BB": "bert-base", "BL": "bert-large", "XL": "xlnet-large"}
+"""The paper writes XLNet without a size; the large one carries that paper's results."""
+PAIRS: tuple[tuple[str, str], ...] = tuple(product(VISION, LANGUAGE))
+
+Ratio = tuple[float, float]
+RATIOS: tuple[Ratio, ...] = tuple((2.0 ** max(0, step), 2.0 ** max(0, -step)) for step in range(6, -7, -1))
+"""64:1 to 1:64."""
+
+LIMIT, SEEDS, TOLERANCE, WARMUP_S = 0.01, 2, 0.01, 0.5
+
+
+class Scheduler(NamedTuple):
+    """A policy under the name the paper gives it."""
+
+    name: str
+    policy: str
+    late: str
+    options: tuple[tuple[str, Option], ...] = ()
+
+
+BASELINE = Scheduler("baseline", "fifo", "keep")
+WOVEN = Scheduler("layerweaver", "layerweaver", "keep")
+PLUS = Scheduler("layerweaver+", "layerweaver+", "demote")
+PRECISE = Scheduler("layerweaver+ precise", "layerweaver+", "demote", (("precise", True),))
+OURS = Scheduler("weft+", "weft+", "demote")
+SCHEDULERS = (BASELINE, WOVEN, PLUS, PRECISE, OURS)
+"""The first two do not know of deadlines, so being late changes nothing for them."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One pair of streams at one ratio; everything but the load and the scheduler."""
+
+    pair: tuple[str, str]
+    ratio: Ratio = (1.0, 1.0)
+    """Memory-intensive to compute-intensive."""
+    seq_len: int = 16
+    duration_s: float = 4.0
+    vision_ms: float = 15.0
+    language_ms: float = 130.0
+    max_batch: int = 16
+    timeout_ms: float = 2.0
+
+    @property
+    def name(self) -> str:
+        """As the paper writes it: BB+RN (4:1)."""
+        return f"{self.pair[1]}+{self.pair[0]} ({self.ratio[0]:g}:{self.ratio[1]:g})"
+
+    def workload(self, rate: float) -> Workload:
+        """Poisson arrivals, *rate* requests per second in all."""
+        vision = self._stream(VISION[self.pair[0]], self.vision_ms)
+        language = self._stream(LANGUAGE[self.pair[1]], self.language_ms)
+        return Workload(
+            device=DEVICE,
+            stream=(vision, language),
+            total_rate=rate,
+            ratio=(self.ratio[1], self.ratio[0]),
+            duration_s=self.duration_s,
+            warmup_s=min(WARMUP_S, self.duration_s / 4),
+        )
+
+    def _stream(self, model: str, deadline_ms: float) -> Stream:
+        return Stream(
+            model=model,
+            deadline_ms=deadline_ms,
+            max_batch=self.max_batch,
+            batch_timeout_ms=self.timeout_ms,
+            seq_len=self.seq_len,
+        )
+
+
+def case(scene: Scene, rate: float) -> Case:
+    """The scene at a load, lowered to the device; what does not depend on the load is priced once."""
+    priced = _priced(replace(scene, ratio=(1.0, 1.0), duration_s=1.0))
+    return replace(priced, workload=scene.workload(rate))
+
+
+@lru_cache(maxsize=64)
+def _priced(scene: Scene) -> Case:
+    return prepare(scene.workload(1.0), device(DEVICE))
+
+
+@lru_cache(maxsize=1024)
+def capacity(scene: Scene) -> float:
+    """Requests per second that keep the busier of array and channel busy all the time, all batches being full.
+
+    No schedule serves more for long; a search that begins here is a step or two from its answer.
+    """
+    priced = case(Scene(scene.pair, seq_len=scene.seq_len, max_batch=scene.max_batch), 1.0)
+    shares = [part / sum(scene.ratio) for part in reversed(scene.ratio)]
+    full = [priced.setting.programs[term.programs + term.max_batch - 1] for term in priced.terms]
+    compute = sum(share * program.total_compute for share, program in zip(shares, full, strict=True))
+    memory = sum(share * program.total_fetch for share, program in zip(shares, full, strict=True))
+    return scene.max_batch / (max(compute, memory) * priced.clock.tick_s)
+
+
+def question(scene: Scene, scheduler: Scheduler) -> Question:
+    """The largest load at which no stream violates more than 1 % of its deadlines."""
+    return Question(
+        scene.workload(capacity(scene)),
+        scheduler.policy,
+        scheduler.name,
+        scheduler.late,
+        scheduler.options,
+        limit=LIMIT,
+        seeds=SEEDS,
+        tolerance=TOLERANCE,
+    )
+
+
+Answers = dict[tuple[Scene, Scheduler], Sustained]
+
+
+def ask(scenes: Sequence[Scene], schedulers: Sequence[Scheduler], tick: Tick | None = None) -> Answers:
+    """Search every scene under every scheduler, on all cores; the same search is made once."""
+    wanted = list(dict.fromkeys(product(scenes, schedulers)))
+    found = sustain_all(
+        [question(scene, scheduler) for scene, scheduler in wanted],
+        device(DEVICE),
+        processes=os.cpu_count() or 1,
+        progress=tick,
+    )
+    return dict(zip(wanted, found, strict=True))
+
+
+def served(scene: Scene, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:
+    """A run at a given load for each of the seeds a search uses."""
+    return tuple(
+        simulate_requests(
+            case(scene, rate), scheduler.policy, late=scheduler.late, options=dict(scheduler.options), seed=seed
+        )
+        for seed in range(SEEDS)
+    )

@@ -1,0 +1,267 @@
+"""Fig. V.6: how late requests are, when the baseline cannot keep up.
+
+The paper's rates do not load our device as they load theirs, so each pair is loaded, at the paper's ratio,
+until the baseline's worst stream misses half of its deadlines, and again as far as layerweaver+ keeps its 1 %;
+what happens at the printed rates is in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from weft.reports.requests import Floats, cdf
+from weft.simulation.requests import RequestRun
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.layerweaver_plus.lab import (
+    BASELINE,
+    LIMIT,
+    OURS,
+    PLUS,
+    TOLERANCE,
+    WOVEN,
+    Answers,
+    Scene,
+    Scheduler,
+    ask,
+    capacity,
+    served,
+)
+
+FIGURE = "Fig. V.6"
+SHOWN = (BASELINE, WOVEN, PLUS, OURS)
+HALF = 0.5
+PANELS = (("a", ("RN", "BB"), ("rate_rn", "rate_bb")), ("b", ("MN", "BL"), ("rate_mn", "rate_bl")))
+
+LINES = {BASELINE: ("-", 1.8), WOVEN: ("-", 3.2), PLUS: ("-", 1.8), OURS: ((0, (2, 2)), 1.8)}
+"""Styles that can be told apart where curves coincide."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What a scheduler made of a load, over all seeds."""
+
+    runs: tuple[RequestRun, ...]
+
+    @property
+    def worst(self) -> float:
+        """Violations of the stream that suffers most, mean of the seeds, as a search for sustainable loads has it."""
+        return float(np.mean([run.report.worst_violation_rate for run in self.runs]))
+
+    def late(self, stream: int) -> float:
+        """Share of a stream's requests that missed their deadline."""
+        seen = [run.report.streams[stream] for run in self.runs]
+        return sum(one.violated for one in seen) / max(1, sum(one.arrived for one in seen))
+
+    def curve(self, stream: int) -> tuple[Floats, Floats]:
+        """Latencies in milliseconds and the percentage of requests that do not exceed them."""
+        histogram = np.sum([run.tally.histogram[stream] for run in self.runs], axis=0)
+        seconds, shares = cdf(histogram, self.runs[0].tick_s)
+        return 1e3 * seconds, 100 * shares
+
+    def mean(self, stream: int, field: str) -> float:
+        values = [getattr(run.report.streams[stream], field) for run in self.runs]
+        return float(np.mean([value for value in values if value is not None] or [np.nan]))
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load and what every scheduler makes of it."""
+
+    what: str
+    scene: Scene
+    rate: float
+    """Requests per second of both streams."""
+    fates: dict[Scheduler, Fate]
+
+    @property
+    def share(self) -> float:
+        """Of what the two resources could do at best."""
+        return self.rate / capacity(self.scene)
+
+    def misses(self, scheduler: Scheduler) -> str:
+        return " and ".join(
+            f"{100 * self.fates[scheduler].late(stream):.3g} % of {model}"
+            for stream, model in enumerate(self.scene.pair)
+        )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair: the printed load, the load that breaks the baseline, and the most layerweaver+ bears."""
+
+    letter: str
+    scene: Scene
+    printed: Load
+    broken: Load
+    borne: Load
+
+
+def panels(
+    paper: dict[str, Published],
+    base: Scene,
+    tick: Tick | None = None,
+    wanted: Sequence[tuple[str, tuple[str, str], tuple[str, str]]] = PANELS,
+) -> tuple[Panel, ...]:
+    rates = {letter: [paper[key].value for key in keys] for letter, _, keys in wanted}
+    scenes = {
+        letter: Scene(pair, (rates[letter][1], rates[letter][0]), base.seq_len, base.duration_s)
+        for letter, pair, _ in wanted
+    }
+    answers: Answers = ask(list(scenes.values()), (PLUS,), tick)
+    return tuple(
+        Panel(
+            letter,
+            scene,
+            _load("the printed rates", scene, sum(rates[letter])),
+            _load("the baseline misses half", scene, breaking(scene)),
+            _load("layerweaver+ bears no more", scene, answers[scene, PLUS].rate),
+        )
+        for letter, scene in scenes.items()
+    )
+
+
+def _load(what: str, scene: Scene, rate: float) -> Load:
+    fates = {scheduler: Fate(served(scene, rate, scheduler)) for scheduler in SHOWN}
+    return Load(what, scene, rate, fates)
+
+
+def breaking(scene: Scene) -> float:
+    """The smallest load, to 1 %, at which the baseline's worst stream misses half of its deadlines."""
+    return _threshold(lambda rate: Fate(served(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
+
+
+def _threshold(broken: Callable[[float], bool], start: float) -> float:
+    low, high = start / 2, start
+    while broken(low):
+        low, high = low / 2, low
+    while not broken(high):
+        low, high = high, high * 2
+    while high > low * (1 + TOLERANCE):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if broken(middle) else (middle, high)
+    return high
+
+
+def figure_6(paper: dict[str, Published], out: Path, found: Sequence[Panel]) -> Part:
+    rows = tuple(row for panel in found for row in _rows(paper, panel))
+    drawn = (
+        _drawn(out, [panel.broken for panel in found], "figV6-tails"),
+        _drawn(out, [panel.borne for panel in found], "figV6-tails-borne"),
+    )
+    return Part(rows, tuple(_table(panel) for panel in found), drawn)
+
+
+def _drawn(out: Path, loads: Sequence[Load], name: str) -> Figure:
+    figure, axes = pictures.canvas(12, 3.4 * len(loads) + 0.9, len(loads), 2, sharey=True, sharex="col")
+    for row, load in enumerate(loads):
+        for stream in range(2):
+            one = axes[2 * row + stream]
+            _curves(one, load, stream)
+            pictures.heading(one, f"({'ab'[row]}) {load.scene.pair[stream]}, {_offered(load, stream):.0f} requests/s")
+            if stream == 0:
+                one.set_ylabel("requests answered within (%)")
+            if row == len(loads) - 1:
+                one.set_xlabel("latency (ms)")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, name, f"{FIGURE}: tail latency at the load where {loads[0].what}")
+
+
+def _offered(load: Load, stream: int) -> float:
+    return load.fates[BASELINE].mean(stream, "offered_per_s")
+
+
+def _curves(axes: Axes, load: Load, stream: int) -> None:
+    for scheduler in SHOWN:
+        style, width = LINES[scheduler]
+        axes.step(
+            *load.fates[scheduler].curve(stream), where="post", lw=width, linestyle=style,
+            color=pictures.POLICIES[scheduler.name], label=scheduler.name,
+        )  # fmt: skip
+    deadline_ms = (load.scene.vision_ms, load.scene.language_ms)[stream]
+    axes.axvline(deadline_ms, color=pictures.INK, lw=1, linestyle=pictures.DASH)
+    axes.text(deadline_ms, 3, f"{deadline_ms:g} ms ", fontsize=8, color=pictures.INK, ha="right", va="bottom")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlim(1, None)
+    axes.set_ylim(0, 102)
+
+
+def _rows(paper: dict[str, Published], panel: Panel) -> list[Row]:
+    printed = {
+        (BASELINE, 0): paper["baseline_misses_rn"].value,
+        (BASELINE, 1): paper["baseline_misses_bb"].value,
+        (WOVEN, 0): paper["layerweaver_misses_rn"].value,
+    }
+    most = 100 - paper["plus_meets"].value
+    rows = []
+    for load, when in ((panel.broken, "baseline at half"), (panel.borne, "layerweaver+ at its most")):
+        for scheduler in SHOWN:
+            for stream, model in enumerate(panel.scene.pair):
+                theirs = printed.get((scheduler, stream)) if panel.letter == "a" else None
+                ours = 100 * load.fates[scheduler].late(stream)
+                quantity = f"{model} late under {scheduler.name}, {when}"
+                why = _why(panel, load, scheduler, theirs is not None)
+                shown = most if scheduler is PLUS else theirs
+                rows.append(Row(f"{FIGURE}{panel.letter}", quantity, shown, ours, "%", why))
+    return [*rows, *_load_rows(panel)]
+
+
+def _why(panel: Panel, load: Load, scheduler: Scheduler, printed: bool) -> str:
+    where = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
+    if scheduler is PLUS:
+        kept = "and so it is" if load.fates[PLUS].worst <= LIMIT else "but this load is more than it bears"
+        return f'the text says "99%+ requests within the specified deadlines", at most 1 % late, {kept} {where}'
+    if scheduler is OURS:
+        return f"not in the paper: our policy, {where}"
+    if not printed:
+        return f"drawn, not printed; {where}"
+    other = panel.borne if load is panel.broken else panel.broken
+    return (
+        f"{where}; the paper's rates are another share of what its device bears: "
+        f"at {other.rate:.0f} requests/s ours misses {other.misses(scheduler)}"
+    )
+
+
+def _load_rows(panel: Panel) -> list[Row]:
+    figure, names = f"{FIGURE}{panel.letter}", panel.scene.pair
+    ratio = f"{names[0]}:{names[1]} = {panel.scene.ratio[1]:g}:{panel.scene.ratio[0]:g}"
+    loads = panel.printed
+    return [
+        Row(
+            figure, f"load at which the baseline misses half, {ratio}", loads.rate, panel.broken.rate, "requests/s",
+            f"the printed rates are {100 * loads.share:.0f} % of what our device's two resources bear with full "
+            f"batches; at them the baseline misses {loads.misses(BASELINE)}, layerweaver+ {loads.misses(PLUS)}",
+        ),
+        Row(
+            figure, f"most that layerweaver+ bears, {ratio}", loads.rate, panel.borne.rate, "requests/s",
+            f"{panel.borne.rate / panel.broken.rate:.2f} of the load at which the baseline misses half; there the "
+            f"baseline misses {panel.borne.misses(BASELINE)}, layerweaver {panel.borne.misses(WOVEN)}, weft+ "
+            f"{panel.borne.misses(OURS)}",
+        ),
+    ]  # fmt: skip
+
+
+def _table(panel: Panel) -> Table:
+    body = []
+    for load in (panel.printed, panel.broken, panel.borne):
+        for scheduler in SHOWN:
+            for stream, model in enumerate(panel.scene.pair):
+                fate = load.fates[scheduler]
+                tail = (f"{1e3 * fate.mean(stream, field):.2f}" for field in ("p50_s", "p99_s"))
+                body.append(
+                    (
+                        load.what, f"{fate.mean(stream, 'offered_per_s'):.0f}", scheduler.name, model,
+                        f"{100 * fate.late(stream):.2f}", *tail, f"{fate.mean(stream, 'mean_batch'):.1f}",
+                    )
+                )  # fmt: skip
+    return Table(
+        f"{FIGURE}{panel.letter}: {panel.scene.pair[0]} and {panel.scene.pair[1]}, each load under each scheduler",
+        ("load", "requests/s", "scheduler", "model", "late %", "p50 ms", "p99 ms", "mean batch"),
+        tuple(body),
+    )

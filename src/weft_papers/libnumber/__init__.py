@@ -1,0 +1,90 @@
+"""libnumber (Oh et al., PACT 2018; chapter III of Oh's dissertation): number formats tuned layer by layer.
+
+Figures II.5, III.4 to III.6 and Tables III.4 and III.5 for the four networks that can be trained from data in packages.
+Searches take minutes and need the full data, so what they found is *recorded* (``benchmarks/number_formats.py``).
+Sizes, speeds and throughputs are *computed* from it now, and every configuration is *scored again* on images that ship
+with weft. The large networks appear with the formats that the chapter prints, without a claim about their accuracy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.libnumber import (
+    checked,
+    compression,
+    cost,
+    formats,
+    large,
+    path,
+    recorded,
+    sensitivity,
+    speeds,
+    weaving,
+    widths,
+)
+from weft_papers.libnumber.lab import PAPER
+
+COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
+FEWEST_QUERIES = 5
+AGAIN = "python training/fetch.py --to DATA; python benchmarks/number_formats.py --data DATA --again"
+
+
+def reproduce(
+    out: Path,
+    *,
+    seq_len: int = SEQ_LEN,
+    queries: int = QUERIES,
+    cost: str = COST,
+    progress: Progress | None = None,
+    measured: Path | None = None,
+) -> Reproduction:
+    """Run everything again but the searches, and draw the pictures into *out*.
+
+    queries: of each model in the simulated runs. measured: a file of ``benchmarks/number_formats.py`` instead of the
+    recorded one.
+    """
+    if (cost, seq_len) != (COST, SEQ_LEN):
+        raise InputError(f"{PAPER}: its networks see no tokens and their costs are fixed; leave seq_len and cost out")
+    if queries < FEWEST_QUERIES:
+        raise InputError(f"queries = {queries} must be at least {FEWEST_QUERIES}")
+    record = recorded.read(measured)
+    steps = _steps(published(PAPER), out, record, queries)
+    return run_steps(PAPER, steps, lambda: _settings(record, queries), progress, "networks")
+
+
+def _steps(paper: dict[str, Published], out: Path, record: recorded.Record, queries: int) -> list[Step]:
+    def scored_again(tick: Tick) -> Part:
+        return checked.checks(out, checked.score_again(record, tick=tick))
+
+    return [
+        ("Fig. II.5", lambda tick: widths.figure_2_5(paper, out, record)),
+        ("Table III.4", lambda tick: formats.table_4(record)),
+        ("large networks", lambda tick: large.printed_sizes(paper, out, record)),
+        ("Table III.5", lambda tick: cost.table_5(paper, out, record)),
+        ("Fig. III.4", lambda tick: path.figure_4(paper, out, record)),
+        ("Fig. III.5", lambda tick: compression.figure_5(paper, out, record)),
+        ("Fig. III.6", lambda tick: speeds.figure_6(paper, out, record)),
+        ("weaving", lambda tick: weaving.weaving(out, record, queries)),
+        ("sensitivity", lambda tick: sensitivity.sensitivity(out, record)),
+        ("scored again", scored_again),
+    ]
+
+
+def _settings(record: recorded.Record, queries: int) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "recorded_on": dict(record.machine),
+        "recorded_settings": dict(record.settings),
+        "networks": {name: net.training for name, net in record.nets.items()},
+        "images": {name: dict(net.images) for name, net in record.nets.items()},
+        "tune_again": AGAIN,
+        "queries": queries,
+    }
+
+
+__all__ = ["PAPER", "reproduce"]

@@ -1,0 +1,141 @@
+"""Live: the recorded configurations scored again, on the held-out images that ship with weft.
+
+They are some of the validation images, so the scores lie near the recorded ones, within what so few images tell; a
+configuration that was written down wrongly, or a kernel that rounds otherwise, would not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.models.classifiers import model_path, validation
+from weft.numbers.configuration import Configuration
+from weft.runtime.quantised.evaluator import OnnxEvaluator
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table, Tick
+from weft_papers.libnumber.lab import (
+    COLOURS,
+    LABELS,
+    MARGINS,
+    OURS,
+    REPAIRED,
+    RISTRETTO,
+    STRIPES,
+    TITLES,
+    by_title,
+    percent,
+)
+from weft_papers.libnumber.recorded import NetRecord, Record, Run
+
+FIGURE = "checked now"
+METHODS = (OURS, RISTRETTO, STRIPES)
+DEVIATIONS = 4.0
+"""Standard deviations by which a score on fewer images may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One recorded configuration and what it scores here."""
+
+    net: NetRecord
+    run: Run | None
+    """None for float32."""
+    score: float
+    images: int
+
+    @property
+    def recorded(self) -> float:
+        return self.run.validation if self.run else self.net.validation
+
+    @property
+    def name(self) -> str:
+        if self.run is None:
+            return "float32"
+        return f"{LABELS[self.run.method.removesuffix(REPAIRED)]}, {percent(self.run.margin)}"
+
+    @property
+    def tolerance(self) -> float:
+        spread = math.sqrt(max(1e-4, self.recorded * (1 - self.recorded)) / self.images)
+        return DEVIATIONS * spread
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.score - self.recorded) <= self.tolerance
+
+
+def same_model(net: NetRecord) -> bool:
+    """Whether the model that ships is the one that was tuned."""
+    return hashlib.sha256(model_path(net.name).read_bytes()).hexdigest() == net.sha256
+
+
+def score_again(record: Record, images: int | None = None, tick: Tick | None = None) -> list[Check]:
+    """Every network in float32 and under the configurations of the main methods, on so many images."""
+    found: list[Check] = []
+    nets = [record.nets[name] for name in by_title(record.nets) if same_model(record.nets[name])]
+    for number, net in enumerate(nets, 1):
+        found += _of_net(net, images)
+        if tick:
+            tick(number, len(nets))
+    return found
+
+
+def _of_net(net: NetRecord, images: int | None) -> list[Check]:
+    held_out = validation(net.name)
+    inputs, labels = held_out.inputs()[:images], held_out.label[:images]
+    runs = [run for margin in MARGINS for method in METHODS if (run := net.passing(method, margin))]
+    with OnnxEvaluator(model_path(net.name), {"image": inputs}, labels, net.network) as evaluator:
+        scores = [
+            evaluator.evaluate(run.configuration if run else Configuration({}), "full").value for run in (None, *runs)
+        ]
+    return [Check(net, run, score, len(labels)) for run, score in zip((None, *runs), scores, strict=True)]
+
+
+def checks(out: Path, found: Sequence[Check]) -> Part:
+    if not found:
+        return Part()
+    good = sum(each.agrees for each in found)
+    furthest = max(found, key=lambda each: abs(each.score - each.recorded) / each.tolerance)
+    row = Row(
+        FIGURE, "recorded configurations whose score is met on the shipped images", None, 100 * good / len(found), "%",
+        f"scored now, {good} of {len(found)} within {DEVIATIONS:g} standard deviations; furthest: "
+        f"{TITLES[furthest.net.name]}, {furthest.name}: {100 * furthest.score:.2f} % on {furthest.images} images, "
+        f"{100 * furthest.recorded:.2f} % on all",
+    )  # fmt: skip
+    return Part((row,), (_table(found),), (_drawn(out, found),))
+
+
+def _table(found: Sequence[Check]) -> Table:
+    body = tuple(
+        (
+            TITLES[each.net.name], each.name, f"{100 * each.score:.2f}", str(each.images), f"{100 * each.recorded:.2f}",
+            f"{100 * (each.run.test if each.run else each.net.test):.2f}", "yes" if each.agrees else "no",
+        )
+        for each in found
+    )  # fmt: skip
+    header = ("network", "formats", "now %", "images", "recorded validation %", "recorded test %", "agrees")
+    return Table(f"{FIGURE}: recorded configurations on the images that ship with weft", header, body)
+
+
+def _drawn(out: Path, found: Sequence[Check]) -> Figure:
+    figure, axes = pictures.canvas(6.2, 4.6)
+    low = min(min(each.score, each.recorded) for each in found)
+    axes[0].plot([100 * low, 100], [100 * low, 100], color=pictures.RULE, linewidth=1)
+    for kind in dict.fromkeys(_kind(each) for each in found):
+        mine = [each for each in found if _kind(each) == kind]
+        axes[0].errorbar(
+            [100 * each.recorded for each in mine], [100 * each.score for each in mine],
+            yerr=[100 * each.tolerance for each in mine], fmt="o", markersize=4, linewidth=0.8,
+            color=COLOURS.get(kind, COLOURS["FLOAT 32"]), label=LABELS.get(kind, "float32"),
+        )  # fmt: skip
+    axes[0].set_xlabel("recorded, all validation images (%)")
+    axes[0].set_ylabel("now, shipped images (%)")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "checked", "Recorded configurations, scored again")
+
+
+def _kind(check: Check) -> str:
+    return check.run.method.removesuffix(REPAIRED) if check.run else "FLOAT 32"

@@ -1,0 +1,188 @@
+"""Figure III.5: how small each method makes the four networks at both margins, on validation images and on test images.
+
+Recorded configurations; every size is computed from them again. Where a method's own answer misses the margin, the
+smallest of its repaired ones stands in its place, and the table says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.layerweaver.lab import geomean, mean
+from weft_papers.libnumber.lab import (
+    BOTH,
+    COLOURS,
+    INT8,
+    LABELS,
+    MARGINS,
+    OURS,
+    RELAXED,
+    REPAIRED,
+    RISTRETTO,
+    STRIPES,
+    TITLES,
+    by_mean_size,
+    percent,
+    plain_sizes,
+    shown,
+    sizes,
+)
+from weft_papers.libnumber.recorded import NetRecord, Record, Run
+
+FIGURE = "Fig. III.5"
+METHODS = (OURS, BOTH, RELAXED, RISTRETTO, STRIPES)
+EIGHT_BITS = 8
+
+
+def weight_reduction(net: NetRecord, run: Run) -> float:
+    return plain_sizes(net.network).weights / sizes(net.network, run.configuration).weights
+
+
+def storage_reduction(net: NetRecord, run: Run) -> float:
+    return plain_sizes(net.network).both / net.bits(run)
+
+
+Value = Callable[[NetRecord, Run], float]
+
+
+def figure_5(paper: dict[str, Published], out: Path, record: Record) -> Part:
+    rows = [row for margin in MARGINS for row in _rows(paper, record, margin)]
+    tables = [_table(record, margin) for margin in MARGINS if record.tuned(margin)]
+    pictures_made = (_drawn(paper, out, record),) if rows else ()
+    return Part(tuple(rows), tuple(tables), pictures_made)
+
+
+def over_nets(record: Record, method: str, margin: float, value: Value) -> list[float]:
+    """Of every network that a method keeps within the margin."""
+    pairs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
+    return [value(net, run) for net, run in pairs if run]
+
+
+def _rows(paper: dict[str, Published], record: Record, margin: float) -> list[Row]:
+    if not record.tuned(margin):
+        return []
+    weights, storage = (over_nets(record, OURS, margin, value) for value in (weight_reduction, storage_reduction))
+    rows = [
+        *_reduction_rows(paper, record, margin, "parameters", weights),
+        *_reduction_rows(paper, record, margin, "storage", storage),
+        _loss_row(record, margin),
+    ]
+    rows += _against(paper, record, margin, RISTRETTO, plain=True)
+    for method in (RISTRETTO, RELAXED, STRIPES):
+        rows += _against(paper, record, margin, method)
+    if margin == MARGINS[0] and (relaxed := over_nets(record, RELAXED, margin, weight_reduction)):
+        theirs, value = paper["relaxed_parameters"].value, by_mean_size(relaxed)
+        each = ", ".join(f"{value:.2f}" for value in relaxed)
+        why = f"the best of its ways: {each}; the chapter's is over eleven networks"
+        quantity = f"parameters smaller by {LABELS[RELAXED]} at {percent(margin)}, by the mean size"
+        rows.append(Row(FIGURE, quantity, theirs, value, "x", beside(value, theirs, why)))
+    return rows
+
+
+def _reduction_rows(
+    paper: dict[str, Published], record: Record, margin: float, what: str, values: Sequence[float]
+) -> list[Row]:
+    theirs, value = paper[f"{what}_{100 * margin:g}"].value, by_mean_size(values)
+    why = f"{_each(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
+    return [
+        Row(FIGURE, f"{what} smaller at {percent(margin)}, by the mean size", theirs, value, "x",
+            beside(value, theirs, why)),
+        Row(FIGURE, f"{what} smaller at {percent(margin)}, geomean", None, geomean(values), "x",
+            "of our networks; the chapter does not say which mean it prints, the mean size fits Table III.4 best"),
+    ]  # fmt: skip
+
+
+def _each(record: Record, margin: float, values: Sequence[float]) -> str:
+    nets = record.tuned(margin)
+    return ", ".join(f"{TITLES[net]} {value:.2f}" for net, value in zip(nets, values, strict=True))
+
+
+def _loss_row(record: Record, margin: float) -> Row:
+    nets = [record.nets[net] for net in record.tuned(margin)]
+    runs = [(net, net.find(OURS, margin)) for net in nets]
+    lost = [100 * (1 - run.test / net.test) for net, run in runs if run]
+    text = ", ".join(f"{TITLES[net.name]} {100 * net.test:.2f} to {100 * run.test:.2f} %" for net, run in runs if run)
+    return Row(
+        FIGURE, f"accuracy lost on the untouched test images at {percent(margin)}, most", None, max(lost), "%",
+        f"relative, tuned on validation images: {text}; the chapter tunes and reports on the same images",
+    )  # fmt: skip
+
+
+def _against(
+    paper: dict[str, Published], record: Record, margin: float, method: str, *, plain: bool = False
+) -> list[Row]:
+    """*plain*: as the method was published, else the best of its ways."""
+    nets = [record.nets[net] for net in record.tuned(margin)]
+    pairs = [(net, net.passing(method, margin, plain=plain)) for net in nets]
+    below = {net.name: 100 * (1 - net.bits(ours) / net.bits(run)) for net, run in pairs
+             if run and (ours := net.find(OURS, margin))}  # fmt: skip
+    if not below:
+        return []
+    own = [net for net, _ in pairs if (answer := net.find(method, margin)) and not answer.feasible]
+    failed = f"; its own answer fails for {', '.join(TITLES[net.name] for net in own)}" if own else ""
+    text = ", ".join(f"{TITLES[net]} {value:.1f}" for net, value in below.items())
+    key = {RISTRETTO: "storage_below_ristretto", STRIPES: "storage_below_stripes"}.get(method)
+    theirs = paper[key].value if key and margin == MARGINS[0] else None
+    value = mean(below.values())
+    why = f"{text}{failed}"
+    way = {True: " as published, repaired where it fails", False: ", the best of its ways"}[plain]
+    name = LABELS[method] + (way if method != STRIPES else "")
+    quantity = f"storage below that of {name} at {percent(margin)}, mean"
+    return [Row(FIGURE, quantity, theirs, value, "%", beside(value, theirs, why) if theirs else why)]
+
+
+def _table(record: Record, margin: float) -> Table:
+    body = []
+    for name in record.tuned(margin):
+        net = record.nets[name]
+        for method in METHODS:
+            runs = [run for kind in (method, method + REPAIRED) for run in net.options(kind, margin)]
+            body += [_cells(net, run) for run in runs]
+        if int8 := net.int8.get(INT8):
+            float_bits = plain_sizes(net.network).weights // net.network.weights
+            body.append((TITLES[name], LABELS[INT8], "8 / 8", f"{float_bits / EIGHT_BITS:.2f}",
+                         f"{float_bits / EIGHT_BITS:.2f}", f"{100 * int8.validation:.2f}", f"{100 * int8.test:.2f}",
+                         "", ""))  # fmt: skip
+    header = ("network", "method", "formats", "weights x", "storage x", "validation %", "test %", "keeps", "scored")
+    return Table(f"{FIGURE}: all methods at {percent(margin)} (recorded)", header, tuple(body))
+
+
+def _cells(net: NetRecord, run: Run) -> tuple[str, ...]:
+    way = run.method.removesuffix(REPAIRED)
+    words = [LABELS[way], "repaired" if run.method != way else "", str(run.option or "")]
+    return (
+        TITLES[net.name], ", ".join(word for word in words if word), shown(net.network, run.configuration),
+        f"{weight_reduction(net, run):.2f}", f"{storage_reduction(net, run):.2f}", f"{100 * run.validation:.2f}",
+        f"{100 * run.test:.2f}", "yes" if run.feasible else "no", str(run.iterations),
+    )  # fmt: skip
+
+
+def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
+    margins = [margin for margin in MARGINS if record.tuned(margin)]
+    figure, axes = pictures.canvas(11.5, 3.6 * len(margins), len(margins), 2, sharey="col")
+    for row, margin in enumerate(margins):
+        nets = record.tuned(margin)
+        for column, (value, key) in enumerate(((weight_reduction, "parameters"), (storage_reduction, "storage"))):
+            axis = axes[2 * row + column]
+            series = {LABELS[method]: [*_parts(record, method, margin, value)] for method in METHODS}
+            labels = [*(TITLES[net] for net in nets), "mean"]
+            pictures.grouped_bars(axis, labels, series, {LABELS[method]: COLOURS[method] for method in METHODS})
+            printed = paper[f"{key}_{100 * margin:g}"].value
+            pictures.paper_line(axis, 100 / printed, f"printed: 1/{printed:g}")
+            axis.set_ylabel("% of float32")
+            what = "weights" if key == "parameters" else "weights and inputs"
+            pictures.heading(axis, f"{what}, {percent(margin)} of the accuracy may go")
+    pictures.legend(figure, axes[0])
+    title = f"{FIGURE}: size over float32 (lower is better); the line is the chapter's mean over eleven networks"
+    return pictures.save(figure, out, "fig3-5-sizes", title)
+
+
+def _parts(record: Record, method: str, margin: float, value: Value) -> list[float]:
+    """Per cent of float32 for each network, then the mean; nothing where the method fails."""
+    runs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
+    parts = [100 / value(net, run) if run else 0.0 for net, run in runs]
+    kept = [part for part in parts if part]
+    return [*parts, mean(kept) if kept else 0.0]

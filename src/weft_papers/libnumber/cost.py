@@ -1,0 +1,198 @@
+"""Table III.5: how many configurations a search scores, out of how many; what the small set saves; how good the end is.
+
+Recorded searches. The sizes of the spaces are computed: 42 formats for the weights of each layer and for all inputs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.layerweaver.lab import geomean, mean
+from weft_papers.libnumber.lab import (
+    BIAS_RULE,
+    COLOURS,
+    EXHAUSTIVE,
+    FAITHFUL,
+    MARGINS,
+    NETS,
+    OURS,
+    RESTRICTED,
+    TITLES,
+    WHOLE,
+    percent,
+    printed_configurations,
+    sizes,
+)
+from weft_papers.libnumber.recorded import NetRecord, Record, Run
+
+FIGURE = "Table III.5"
+FORMATS = 42
+"""Two of FLOAT, 32 of FIXED, eight of EXP."""
+
+
+def space(layers: int) -> int:
+    """Configurations, biases not counted."""
+    return int(FORMATS ** (layers + 1))
+
+
+def table_5(paper: dict[str, Published], out: Path, record: Record) -> Part:
+    rows = [*_space_rows(paper), *_iteration_rows(paper, record), *_saving_rows(paper, record)]
+    rows += _optimum_rows(paper, record)
+    tables = [_table(paper, record), *_cost_tables(record)]
+    return Part(tuple(rows), tuple(tables), (_drawn(paper, out, record),) if record.tuned(MARGINS[0]) else ())
+
+
+def networks(paper: dict[str, Published]) -> list[str]:
+    """Of the table, by their keys."""
+    return [key.removeprefix("layers_") for key in paper if key.startswith("layers_")]
+
+
+def _space_rows(paper: dict[str, Published]) -> list[Row]:
+    off = [
+        abs(space(int(paper[f"layers_{name}"].value)) / _printed_space(paper[f"space_{name}"]) - 1)
+        for name in networks(paper)
+    ]
+    return [
+        Row(FIGURE, "printed search spaces that are 42^(layers + 1)", 100, 100 * mean(each < 0.01 for each in off), "%",
+            f"computed for {len(off)} networks: a format for the weights of each layer and one for all inputs; biases "
+            "are tuned too and not counted"),
+    ]  # fmt: skip
+
+
+def _printed_space(number: Published) -> float:
+    power = int(number.unit.split("^")[1].split()[0])
+    return float(number.value * 10.0**power)
+
+
+def _iteration_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+    margin = MARGINS[0]
+    rows = []
+    for name in record.tuned(margin):
+        run = record.nets[name].find(OURS, margin)
+        theirs = paper[f"iterations_{name}"].value
+        assert run is not None
+        at_one, plain = record.nets[name].find(OURS, MARGINS[1]), record.nets[name].find(BIAS_RULE, margin, "chapter")
+        tail = f"; {at_one.iterations} at {percent(MARGINS[1])}" if at_one else ""
+        tail += f"; {plain.iterations} by the chapter's steps alone, to which ours adds some" if plain else ""
+        why = (
+            f"{run.samples} images in all, {run.samples / record.nets[name].images['full']:.1f} times the validation "
+            f"images{tail}; the count depends on where the search begins and on ties"
+        )
+        quantity = f"configurations scored, {TITLES[name]}, {percent(margin)}"
+        rows.append(Row(FIGURE, quantity, theirs, run.iterations, "", beside(run.iterations, theirs, why)))
+    return rows
+
+
+def _pairs(record: Record, method: str, margin: float) -> list[tuple[NetRecord, Run, Run]]:
+    """Networks with both our search and another way to search."""
+    found = []
+    for name in record.tuned(margin):
+        net = record.nets[name]
+        ours, other = net.find(OURS, margin), net.find(method, margin)
+        if ours and other:
+            found.append((net, ours, other))
+    return found
+
+
+def _saving_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+    rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
+    for each in MARGINS:
+        if pairs := _pairs(record, FAITHFUL, each):
+            parts = [ours.samples / other.samples for _, ours, other in pairs]
+            alike = sum(ours.configuration == other.configuration for _, ours, other in pairs)
+            text = ", ".join(f"{TITLES[net.name]} {part:.2f}" for (net, _, _), part in zip(pairs, parts, strict=True))
+            rows.append(
+                Row(FIGURE, f"images of the fast search over the faithful one's at {percent(each)}, geomean", None,
+                    geomean(parts), "x", f"{text}; {alike} of {len(pairs)} end in the same configuration")
+            )  # fmt: skip
+    return rows
+
+
+def _small_set_rows(paper: dict[str, Published], record: Record, margin: float) -> list[Row]:
+    """The chapter does not say for which margin its numbers are."""
+    pairs = _pairs(record, WHOLE, margin)
+    if not pairs:
+        return []
+    gains = {net.name: other.samples / ours.samples for net, ours, other in pairs}
+    text = ", ".join(f"{TITLES[name]} {gain:.2f}" for name, gain in gains.items())
+    sizes_text = ", ".join(f"{net.bits(ours) / net.bits(other):.3f}" for net, ours, other in pairs)
+    value, theirs = mean(gains.values()), paper["small_set_mean"].value
+    why = (
+        f"images evaluated by a search on the full set only, over ours: {text}; hopeless candidates stop early in "
+        f"both, which leaves less to save; sizes over the other's: {sizes_text}"
+    )
+    return [
+        Row(FIGURE, f"saved by the small set at {percent(margin)}, mean", theirs, value, "x",
+            beside(value, theirs, why)),
+        Row(FIGURE, f"saved by the small set at {percent(margin)}, most", paper["small_set_most"].value,
+            max(gains.values()), "x", "counted in images; the chapter's is of its running time"),
+    ]  # fmt: skip
+
+
+def _optimum_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+    rows = []
+    for name in (net for net in NETS if net in record.nets):
+        net = record.nets[name]
+        for margin in MARGINS:
+            best, ours = net.find(EXHAUSTIVE, margin), net.find(RESTRICTED, margin)
+            if not (best and best.feasible and ours):
+                continue
+            least, found = (sizes(net.network, run.configuration).both for run in (best, ours))
+            theirs = 0.0 if name == "lenet" else paper["cifar_optimum"].value
+            rows.append(
+                Row(
+                    "III.3.C", f"larger than the optimum, {TITLES[name]}, {percent(margin)}", theirs,
+                    100 * (found / least - 1), "%",
+                    f"{found} and {least} bits; {best.note} by their size, up to the first that passes "
+                    f"({best.iterations} scored), against a search of {ours.iterations}; the search may go on to "
+                    "biases that were not enumerated",
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _table(paper: dict[str, Published], record: Record) -> Table:
+    titles = {title.lower().replace(" ", "-"): title for title in printed_configurations()}
+    body = []
+    for name in networks(paper):
+        layers, theirs = int(paper[f"layers_{name}"].value), int(paper[f"iterations_{name}"].value)
+        net = record.nets.get(name)
+        ours = [net.find(OURS, margin) if net else None for margin in MARGINS]
+        cells = [str(run.iterations) if run else "" for run in ours]
+        ratio = f"{ours[0].iterations / space(layers):.2e}" if ours[0] else ""
+        body.append((titles[name], str(layers), f"{space(layers):.2e}", str(theirs), *cells, ratio))
+    header = ("network", "layers", "space", "printed", *(f"ours at {percent(margin)}" for margin in MARGINS), "ratio")
+    return Table(f"{FIGURE}: configurations scored", header, tuple(body))
+
+
+def _cost_tables(record: Record) -> list[Table]:
+    body = [
+        (
+            TITLES[name], method, percent(margin), str(run.iterations), str(run.samples or ""), f"{run.seconds:.1f}",
+            f"{net.bits(run)}", f"{100 * run.validation:.2f}", f"{100 * run.test:.2f}",
+        )
+        for name in NETS
+        if (net := record.nets.get(name))
+        for margin in MARGINS
+        for method in (OURS, WHOLE, FAITHFUL, RESTRICTED, EXHAUSTIVE)
+        if (run := net.find(method, margin))
+    ]  # fmt: skip
+    header = ("network", "search", "margin", "scored", "images", "seconds", "bits", "validation %", "test %")
+    return [Table(f"{FIGURE}: what searches cost (recorded)", header, tuple(body))] if body else []
+
+
+def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
+    figure, axes = pictures.canvas(7.5, 3.9)
+    nets = record.tuned(MARGINS[0])
+    series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}
+    colours = {"the chapter": COLOURS["the chapter"]}
+    for margin, colour in zip(MARGINS, (COLOURS[OURS], "#56b4e9"), strict=True):
+        runs = [record.nets[net].find(OURS, margin) for net in nets]
+        series[f"weft tune, {percent(margin)}"] = [run.iterations if run else 0 for run in runs]
+        colours[f"weft tune, {percent(margin)}"] = colour
+    pictures.grouped_bars(axes[0], [TITLES[net] for net in nets], series, colours)
+    axes[0].set_ylabel("configurations scored")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "table3-5-iterations", f"{FIGURE}: what a search takes (printed: at 7 %)")

@@ -1,0 +1,130 @@
+"""Which searches are made of a network: every method at both margins, what they cost, and what was varied."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from weft.numbers.configuration import Configuration
+from weft.tuning.baselines.stripes import covering
+from weft.tuning.network import ROLES, Network
+from weft.tuning.objective import DEFAULT
+from weft.tuning.platform import Platform, parse_platform
+from weft.tuning.search.bias import BIAS_RULES, BiasRule
+from weft.tuning.tuner import tune
+from weft_papers.libnumber.lab import (
+    BIAS_RULE,
+    BOTH,
+    EXHAUSTIVE,
+    FAITHFUL,
+    MARGINS,
+    OURS,
+    RELAXED,
+    RESTRICTED,
+    RISTRETTO,
+    SERIAL,
+    SMALL,
+    START,
+    STRIPES,
+    WHOLE,
+)
+from weft_papers.libnumber.recorded import Option
+
+SERIAL_MARGIN = 0.01
+"""Of the comparison on bit-serial hardware, and of what is varied."""
+MORE_MARGINS = (0.002, 0.005, 0.02, 0.03, 0.05, 0.1)
+SHARES = (0.05, 0.1, 0.3, 0.5)
+STARTS = (-1, 1)
+"""Where biases begin, counted from the chapter's."""
+USUAL_RULE: BiasRule = inspect.signature(tune).parameters["bias"].default
+RULES: tuple[Option, ...] = tuple(rule for rule in BIAS_RULES if rule != USUAL_RULE)
+VARIED = ("lenet", "cuda-convnet")
+"""Networks on which everything is varied."""
+
+
+class Enumerated(NamedTuple):
+    """A space that is small enough to try all of it."""
+
+    formats: list[str]
+    biases: range
+    """Of every object, counted from the first."""
+
+
+ENUMERATED = {
+    ("lenet", 0.07): Enumerated(["FIXED 2..4", "EXP 2..3"], range(5)),
+    ("lenet", 0.01): Enumerated(["FIXED 2..4", "EXP 2..3"], range(5)),
+    ("cuda-convnet", 0.07): Enumerated(["FIXED 3..5"], range(3)),
+    ("cuda-convnet", 0.01): Enumerated(["FIXED 5..7"], range(4)),
+}
+COVERING = "covering"
+"""Option of Ristretto: inputs have the integer bit that its code takes from them."""
+MACS = "macs"
+"""Option of the inputs-only search: the objective counts products, not bits that are stored."""
+MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
+
+
+class Job(NamedTuple):
+    """One search."""
+
+    method: str
+    margin: float
+    option: Option = None
+
+
+def jobs(net: str) -> list[Job]:
+    """All searches of a network, those that the tables need first."""
+    found = [Job(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
+    found += [Job(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
+    found += [Job(SERIAL, SERIAL_MARGIN), Job(SERIAL, SERIAL_MARGIN, MACS)]
+    found += [Job(FAITHFUL, margin) for margin in MARGINS]
+    found += [Job(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
+    found += [
+        Job(method, margin) for margin in MARGINS for method in (RESTRICTED, EXHAUSTIVE) if (net, margin) in ENUMERATED
+    ]
+    found += [Job(WHOLE, SERIAL_MARGIN), *(Job(BOTH, margin) for margin in MARGINS)]
+    if net in VARIED:
+        found += [Job(OURS, margin) for margin in MORE_MARGINS]
+        found += [Job(SMALL, SERIAL_MARGIN, share) for share in SHARES]
+        found += [Job(START, SERIAL_MARGIN, shift) for shift in STARTS]
+    return found
+
+
+def settings(network: Network, job: Job) -> dict[str, Any]:
+    """What a way to search is called with, beside the margin."""
+    ways: dict[str, dict[str, Any]] = {
+        FAITHFUL: {"faithful": True},
+        WHOLE: {"two_passes": False},
+        BOTH: {"layerwise": "BOTH"},
+        BIAS_RULE: {"bias": job.option},
+        SERIAL: {
+            "platform": "stripes",
+            "layerwise": "ACT-ONLY",
+            "base": sixteen_bits(network),
+            "objective": MACS_OBJECTIVE if job.option == MACS else DEFAULT,
+        },
+    }
+    if job.method == RESTRICTED:
+        return {"platform": enumerated(network.name, job.margin)}
+    return ways.get(job.method, {})
+
+
+def enumerated(net: str, margin: float) -> Platform:
+    """Few enough formats to try all."""
+    return parse_platform({"name": "enumerated", "formats": ENUMERATED[net, margin].formats}, "enumerated")
+
+
+def sixteen_bits(network: Network) -> Configuration:
+    """Fixed point throughout, the baseline of bit-serial hardware."""
+    return Configuration(
+        {name: covering(target, role) for target in network.targets for role in ROLES for name in target.objects(role)}
+    )
+
+
+def started(network: Network, shift: float) -> Network:
+    """Every bias begins *shift* higher: as if all values were so many times half as large."""
+    by = 2.0**-shift
+    targets = [
+        replace(each, weight_max=each.weight_max * by, input_max=each.input_max * by) for each in network.targets
+    ]
+    return replace(network, targets=tuple(targets))

@@ -1,0 +1,126 @@
+"""What the parts share: the four networks, the methods, and how small a configuration makes a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import NamedTuple
+
+from weft.errors import InputError
+from weft.numbers.configuration import Configuration
+from weft.numbers.spelling import label
+from weft.tuning.network import Network
+from weft.tuning.objective import total_bits
+from weft_papers.layerweaver.lab import mean
+
+PAPER = "libnumber"
+MARGINS = (0.07, 0.01)
+LENET = "lenet"
+TITLES = {"mlp-m": "MLP-M", "mlp-c": "MLP-C", "lenet": "LeNet", "cuda-convnet": "Cuda-convnet"}
+NETS = tuple(TITLES)
+"""The chapter's networks that can be trained from data in packages."""
+
+OURS, FAITHFUL, WHOLE, BOTH, SERIAL = "weft", "faithful", "full set only", "layer-wise inputs", "inputs only"
+RISTRETTO, RELAXED, STRIPES = "Ristretto", "relaxed Ristretto", "Stripes"
+INT8, INT8_CHANNELS = "int8", "int8 per channel"
+SMALL, BIAS_RULE, START = "small set", "bias rule", "first bias"
+EXHAUSTIVE, RESTRICTED = "exhaustive", "restricted"
+REPAIRED = " repaired"
+"""Behind a baseline's name: its own answer failed and was widened until it passed."""
+LABELS = {
+    OURS: "weft tune",
+    BOTH: "weft tune, inputs layer by layer too",
+    SERIAL: "weft tune, inputs only",
+    RISTRETTO: "Ristretto",
+    RELAXED: "relaxed Ristretto",
+    STRIPES: "Stripes",
+    INT8: "int8 (ONNX Runtime)",
+    INT8_CHANNELS: "int8 per channel",
+}
+COLOURS = {
+    "FLOAT 32": "#1f2933",
+    OURS: "#009e73",
+    BOTH: "#56b4e9",
+    SERIAL: "#009e73",
+    RISTRETTO: "#e69f00",
+    RELAXED: "#d55e00",
+    STRIPES: "#0072b2",
+    INT8: "#8f8f8f",
+    INT8_CHANNELS: "#b9c0c8",
+    "the chapter": "#cc79a7",
+}
+FLOAT_BITS = 32
+
+
+class Sizes(NamedTuple):
+    """Bits of a network's targets, for one sample."""
+
+    weights: int
+    activations: int
+
+    @property
+    def both(self) -> int:
+        return self.weights + self.activations
+
+
+def sizes(network: Network, configuration: Configuration) -> Sizes:
+    return Sizes(*total_bits(network, configuration))
+
+
+def plain_sizes(network: Network) -> Sizes:
+    """In float32."""
+    return Sizes(FLOAT_BITS * network.weights, FLOAT_BITS * network.inputs)
+
+
+def by_mean_size(reductions: Iterable[float]) -> float:
+    """How many times smaller the mean of the sizes is, each over its float32: what the chapter's averages fit best."""
+    return 1 / mean(1 / each for each in reductions)
+
+
+def percent(margin: float) -> str:
+    return f"{100 * margin:g} %"
+
+
+def shown(network: Network, configuration: Configuration, *, bias: bool = False) -> str:
+    """As in Table III.4: what the inputs have, then the weights layer by layer."""
+    inputs = [label(configuration[target.objects("input")[0]], bias=bias) for target in network.targets]
+    weights = [label(configuration[target.objects("weight")[0]], bias=bias) for target in network.targets]
+    alike = inputs[:1] if len(set(inputs)) == 1 else inputs
+    return f"{'-'.join(alike)} / {'-'.join(weights)}"
+
+
+class Printed(NamedTuple):
+    """A configuration of Table III.4: widths and types, no biases."""
+
+    inputs: str
+    weights: tuple[str, ...]
+
+    @property
+    def input_bits(self) -> int:
+        return int(self.inputs[1:])
+
+    @property
+    def weight_bits(self) -> tuple[int, ...]:
+        return tuple(int(each[1:]) for each in self.weights)
+
+
+def printed_configurations() -> dict[str, dict[str, str]]:
+    """Network -> framework -> as the table prints it."""
+    text = (resources.files("weft_papers") / "data" / f"{PAPER}.json").read_text("utf-8")
+    found: dict[str, dict[str, str]] = json.loads(text)["configurations"]
+    return found
+
+
+def parse_printed(text: str, layers: int) -> Printed:
+    """``I3 / E3-E2-E3``, or ``I8 / I8 in every layer``."""
+    inputs, _, weights = text.partition(" / ")
+    formats = (weights.split()[0],) * layers if weights.endswith("in every layer") else tuple(weights.split("-"))
+    if len(formats) != layers:
+        raise InputError(f"{text!r} has {len(formats)} formats for {layers} layers")
+    return Printed(inputs, formats)
+
+
+def by_title(found: Mapping[str, object]) -> list[str]:
+    """The networks that are there, in the chapter's order."""
+    return [net for net in NETS if net in found]

@@ -1,0 +1,266 @@
+"""The chapter's large networks: sizes and speeds of the configurations that Table III.4 prints, without their accuracy.
+
+Nobody can score them here, the data is not to be had; but what a printed configuration stores and computes follows from
+the architecture. GoogleNet and DarkNet are left out: the table has a format too few for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.models.layer import Gemm, Layer, Model
+from weft.models.zoo import load
+from weft.numbers.configuration import AnyFormat, Configuration
+from weft.numbers.format import EXP, FIXED
+from weft.tuning.geometry import Work, work_of
+from weft.tuning.network import Network, Target
+from weft.tuning.speed import bit_serial, bit_serial_ideal, word_packing
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.layerweaver.lab import geomean, mean
+from weft_papers.libnumber.lab import (
+    COLOURS,
+    OURS,
+    RISTRETTO,
+    TITLES,
+    by_mean_size,
+    parse_printed,
+    plain_sizes,
+    printed_configurations,
+    sizes,
+)
+from weft_papers.libnumber.recorded import Record
+
+FIGURE = "Table III.4"
+LIBNUMBER = "libnumber"
+
+
+class Conv(NamedTuple):
+    """A convolution of a network without branches, and the pool behind it."""
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    pad: int | None = None
+    """Without it, the size is kept at stride 1."""
+    pool: tuple[int, int] | None = None
+    """Size and stride."""
+
+
+POOL, HALF = (3, 2), (2, 2)
+NIN = (
+    Conv(96, 11, 4, 0), Conv(96, 1), Conv(96, 1, pool=POOL),
+    Conv(256, 5), Conv(256, 1), Conv(256, 1, pool=POOL),
+    Conv(384, 3), Conv(384, 1), Conv(384, 1, pool=POOL),
+    Conv(1024, 3), Conv(1024, 1), Conv(1000, 1),
+)  # fmt: skip
+"""Network in Network for ImageNet (Lin, Chen and Yan 2014), as Caffe has it, at 224 pixels."""
+TINY_YOLO = (
+    *(Conv(filters, 3, pool=HALF) for filters in (16, 32, 64, 128, 256)),
+    Conv(512, 3), Conv(1024, 3), Conv(1024, 3), Conv(125, 1),
+)  # fmt: skip
+"""Tiny YOLO for VOC (Redmon and Farhadi 2017), at 416 pixels; its last pool has stride 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Large:
+    """A network whose formats are printed, and what they come to."""
+
+    title: str
+    network: Network
+    work: tuple[Work, ...]
+    configurations: Mapping[str, Configuration]
+    """By framework."""
+
+    def reduction(self, framework: str) -> float:
+        """Of the weights."""
+        return plain_sizes(self.network).weights / sizes(self.network, self.configurations[framework]).weights
+
+    def storage(self, framework: str) -> float:
+        return plain_sizes(self.network).both / sizes(self.network, self.configurations[framework]).both
+
+    @property
+    def below_ristretto(self) -> float:
+        """By how many per cent libnumber's storage lies below."""
+        return 100 * (1 - self.storage(RISTRETTO) / self.storage(LIBNUMBER))
+
+
+def convnet(name: str, side: int, convolutions: Sequence[Conv]) -> Model:
+    """A network without branches that takes square pictures."""
+    layers, channels = [], 3
+    for number, each in enumerate(convolutions, 1):
+        pad = (each.kernel - 1) // 2 if each.pad is None else each.pad
+        out = (side + 2 * pad - each.kernel) // each.stride + 1
+        taps = each.kernel**2
+        gemm = Gemm(out**2, channels * taps, each.filters, kernel=taps)
+        layers.append(
+            Layer(f"conv{number}", "conv", "Conv", gemm, channels * taps * each.filters,
+                  input_elements=channels * side**2, output_elements=each.filters * out**2)
+        )  # fmt: skip
+        side, channels = out, each.filters
+        if each.pool:
+            size, stride = each.pool
+            side = -(-(side - size) // stride) + 1
+    return Model(name, tuple(layers))
+
+
+def _block(layer: str) -> str:
+    return layer.rpartition(".")[0] or layer
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "AlexNet": lambda: load("caffenet"),
+    "NiN": lambda: convnet("nin", 224, NIN),
+    "VGG-16": lambda: load("vgg16"),
+    "ResNet-50": lambda: load("resnet50"),
+    "Tiny YOLO": lambda: convnet("tiny-yolo", 416, TINY_YOLO),
+}
+
+
+def network_of(model: Model) -> Network:
+    """Its convolutions; those of a residual block share a format."""
+    blocks: dict[str, list[Layer]] = {}
+    for layer in model.layers:
+        if layer.kind == "conv":
+            blocks.setdefault(_block(layer.name), []).append(layer)
+    targets = [
+        Target(
+            name, sum(each.weights for each in layers), sum(each.input_elements for each in layers), 0.0, 0.0,
+            sum(each.macs for each in layers), tuple(each.name for each in layers) if len(layers) > 1 else (),
+        )
+        for name, layers in blocks.items()
+    ]  # fmt: skip
+    return Network(model.name, tuple(targets))
+
+
+def printed(network: Network, text: str) -> Configuration:
+    """Of Table III.4, biases left at their defaults: they change neither size nor speed."""
+    given = parse_printed(text, len(network.targets))
+    formats: dict[str, AnyFormat] = {}
+    for target, weight in zip(network.targets, given.weights, strict=True):
+        formats |= dict.fromkeys(target.objects("weight"), _format(weight))
+        formats |= dict.fromkeys(target.objects("input"), _format(given.inputs))
+    return Configuration(formats)
+
+
+def _format(text: str) -> AnyFormat:
+    return {"I": FIXED, "E": EXP}[text[0]](int(text[1:]))
+
+
+@lru_cache(maxsize=1)
+def large_networks() -> tuple[Large, ...]:
+    every = printed_configurations()
+    found = []
+    for title, make in MODELS.items():
+        model = make()
+        network = network_of(model)
+        configurations = {framework: printed(network, text) for framework, text in every[title].items()}
+        found.append(Large(title, network, work_of(model, network), configurations))
+    return tuple(found)
+
+
+def small_networks(record: Record) -> list[Large]:
+    """Ours with the formats that the chapter prints for them."""
+    every = printed_configurations()
+    return [
+        Large(
+            TITLES[name], net.network, (),
+            {framework: printed(net.network, text) for framework, text in every[TITLES[name]].items()},
+        )
+        for name, net in record.nets.items()
+    ]  # fmt: skip
+
+
+def printed_sizes(paper: dict[str, Published], out: Path, record: Record) -> Part:
+    """What the chapter's own table says of its averages, and what the large networks would gain in speed."""
+    large = large_networks()
+    every = [*large, *small_networks(record)]
+    return Part((*_size_rows(paper, every), *_speed_rows(paper, large)), (_table(every), _speeds(large)),
+                (_drawn(out, large),))  # fmt: skip
+
+
+def _size_rows(paper: dict[str, Published], every: Sequence[Large]) -> list[Row]:
+    weights, both = ([each.reduction(LIBNUMBER) for each in every], [each.storage(LIBNUMBER) for each in every])
+    below = {each.title: each.below_ristretto for each in every}
+    who = f"recomputed from Table III.4 for {len(every)} of the eleven networks"
+    rows = [
+        _row(paper, "parameters smaller", "parameters_7", by_mean_size(weights), "x",
+             f"{who} as the mean size; geometric mean {geomean(weights):.2f}, mean {mean(weights):.2f}; layers of the "
+             "MLPs are as large as ours"),
+        _row(paper, "storage smaller", "storage_7", by_mean_size(both), "x",
+             f"{who}, with the inputs of one picture; geometric mean {geomean(both):.2f}, mean {mean(both):.2f}"),
+        _row(paper, "storage below Ristretto's", "storage_below_ristretto", mean(below.values()), "%",
+             f"{who}; from {min(below.values()):.1f} to {max(below.values()):.1f} %"),
+    ]  # fmt: skip
+    if mlp := below.get("MLP-C"):
+        rows.append(
+            _row(paper, "storage below Ristretto's, MLP-C,", "storage_below_ristretto_mlp-c", mlp, "%",
+                 "layers of our MLP-C: 3072-512-256-128-10")
+        )  # fmt: skip
+    return rows
+
+
+def _row(paper: dict[str, Published], what: str, key: str, value: float, unit: str, why: str) -> Row:
+    theirs = paper[key].value
+    return Row(FIGURE, f"{what} by the printed formats", theirs, value, unit, beside(value, theirs, why))
+
+
+def _speed_rows(paper: dict[str, Published], large: Sequence[Large]) -> list[Row]:
+    ours, theirs = ([word_packing(each.work, each.configurations[framework]).network for each in large]
+                    for framework in (LIBNUMBER, RISTRETTO))  # fmt: skip
+    gain = 100 * (geomean(ours) / geomean(theirs) - 1)
+    names = ", ".join(each.title for each in large)
+    return [
+        Row("Fig. III.6(a)", "FPGA speed-up of the printed formats, geomean", paper["fpga"].value, geomean(ours), "x",
+            beside(geomean(ours), paper["fpga"].value, f"a packing proxy, not synthesis: products that fit into a word "
+                   f"of 32 bits; {names}")),
+        Row("Fig. III.6(a)", "the same over Ristretto's printed formats", paper["fpga_over_ristretto"].value, gain, "%",
+            f"not synthesis either: 32 // 8 = 32 // 7 = 4, so that few bits fewer gain nothing; {geomean(ours):.2f} "
+            f"and {geomean(theirs):.2f}"),
+    ]  # fmt: skip
+
+
+def _table(every: Sequence[Large]) -> Table:
+    body = tuple(
+        (
+            each.title, f"{each.network.weights / 1e6:.2f}", f"{each.network.inputs / 1e6:.3f}",
+            *(f"{each.reduction(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)),
+            *(f"{each.storage(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)), f"{each.below_ristretto:.1f}",
+        )
+        for each in every
+    )  # fmt: skip
+    header = ("network", "weights M", "inputs M", "libnumber: weights x", "Ristretto: weights x",
+              "libnumber: storage x", "Ristretto: storage x", "below Ristretto %")  # fmt: skip
+    return Table(f"{FIGURE}: sizes of the printed configurations (no accuracy is claimed)", header, body)
+
+
+def _speeds(large: Sequence[Large]) -> Table:
+    models = (word_packing, bit_serial_ideal, bit_serial)
+    body = tuple(
+        (each.title, framework, *(f"{model(each.work, configuration).network:.2f}" for model in models))
+        for each in large
+        for framework, configuration in each.configurations.items()
+    )
+    header = ("network", "formats", "word packing x", "bit-serial ideal x", "bit-serial structural x")
+    return Table(f"{FIGURE}: speeds of the printed configurations, by model", header, body)
+
+
+def _drawn(out: Path, large: Sequence[Large]) -> Figure:
+    figure, axes = pictures.canvas(11, 3.8, 1, 3)
+    colours = {LIBNUMBER: COLOURS[OURS], RISTRETTO: COLOURS[RISTRETTO]}
+    panels: tuple[tuple[str, Callable[[Large, str], float]], ...] = (
+        ("weights smaller (x)", Large.reduction),
+        ("word packing, proxy (x)", lambda each, name: word_packing(each.work, each.configurations[name]).network),
+        ("bit-serial, ideal (x)", lambda each, name: bit_serial_ideal(each.work, each.configurations[name]).network),
+    )
+    for axis, (title, value) in zip(axes, panels, strict=True):
+        series = {name: [value(each, name) for each in large] for name in colours}
+        pictures.grouped_bars(axis, [each.title for each in large], series, colours)
+        axis.tick_params(axis="x", labelsize=7)
+        pictures.heading(axis, title)
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "table3-4-large", "Table III.4: what the printed formats of large networks give")

@@ -1,0 +1,196 @@
+"""What was tuned on the full data, and kept: the file that ``benchmarks/number_formats.py`` writes.
+
+Configurations are kept as their text and all scores as they were found. Sizes, ratios and speeds are not in there: the
+parts compute them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.errors import InputError
+from weft.jsonfile import read_json
+from weft.numbers.configuration import Configuration, parse_configuration
+from weft.tuning.network import Network, Target
+from weft.tuning.trials import Kept, Trial, Tuning
+from weft_papers.libnumber.lab import NETS, OURS, REPAIRED, sizes
+
+FORMAT = 1
+SHIPPED = "results.json"
+Option = float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One search, or one configuration, and what it scored."""
+
+    method: str
+    margin: float
+    configuration: Configuration
+    validation: float
+    """On all images that it was tuned on."""
+    test: float
+    """On images that no search saw."""
+    base: float
+    """What the margin is taken from: a score on the validation images."""
+    feasible: bool
+    iterations: int
+    """Configurations that were scored."""
+    samples: int
+    """Images, of the small set and the full one together."""
+    seconds: float
+    option: Option = None
+    """What was varied, where a method was run in several ways."""
+    note: str = ""
+
+    @property
+    def key(self) -> tuple[str, float, Option]:
+        return self.method, self.margin, self.option
+
+
+class Widths(NamedTuple):
+    """Accuracy over the width of fixed point, Figure II.5(a)."""
+
+    bits: tuple[int, ...]
+    weights: tuple[float, ...]
+    """Of the network with only its weights in so many bits."""
+    both: tuple[float, ...]
+    """With its inputs too."""
+
+
+class Int8(NamedTuple):
+    """The whole network in int8 by ONNX Runtime's quantizer."""
+
+    validation: float
+    test: float
+    weights: int
+    scale_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetRecord:
+    """All about one network."""
+
+    name: str
+    sha256: str
+    """Of the model file that was tuned."""
+    training: str
+    """How it was made."""
+    network: Network
+    validation: float
+    """In float32."""
+    test: float
+    images: Mapping[str, int]
+    """How many: small, full (both validation images) and test."""
+    widths: Widths | None
+    int8: Mapping[str, Int8]
+    runs: tuple[Run, ...]
+    path: Tuning | None
+    """One search with all its trials, where it was kept."""
+
+    def find(self, method: str, margin: float, option: Option = None) -> Run | None:
+        return next((run for run in self.runs if run.key == (method, margin, option)), None)
+
+    def passing(self, method: str, margin: float, *, plain: bool = False) -> Run | None:
+        """The smallest configuration that a method found within the margin, in any of its ways, repaired or not.
+
+        *plain*: as it was published, repaired only where it fails.
+        """
+        runs = [run for run in self.runs if run.margin == margin and run.method in (method, method + REPAIRED)]
+        ways = [run for run in runs if run.feasible and not (plain and run.option)]
+        return min(ways, key=self.bits, default=None)
+
+    def bits(self, run: Run) -> int:
+        """Of all weights and of the activations of one sample."""
+        return sizes(self.network, run.configuration).both
+
+    def options(self, method: str, margin: float) -> list[Run]:
+        """All ways in which a method was run, by what was varied."""
+        return [run for run in self.runs if (run.method, run.margin) == (method, margin)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """All that one file holds."""
+
+    machine: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    nets: Mapping[str, NetRecord]
+
+    def tuned(self, margin: float) -> list[str]:
+        """Networks with a result of ours at a margin, in the chapter's order."""
+        return [net for net in NETS if net in self.nets and self.nets[net].find(OURS, margin)]
+
+
+def read(path: Path | None = None) -> Record:
+    """A file of the script; the shipped one where none is named."""
+    with resources.as_file(resources.files("weft_papers") / "data" / "libnumber" / SHIPPED) as shipped:
+        raw = read_json(path or shipped, InputError)
+    return parse_record(raw, str(path or SHIPPED))
+
+
+def parse_record(raw: Mapping[str, Any], source: str) -> Record:
+    try:
+        if raw["format"] != FORMAT:
+            raise InputError(f"{source}: format {raw['format']!r}; this version reads {FORMAT}")
+        nets = {name: _net(name, each) for name, each in raw["nets"].items()}
+        return Record(raw["machine"], raw["settings"], nets)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{source}: not a file of benchmarks/number_formats.py: {error!r}") from error
+
+
+def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
+    targets = tuple(Target(**{**each, "branches": tuple(each["branches"])}) for each in raw["targets"])
+    network = Network(name, targets)
+    widths = raw.get("widths")
+    return NetRecord(
+        name, raw["sha256"], raw["training"], network, raw["validation"], raw["test"], raw["images"],
+        Widths(*(tuple(widths[field]) for field in Widths._fields)) if widths else None,
+        {kind: Int8(**each) for kind, each in raw.get("int8", {}).items()},
+        tuple(_run(each) for each in raw["runs"]),
+        _tuning(network, raw["path"]) if raw.get("path") else None,
+    )  # fmt: skip
+
+
+def _run(raw: Mapping[str, Any]) -> Run:
+    return Run(**{**raw, "configuration": parse_configuration(raw["configuration"])})
+
+
+_PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objective", "base", "thresholds", "samples")
+"""Of a search: what JSON can hold as it is."""
+
+
+def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
+    values: dict[str, Any] = {key: raw[key] for key in _PLAIN}
+    values |= {key: parse_configuration(raw[key]) for key in ("configuration", "base_configuration")}
+    trials = tuple(
+        Trial(**{**each, "configuration": parse_configuration(each["configuration"])}) for each in raw["trials"]
+    )
+    path = tuple(Kept(**{**each, "configuration": parse_configuration(each["configuration"])}) for each in raw["path"])
+    return Tuning(network=network, trials=trials, path=path, **values)
+
+
+# and back
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    return {field.name: getattr(run, field.name) for field in fields(run)} | {"configuration": run.configuration.text}
+
+
+def targets_json(network: Network) -> list[dict[str, Any]]:
+    return [asdict(target) for target in network.targets]
+
+
+def tuning_json(tuning: Tuning) -> dict[str, Any]:
+    """With every trial, for the picture of the search."""
+    return {key: getattr(tuning, key) for key in _PLAIN} | {
+        "configuration": tuning.configuration.text,
+        "base_configuration": tuning.base_configuration.text,
+        "trials": [trial._asdict() | {"configuration": trial.configuration.text} for trial in tuning.trials],
+        "path": [kept._asdict() | {"configuration": kept.configuration.text} for kept in tuning.path],
+    }

@@ -1,0 +1,125 @@
+"""What the chapter leaves open, one at a time: the margin, the small set, where biases begin and how they are raised.
+
+All recorded; sizes are computed again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.libnumber.compression import storage_reduction
+from weft_papers.libnumber.jobs import SERIAL_MARGIN
+from weft_papers.libnumber.lab import BIAS_RULE, MARGINS, OURS, SMALL, START, TITLES, by_title, percent, shown
+from weft_papers.libnumber.recorded import NetRecord, Record, Run
+
+FIGURE = "sensitivity"
+STUDIES = {SMALL: "share of the images in the small set", START: "bias at the start, from the chapter's",
+           BIAS_RULE: "how biases are raised"}  # fmt: skip
+
+
+def sensitivity(out: Path, record: Record) -> Part:
+    nets = [record.nets[name] for name in by_title(record.nets)]
+    rows = [row for net in nets for row in (*_margin_rows(net), *_varied_rows(record, net))]
+    body = tuple(cells for net in nets for cells in _cells(record, net))
+    if not rows or not body:
+        return Part()
+    header = ("network", "varied", "value", "margin", "formats", "storage x", "test %", "scored", "images")
+    table = Table(f"{FIGURE}: our search with one thing changed (recorded)", header, body)
+    return Part(tuple(rows), (table,), (_drawn(out, record, nets),))
+
+
+def by_margin(net: NetRecord) -> list[Run]:
+    """Our search at every margin that was recorded, the tightest first."""
+    return sorted((run for run in net.runs if run.method == OURS), key=lambda run: run.margin)
+
+
+def varied(record: Record, net: NetRecord, study: str, margin: float) -> dict[str, Run]:
+    """Value -> search, the usual one among them."""
+    usual = net.find(OURS, margin)
+    found = {_value(run): run for run in net.options(study, margin)}
+    names = {
+        SMALL: f"{record.settings.get('small_share', 0.2):g}",
+        START: "+0",
+        BIAS_RULE: str(record.settings.get("bias", "chapter")),
+    }
+    if not found or usual is None:
+        return {}
+    every = found | {names[study]: usual}
+    return dict(sorted(every.items(), key=lambda each: each[0] if study == BIAS_RULE else float(each[0])))
+
+
+def _value(run: Run) -> str:
+    if run.method == START:
+        return f"{run.option:+d}" if isinstance(run.option, int) else str(run.option)
+    return f"{run.option:g}" if isinstance(run.option, float) else str(run.option)
+
+
+def _margin_rows(net: NetRecord) -> list[Row]:
+    runs = by_margin(net)
+    if len(runs) < 2:
+        return []
+    tight, loose = runs[0], runs[-1]
+    text = ", ".join(f"{percent(run.margin)}: {storage_reduction(net, run):.2f}" for run in runs)
+    return [
+        Row(FIGURE, f"storage smaller at {percent(tight.margin)}, {TITLES[net.name]}", None,
+            storage_reduction(net, tight), "x", f"at {text}; {percent(loose.margin)} is the loosest"),
+    ]  # fmt: skip
+
+
+def _varied_rows(record: Record, net: NetRecord) -> list[Row]:
+    rows = []
+    for study, what in STUDIES.items():
+        for margin in MARGINS:
+            if runs := varied(record, net, study, margin):
+                sizes = {value: storage_reduction(net, run) for value, run in runs.items()}
+                text = ", ".join(f"{value}: {size:.2f} ({runs[value].samples} images)" for value, size in sizes.items())
+                rows.append(
+                    Row(FIGURE, f"least storage gain over {what}, {TITLES[net.name]}, {percent(margin)}", None,
+                        min(sizes.values()), "x", f"at {text}")
+                )  # fmt: skip
+    return rows
+
+
+def _cells(record: Record, net: NetRecord) -> list[tuple[str, ...]]:
+    studies = [("margin", percent(run.margin), run) for run in by_margin(net)]
+    for study, what in STUDIES.items():
+        for margin in MARGINS:
+            studies += [(what, value, run) for value, run in varied(record, net, study, margin).items()]
+    return [
+        (
+            TITLES[net.name], what, value, percent(run.margin), shown(net.network, run.configuration, bias=True),
+            f"{storage_reduction(net, run):.2f}", f"{100 * run.test:.2f}", str(run.iterations), str(run.samples),
+        )
+        for what, value, run in studies
+    ]  # fmt: skip
+
+
+def _drawn(out: Path, record: Record, nets: list[NetRecord]) -> Figure:
+    figure, axes = pictures.canvas(13, 3.7, 1, 4)
+    for place, net in enumerate(nets):
+        runs = by_margin(net)
+        _line(axes[0], place, net, [100 * run.margin for run in runs], [storage_reduction(net, run) for run in runs])
+        for axis, study in zip(axes[1:], STUDIES, strict=True):
+            found = varied(record, net, study, SERIAL_MARGIN)
+            if study == BIAS_RULE and found:
+                axis.set_xticks(range(len(found)), sorted(found))
+            places = [float(sorted(found).index(value) if study == BIAS_RULE else value) for value in found]
+            _line(axis, place, net, places, [storage_reduction(net, run) for run in found.values()])
+    axes[0].set_xlabel("margin (%)")
+    axes[0].set_ylabel("storage smaller (x)")
+    for axis, what in zip(axes[1:], STUDIES.values(), strict=True):
+        axis.set_xlabel(what, fontsize=8.5)
+    pictures.heading(axes[0], "the margin")
+    for axis in axes[1:]:
+        pictures.heading(axis, f"at {percent(SERIAL_MARGIN)}")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "sensitivity", "Our search with one thing changed (recorded)")
+
+
+def _line(axis: Axes, place: int, net: NetRecord, x: list[float], y: list[float]) -> None:
+    axis.plot(x, y, color=pictures.MODELS[place], marker=pictures.MARKS[place], markersize=4.5, linewidth=1.5,
+              label=TITLES[net.name])  # fmt: skip

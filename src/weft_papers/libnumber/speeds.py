@@ -1,0 +1,161 @@
+"""Figure III.6: what the recorded formats would gain on hardware, by three models that are computed anew.
+
+(a) The chapter synthesises for an FPGA; ours is a proxy: as many products at once as operands fit into a word.
+(b) Bit-serial hardware takes one cycle for each bit of an input: ideally, and with the waste of a real array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from weft.models.classifiers import model_path
+from weft.models.layer import Model
+from weft.models.onnx_import import import_onnx
+from weft.numbers.configuration import Configuration
+from weft.tuning.geometry import Work, work_of
+from weft.tuning.speed import Speedup, bit_serial, bit_serial_ideal, word_packing
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.layerweaver.lab import geomean
+from weft_papers.libnumber.jobs import MACS, SERIAL_MARGIN
+from weft_papers.libnumber.lab import (
+    COLOURS,
+    LABELS,
+    MARGINS,
+    OURS,
+    RISTRETTO,
+    SERIAL,
+    STRIPES,
+    TITLES,
+    percent,
+)
+from weft_papers.libnumber.recorded import NetRecord, Record
+
+FIGURE = "Fig. III.6"
+ON_FPGA = (OURS, RISTRETTO, STRIPES)
+SERIALLY = (SERIAL, RISTRETTO, STRIPES)
+SpeedModel = Callable[[Sequence[Work], Configuration], Speedup]
+
+
+@lru_cache(maxsize=8)
+def model_of(name: str) -> Model:
+    """One of the four, as the cost models see it."""
+    return import_onnx(model_path(name))
+
+
+def figure_6(paper: dict[str, Published], out: Path, record: Record) -> Part:
+    rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
+    tables = [_table(record, ON_FPGA, MARGINS[0], {"word packing": word_packing})]
+    serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
+    tables.append(_table(record, (SERIAL, f"{SERIAL} {MACS}", RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
+    found = [table for table in tables if table.rows]
+    return Part(tuple(rows), tuple(found), (_drawn(paper, out, record),) if rows else ())
+
+
+def speedups(record: Record, method: str, margin: float, model: SpeedModel) -> dict[str, float]:
+    """Network -> how many times faster, where the method keeps the margin."""
+    found = {}
+    for name in record.tuned(margin):
+        net = record.nets[name]
+        if configuration := _configuration(net, method, margin):
+            found[name] = model(work_of(model_of(name), net.network), configuration).network
+    return found
+
+
+def _configuration(net: NetRecord, method: str, margin: float) -> Configuration | None:
+    kind, option = (SERIAL, MACS) if method == f"{SERIAL} {MACS}" else (method, None)
+    run = net.find(kind, margin, option) if kind == SERIAL else net.passing(kind, margin)
+    return run.configuration if run else None
+
+
+def _common(record: Record, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
+    """Of the networks that all methods have."""
+    every = {method: speedups(record, method, margin, model) for method in methods}
+    shared = [net for net in record.tuned(margin) if all(net in found for found in every.values())]
+    return {method: [found[net] for net in shared] for method, found in every.items()} if shared else {}
+
+
+def _fpga_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+    found = _common(record, ON_FPGA, MARGINS[0], word_packing)
+    if not found:
+        return []
+    ours = geomean(found[OURS])
+    listed = ", ".join(f"{each:.2f}" for each in found[OURS])
+    rows = [
+        Row(f"{FIGURE}(a)", f"FPGA speed-up over FLOAT 32 at {percent(MARGINS[0])}, geomean", paper["fpga"].value, ours,
+            "x", beside(ours, paper["fpga"].value, f"a packing proxy, not synthesis, for our networks: {listed}")),
+    ]  # fmt: skip
+    for method, key in ((STRIPES, "fpga_over_stripes"), (RISTRETTO, "fpga_over_ristretto")):
+        gain = 100 * (ours / geomean(found[method]) - 1)
+        why = f"the same proxy for its formats: {', '.join(f'{each:.2f}' for each in found[method])}"
+        rows.append(Row(f"{FIGURE}(a)", f"the same over {LABELS[method]}", paper[key].value, gain, "%", why))
+    return rows
+
+
+def _serial_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+    ideal, real = (_common(record, SERIALLY, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
+    if not ideal:
+        return []
+    value, theirs = geomean(ideal[SERIAL]), paper["bit_serial"].value
+    others = ", ".join(f"{LABELS[method]} {geomean(ideal[method]):.2f}" for method in (RISTRETTO, STRIPES))
+    rows = [
+        Row(f"{FIGURE}(b)", f"ideal bit-serial speed-up over 16 bits at {percent(SERIAL_MARGIN)}, geomean", theirs,
+            value, "x", beside(value, theirs, f"our networks, not the chapter's five; {others}")),
+        Row(f"{FIGURE}(b)", "the same with the waste of a real array", None, geomean(real[SERIAL]), "x",
+            "fully connected layers gain nothing there: their weights arrive no faster"),
+    ]  # fmt: skip
+    if macs := speedups(record, f"{SERIAL} {MACS}", SERIAL_MARGIN, bit_serial_ideal):
+        rows.append(
+            Row(f"{FIGURE}(b)", "ideal, tuned for products instead of storage, geomean", None, geomean(macs.values()),
+                "x", "the objective is the user's to choose: sum(l.macs * l.input_bits for l in layers)")
+        )  # fmt: skip
+    return rows
+
+
+def _table(record: Record, methods: Sequence[str], margin: float, models: Mapping[str, SpeedModel]) -> Table:
+    body = []
+    for method in methods:
+        found = {title: speedups(record, method, margin, model) for title, model in models.items()}
+        label = LABELS.get(method, f"{LABELS[SERIAL]}, for products")
+        for net in record.tuned(margin):
+            cells = [f"{each[net]:.2f}" if net in each else "fails" for each in found.values()]
+            body.append((TITLES[net], label, *cells))
+    header = ("network", "method", *(f"{title} x" for title in models))
+    return Table(f"{FIGURE}: speed-ups of recorded formats at {percent(margin)}, computed", header, tuple(body))
+
+
+def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
+    figure, axes = pictures.canvas(12, 3.9, 1, 3)
+    panels = (
+        ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
+        ("(b) bit-serial, ideal, over 16 bits", SERIALLY, SERIAL_MARGIN, bit_serial_ideal, "bit_serial"),
+        ("(b) bit-serial, structural", SERIALLY, SERIAL_MARGIN, bit_serial, None),
+    )
+    for axis, (title, methods, margin, model, key) in zip(axes, panels, strict=True):
+        nets = record.tuned(margin)
+        if nets:
+            _bars(axis, record, nets, methods, margin, model)
+        if key:
+            pictures.paper_line(axis, paper[key].value, f"printed {paper[key].value:g}")
+        axis.set_ylabel("times faster")
+        pictures.heading(axis, f"{title}, {percent(margin)}")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "fig3-6-speeds", f"{FIGURE}: what the formats gain, by model")
+
+
+def _bars(
+    axis: Axes, record: Record, nets: Sequence[str], methods: Sequence[str], margin: float, model: SpeedModel
+) -> None:
+    series, colours = {}, {}
+    for method in methods:
+        found = speedups(record, method, margin, model)
+        label = LABELS[OURS if method == SERIAL else method]
+        known = [found[net] for net in nets if net in found]
+        series[label] = [*(found.get(net, 0.0) for net in nets), geomean(known) if known else 0.0]
+        colours[label] = COLOURS[method]
+    pictures.grouped_bars(axis, [*(TITLES[net] for net in nets), "geomean"], series, colours)
+    axis.tick_params(axis="x", labelsize=7)

@@ -1,0 +1,130 @@
+"""Tuning and weaving together, which the dissertation leaves to the future: a pair of models on one NPU.
+
+One model waits for its weights, the other for its products. Tuning the first leaves it less to fetch; both are then
+woven by weft's own policy. System throughput is counted against the models in the width of the device, alone, before
+and after, so that the numbers can be compared. MLP-C and Cuda-convnet have recorded formats that keep their accuracy;
+for BERT-large the width is a question only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from weft.costs.profiles import Profile, estimate
+from weft.devices import Npu
+from weft.models.layer import Model
+from weft.models.zoo import load
+from weft.simulation import simulate
+from weft.tuning.on_device import tuned_model
+from weft.workloads import Saturated
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.layerweaver.lab import device
+from weft_papers.libnumber.lab import COLOURS, MARGINS, OURS, TITLES, percent, shown
+from weft_papers.libnumber.recorded import Record
+from weft_papers.libnumber.speeds import model_of
+
+FIGURE = "weaving"
+COMPUTING, FETCHING = "cuda-convnet", "mlp-c"
+NPU = "tpuv3-like"
+WIDTHS = (16, 8, 6, 4)
+"""Bits of a weight of BERT-large; the device has 16."""
+POLICY = "weft"
+
+
+@dataclass(frozen=True, slots=True)
+class Woven:
+    """A pair of models on the device."""
+
+    name: str
+    weight_bytes: int
+    """Of the model that fetches."""
+    rates: tuple[float, ...]
+    """Queries a second of each model."""
+    alone_s: tuple[float, ...]
+    """Of the models as they are now."""
+    stp: float
+    """Against themselves, as they are now."""
+    worth: float
+    """Against the models before tuning."""
+
+
+def weaving(out: Path, record: Record, queries: int) -> Part:
+    npu = device(NPU)
+    tuned = _ours(record, npu, queries)
+    asked = _what_if(npu, queries)
+    tables = [_table(f"{TITLES[COMPUTING]} and {TITLES[FETCHING]}, formats that keep their accuracy", tuned)]
+    tables.append(_table("ResNet-50 and BERT-large, if its weights had so many bits (no accuracy is claimed)", asked))
+    rows = [*(_row(tuned[0], each) for each in tuned[1:]), *(_row(asked[0], each) for each in asked[1:])]
+    return Part(tuple(rows), tuple(table for table in tables if table.rows), (_drawn(out, tuned, asked),))
+
+
+def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, before: Woven | None) -> Woven:
+    profiles: list[Profile] = [estimate(model, npu) for model in models]
+    report = simulate(profiles, npu, POLICY, Saturated(queries, (1.0, 1.0))).report
+    rates = tuple(stream.progress / report.makespan_s for stream in report.streams)
+    alone = tuple(stream.standalone_s for stream in report.streams)
+    reference = before.alone_s if before else alone
+    worth = sum(rate * seconds for rate, seconds in zip(rates, reference, strict=True))
+    return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, worth)
+
+
+def _ours(record: Record, npu: Npu, queries: int) -> list[Woven]:
+    models = model_of(COMPUTING), model_of(FETCHING)
+    found = [_woven("float32 in 16 bits", models, npu, queries, None)]
+    net = record.nets.get(FETCHING)
+    for margin in MARGINS:
+        run = net.find(OURS, margin) if net else None
+        if net and run:
+            smaller = tuned_model(models[1], net.network, run.configuration)
+            name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {shown(net.network, run.configuration)}"
+            found.append(_woven(name, (models[0], smaller), npu, queries, found[0]))
+    return found
+
+
+def _what_if(npu: Npu, queries: int) -> list[Woven]:
+    computing, fetching = load("resnet50"), load("bert-large")
+    found: list[Woven] = []
+    for bits in WIDTHS:
+        layers = tuple(replace(layer, weight_bits=bits) if layer.weights else layer for layer in fetching.layers)
+        pair = computing, replace(fetching, layers=layers)
+        found.append(_woven(f"BERT-large in {bits} bits", pair, npu, queries, found[0] if found else None))
+    return found
+
+
+def _row(before: Woven, after: Woven) -> Row:
+    return Row(
+        FIGURE, f"system throughput over that before tuning, {after.name.partition(':')[0]}", None,
+        after.worth / before.worth, "x",
+        f"from {before.worth:.3f} to {after.worth:.3f} models' worth on {NPU}, one query of each in turn; it fetches "
+        f"{before.weight_bytes / after.weight_bytes:.2f} times less, alone it is "
+        f"{before.alone_s[1] / after.alone_s[1]:.2f} times faster",
+    )  # fmt: skip
+
+
+def _table(title: str, found: list[Woven]) -> Table:
+    body = tuple(
+        (
+            each.name, f"{each.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in each.alone_s),
+            f"{each.stp:.3f}", f"{each.worth:.3f}", f"{each.worth / found[0].worth:.2f}",
+        )
+        for each in found
+    )  # fmt: skip
+    header = ("formats", "weights MB", "first alone us", "second alone us", "STP", "STP of before", "gain x")
+    return Table(f"{FIGURE}: {title}", header, body)
+
+
+def _drawn(out: Path, tuned: list[Woven], asked: list[Woven]) -> Figure:
+    figure, axes = pictures.canvas(10, 3.7, 1, 2)
+    panels = ((axes[0], tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (axes[1], asked, "ResNet-50 + BERT-large"))
+    for axis, found, title in panels:
+        places = range(len(found))
+        axis.bar(places, [each.worth for each in found], 0.6, color=COLOURS[OURS], zorder=2)
+        names = [each.name.partition(":")[0].removeprefix("BERT-large in ") for each in found]
+        axis.set_xticks(places, names, fontsize=7.5)
+        axis.axhline(1, color=pictures.INK, linewidth=0.8)
+        axis.set_ylabel("models' worth of throughput")
+        pictures.heading(axis, title)
+    title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"
+    return pictures.save(figure, out, "weaving", title)

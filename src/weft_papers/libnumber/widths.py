@@ -1,0 +1,95 @@
+"""Figure II.5: accuracy over the width of fixed point (recorded), and how the weights are distributed (read now)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.models.classifiers import model_path
+from weft.models.weighted_layers import find_layers, load_flat
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table
+from weft_papers.libnumber.lab import LENET, TITLES, by_title
+from weft_papers.libnumber.recorded import NetRecord, Record
+
+FIGURE = "Fig. II.5"
+FULL = 0.995
+"""Of the accuracy in float32: what counts as all of it."""
+
+
+def figure_2_5(paper: dict[str, Published], out: Path, record: Record) -> Part:
+    nets = [record.nets[name] for name in by_title(record.nets) if record.nets[name].widths]
+    if not nets:
+        return Part()
+    return Part(tuple(_rows(paper, nets)), (_table(nets),), (_drawn(out, nets),))
+
+
+def bits_needed(net: NetRecord, scores: Sequence[float]) -> int:
+    """The fewest bits from which on the accuracy is that of float32."""
+    assert net.widths
+    enough = [score >= FULL * net.test for score in scores]
+    below = [bits for bits, good in zip(net.widths.bits, enough, strict=True) if not good]
+    return max(below, default=0) + 1
+
+
+def target_weights(net: NetRecord) -> npt.NDArray[np.float32]:
+    """Of the layers that are tuned, in one row, from the shipped model."""
+    wanted = {layer for target in net.network.targets for layer in target.layers}
+    layers = find_layers(load_flat(model_path(net.name)))
+    return np.concatenate([layer.weight.ravel() for layer in layers if layer.name in wanted])
+
+
+def _rows(paper: dict[str, Published], nets: Sequence[NetRecord]) -> list[Row]:
+    weights = {net.name: bits_needed(net, net.widths.weights) for net in nets if net.widths}
+    both = {net.name: bits_needed(net, net.widths.both) for net in nets if net.widths}
+    text = ", ".join(f"{TITLES[name]} {bits} ({both[name]} with inputs)" for name, bits in weights.items())
+    rows = [
+        Row(FIGURE, "bits for full accuracy, all networks", paper["full_accuracy_bits"].value, max(weights.values()),
+            " bits", f"recorded, {100 * FULL:g} % of float32's on the test images, weights only: {text}; one width for "
+            "all layers, ranges from the largest weight"),
+    ]  # fmt: skip
+    if LENET in weights:
+        rows.append(
+            Row(FIGURE, "bits for full accuracy, LeNet", paper["full_accuracy_lenet"].value, weights[LENET], " bits",
+                f"{both[LENET]} with its inputs; a range that takes in the largest weight wastes a bit here, which "
+                "tuning the bias gets back")
+        )  # fmt: skip
+    return rows
+
+
+def _table(nets: Sequence[NetRecord]) -> Table:
+    body = [
+        (TITLES[net.name], str(bits), f"{100 * weights:.2f}", f"{100 * both:.2f}", f"{100 * net.test:.2f}")
+        for net in nets
+        if net.widths
+        for bits, weights, both in zip(*net.widths, strict=True)
+    ]
+    header = ("network", "bits", "weights only %", "weights and inputs %", "float32 %")
+    return Table(f"{FIGURE}(a): accuracy on the test images over the width (recorded)", header, tuple(body))
+
+
+def _drawn(out: Path, nets: Sequence[NetRecord]) -> Figure:
+    figure, axes = pictures.canvas(12, 3.8, 1, 3)
+    for place, net in enumerate(nets):
+        assert net.widths
+        colour, mark = pictures.MODELS[place], pictures.MARKS[place]
+        for axis, scores in zip(axes, (net.widths.weights, net.widths.both), strict=False):
+            axis.plot(net.widths.bits, [100 * score for score in scores], marker=mark, markersize=4, linewidth=1.5,
+                      color=colour, label=TITLES[net.name])  # fmt: skip
+            axis.axhline(100 * net.test, color=colour, linewidth=0.8, linestyle=":")
+        weights = target_weights(net)
+        counts, edges = np.histogram(weights, bins=81, range=(-0.5, 0.5))
+        axes[2].plot((edges[1:] + edges[:-1]) / 2, 100 * counts / len(weights), color=colour, linewidth=1.5)
+    for axis, title in zip(axes, ("(a) weights only", "(a) weights and inputs", "(b) weights"), strict=True):
+        pictures.heading(axis, title)
+    for axis in axes[:2]:
+        axis.set_xticks(range(2, 17, 2))
+        axis.set_xlabel("bits of fixed point")
+        axis.set_ylabel("accuracy (%)")
+    axes[2].set_xlabel("value")
+    axes[2].set_ylabel("% of the weights")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "fig2-5-widths", f"{FIGURE}: redundancy of the weights (dotted: float32)")

@@ -1,0 +1,79 @@
+"""MTS (Wang et al., SECON 2022): Fig. 2 and 6 to 9 run again, weight-shared models stitched into one graph.
+
+The paper prints ratios, its bars are drawn. Ours come from three sources, and every row says which: *counted* on the
+graphs or in closed form, *recorded* on an H200 beside the rivals of today (``recorded``), *measured now* on this
+machine's CPU. What the paper's own formulas say about its form, and it does not, is in ``limits``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.mts import counting, cpu, edge, limits, mixed, mobile, opportunity, recorded, sharings, zipping
+from weft_papers.mts.lab import PRUNED, SHARED, Setting
+
+PAPER = "mts"
+NUMBERS = "mts/published"
+COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
+QUERIES_PER_ROUND = 5
+
+
+def reproduce(
+    out: Path,
+    *,
+    seq_len: int = SEQ_LEN,
+    queries: int = QUERIES,
+    cost: str = COST,
+    progress: Progress | None = None,
+    measured: Path | None = None,
+) -> Reproduction:
+    """Run everything again and draw the pictures into *out*.
+
+    queries: a fifth of them are the rounds on the CPU. measured: a file of ``benchmarks/stitch_gpu.py`` instead of the
+    one recorded on an H200.
+    """
+    if (cost, seq_len) != (COST, SEQ_LEN):
+        raise InputError(f"{PAPER}: its networks see no tokens and are run, not modelled; leave seq_len and cost out")
+    if queries < QUERIES_PER_ROUND:
+        raise InputError(f"queries = {queries} must be at least {QUERIES_PER_ROUND}")
+    record, rounds = recorded.read(measured), queries // QUERIES_PER_ROUND
+    steps = _steps(published(NUMBERS), out, record, rounds)
+    return run_steps(PAPER, steps, lambda: _settings(record, rounds), progress, "graphs")
+
+
+def _steps(paper: dict[str, Published], out: Path, record: recorded.Record, rounds: int) -> list[Step]:
+    def counts(tick: Tick) -> Part:
+        studies = [counting.study(Setting(net, 1), tick=tick) for net in ("resnet18", "vgg16")]
+        return counting.counts(paper, out, studies, record)
+
+    return [
+        ("Fig. 2", lambda tick: opportunity.figure_2(out, record)),
+        ("Fig. 6", lambda tick: mobile.figure_6(paper, out, record)),
+        ("Fig. 7", lambda tick: edge.figure_7(paper, out, record)),
+        ("Fig. 8", lambda tick: sharings.figure_8(out, record)),
+        ("Fig. 9", lambda tick: mixed.figure_9(paper, out, record)),
+        ("IV-C", lambda tick: limits.limits(out)),
+        ("III", lambda tick: zipping.zipping(out, zipping.cards())),
+        ("counted", counts),
+        ("CPU", lambda tick: cpu.on_cpu(out, cpu.heats(rounds, tick=tick))),
+    ]
+
+
+def _settings(record: recorded.Record, rounds: int) -> dict[str, Any]:
+    return {
+        "weft": __version__,
+        "pruning": PRUNED,
+        "sharing": SHARED,
+        "models": "generated: the paper's architectures, weights at random, a normalisation for each task",
+        "gpu": dict(record.machine),
+        "gpu_versions": dict(record.versions),
+        "gpu_settings": dict(record.settings),
+        "cpu_rounds": rounds,
+    }
+
+
+__all__ = ["PAPER", "reproduce"]

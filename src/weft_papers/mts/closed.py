@@ -1,0 +1,138 @@
+"""MACs and weights in closed form: by the sharing ratio alone, and to the last one from the widths of real nets.
+
+With a part *a* of every layer's channels shared by all T tasks, against the T models one by one (unit: T C^2):
+the paper's matrix (IV-C) multiplies and stores (a + T (1 - a))^2; an exact form multiplies 1 and stores
+a^2 + T (1 - a^2). ``layers`` and ``work`` do the same with the integer widths of an architecture, its unshared
+classifier and its shared picture; what real graphs count must equal that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from weft.stitching.counts import ITEM_BYTES
+from weft.stitching.sharing import Space
+from weft_papers.mts.lab import APART, Setting, heads
+
+# By the sharing ratio
+
+
+def widened(sharing: float, tasks: float) -> float:
+    """Channels of a stitched layer over those of one model."""
+    return sharing + tasks * (1 - sharing)
+
+
+def mts_macs(sharing: float, tasks: float) -> float:
+    """Of the paper's form, over the models one by one."""
+    return widened(sharing, tasks) ** 2
+
+
+def mts_weights(sharing: float, tasks: float) -> float:
+    return widened(sharing, tasks) ** 2 / tasks
+
+
+def half_macs(sharing: float, tasks: float) -> float:
+    return sharing * widened(sharing, tasks) + 1 - sharing
+
+
+def unique_weights(sharing: float, tasks: float) -> float:
+    """Each number once, over the models one by one."""
+    return sharing**2 / tasks + 1 - sharing**2
+
+
+def break_even(sharing: float) -> float:
+    """Tasks from which on the paper's matrix is larger than the models one by one."""
+    return (sharing / (1 - sharing)) ** 2
+
+
+def best_group(sharing: float) -> float:
+    """Tasks of a group whose stitched weights are fewest per model, 4 a (1 - a) of one."""
+    return sharing / (1 - sharing)
+
+
+# By the widths of an architecture
+
+
+class Dense(NamedTuple):
+    """A convolution of all tasks."""
+
+    name: str
+    taps: int
+    positions: int
+    read: tuple[Space, ...]
+    written: Space
+    is_head: bool
+
+
+class Work(NamedTuple):
+    """What one or more layers take in a form."""
+
+    macs: int
+    weights: int
+
+    def __add__(self, other: object) -> Work:
+        assert isinstance(other, Work)
+        return Work(self.macs + other.macs, self.weights + other.weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        return ITEM_BYTES * self.weights
+
+
+@lru_cache(maxsize=256)
+def layers(setting: Setting) -> tuple[Dense, ...]:
+    """The convolutions of an architecture without depthwise ones, from its plan: no weights are made."""
+    recipe = setting.recipe
+    plan, last = recipe.plan, heads(recipe)
+    side = {"image": plan.resolution}
+    found = []
+    for node in plan.nodes:
+        before = side[node.inputs[0]]
+        windowed = node.kind in ("conv", "max_pool", "avg_pool")
+        side[node.name] = node.window.output(before, 1)[0] if windowed else 1 if node.kind == "global_pool" else before
+        if node.kind == "conv":
+            read = tuple(recipe.planted[space] for space in plan.carries[node.inputs[0]])
+            (written,) = (recipe.planted[space] for space in plan.carries[node.name])
+            tall, wide = node.window.kernel
+            found.append(Dense(node.name, tall * wide, side[node.name] ** 2, read, written, node.name in last))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def work(setting: Setting, form: str) -> Work:
+    """All layers in one form (see ``lab.lowered``)."""
+    batches = setting.batches or (1,) * setting.tasks
+    inner, last = ("mts", "split") if form == APART else (form, form)
+    return sum((_work(layer, last if layer.is_head else inner, batches) for layer in layers(setting)), Work(0, 0))
+
+
+def _work(layer: Dense, form: str, batches: Sequence[int]) -> Work:
+    tasks, rows = range(len(batches)), sum(batches)
+    ins = [sum(space.widths[task] for space in layer.read) for task in tasks]
+    outs = layer.written.widths
+    stitched_in = sum(space.stitched_width for space in layer.read)
+    stitched_out = layer.written.stitched_width
+    exact = sum(rows * into * out for rows, into, out in zip(batches, ins, outs, strict=True))
+    if form == "separate":
+        found = Work(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
+    elif form == "grouped":
+        found = Work(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
+    elif form == "mts":
+        found = Work(rows * stitched_in * stitched_out, stitched_in * stitched_out)
+    else:
+        common = sum(space.shared_width for space in layer.read)
+        alone = [into - common for into in ins]
+        macs = exact
+        if form == "half" and common and all(alone):
+            own = sum(rows * into * out for rows, into, out in zip(batches, alone, outs, strict=True))
+            macs = rows * common * stitched_out + own
+        found = Work(macs, _unique(layer))
+    return Work(found.macs * layer.taps * layer.positions, found.weights * layer.taps)
+
+
+def _unique(layer: Dense) -> int:
+    """Every pair of blocks that some task has, once."""
+    blocks = [block for space in layer.read for block in space.blocks]
+    return sum(out.width * into.width for out in layer.written.blocks for into in blocks if out.tasks & into.tasks)

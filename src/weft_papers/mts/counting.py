@@ -1,0 +1,217 @@
+"""Counted, not measured: MACs, weights and peak memory of every form over the number of tasks, on any machine.
+
+Every number comes from the graph that would be run; MACs and weights must equal their closed forms to the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.stitching.counts import Counts
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, Table, Tick, beside
+from weft_papers.mts import closed, panels
+from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, Setting, counted, in_groups, memory_bytes
+from weft_papers.mts.recorded import HALF, Measured, Record
+
+FIGURE = "counted"
+ALL = ("separate", *FORMS)
+TITLED = {form: form for form in ALL} | {"grouped": "grouped (NetFuse)", "mts": "mts (paper, no grouping)"}
+FORM_OF = {
+    **dict.fromkeys(("eager", "sequential", "streams", "compile", "vmap"), "separate"),
+    **dict.fromkeys(("grouped-eager", "grouped"), "grouped"),
+    **{way: way for way in ("mts", "split", "batch")},
+}
+"""What the recorded ways store."""
+GROUPS = 3
+"""Into which the paper's 32 tasks fall."""
+CHECKED = (
+    Setting("resnet18", 8, sharing=0.7),
+    Setting("vgg16", 8, sharing=0.8),
+    Setting("resnet50", 4, sharing=0.6, pruning=0.8, resolution=64),
+    Setting("vgg16", 4, widths=(1.0, 1.5, 1.0, 1.5), resolution=64),
+    Setting("resnet18", 4, batches=(1, 2, 3, 1), resolution=64),
+)
+"""Beside those that are drawn: other nets, sharings, widths and batches."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """The forms of one net over the number of tasks."""
+
+    net: str
+    counts: Mapping[tuple[str, int], Counts]
+    """By form and tasks."""
+    setting: Setting
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.net, self.net)
+
+    @property
+    def tasks(self) -> list[int]:
+        return sorted({tasks for _, tasks in self.counts})
+
+    def macs(self, form: str, tasks: int) -> float:
+        """Over those of the models one by one."""
+        return self.counts[form, tasks].macs / self.counts["separate", tasks].macs
+
+    def weights(self, form: str, tasks: int) -> float:
+        return self.counts[form, tasks].weight_bytes / self.counts["separate", tasks].weight_bytes
+
+    def memory(self, form: str, tasks: int) -> int:
+        return memory_bytes(self.counts[form, tasks])
+
+    def memory_mb(self, form: str, tasks: int) -> float:
+        return self.memory(form, tasks) / panels.MB
+
+
+def study(setting: Setting, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> Study:
+    found = {}
+    for number in tasks:
+        for form in ALL:
+            found[form, number] = counted(setting._replace(tasks=number), form)
+            if tick:
+                tick(len(found), len(tasks) * len(ALL))
+    return Study(setting.net, found, setting)
+
+
+def agreement(settings: Iterable[Setting]) -> tuple[int, int]:
+    """In how many graphs MACs and weights equal the closed forms, and how many graphs there are."""
+    found = []
+    for setting in settings:
+        for form in ALL:
+            if setting.batches and form == "grouped":
+                continue  # NetFuse has no groups of unequal batches
+            counts, formula = counted(setting, form), closed.work(setting, form)
+            found.append((counts.macs, counts.weight_bytes) == (formula.macs, formula.weight_bytes))
+    return sum(found), len(found)
+
+
+def counts(
+    paper: dict[str, Published],
+    out: Path,
+    studies: Sequence[Study],
+    record: Record,
+    checked: Sequence[Setting] = CHECKED,
+) -> Part:
+    drawn = [one.setting._replace(tasks=tasks) for one in studies for tasks in one.tasks]
+    equal, graphs = agreement([*drawn, *checked])
+    rows = [
+        Row(
+            FIGURE, "graphs whose MACs and weights equal the closed forms", None, 100 * equal / graphs, "%",
+            f"{equal} of {graphs} lowered graphs, to the last one: {', '.join(ALL)}; unequal widths and batches too",
+        ),
+        *_recorded_rows(record),
+        *_memory_rows(paper, studies[0]),
+        *_group_rows(paper, studies[0]),
+    ]  # fmt: skip
+    return Part(tuple(rows), tuple(_table(one) for one in studies), (_drawn(out, studies),))
+
+
+def _recorded_rows(record: Record) -> list[Row]:
+    """The weights that were on the GPU, against the closed forms."""
+    rows = [row for row in record.rows if row.net in TITLES and row.way in FORM_OF]
+    if not rows:
+        return []
+    equal = sum(row.weight_bytes == expected_bytes(row, FORM_OF[row.way]) for row in rows)
+    fused = [row for row in record.rows if row.net in TITLES and row.way == "fused"]
+    padded = max((row.weight_bytes / expected_bytes(row, "fused") for row in fused), default=1.0)
+    return [
+        Row(
+            FIGURE, "recorded weights that equal the closed forms", None, 100 * equal / len(rows), "%",
+            f"{equal} of {len(rows)} rows, to the byte; fused is filled up for wide loads, by "
+            f"{100 * (padded - 1):.1f} % at most",
+        )
+    ]  # fmt: skip
+
+
+def expected_bytes(row: Measured, form: str) -> int:
+    """Of the weights of a recorded row; ``batch`` has one net's."""
+    setting = row.setting if form != "batch" else Setting(row.net, 1, row.pruning)
+    weights = closed.work(setting, "separate" if form == "batch" else form).weights
+    return weights * (2 if row.dtype == HALF else 4)
+
+
+def _memory_rows(paper: dict[str, Published], one: Study) -> list[Row]:
+    rows = []
+    for tasks in one.tasks:
+        theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
+        stitched = one.memory("mts", tasks)
+        if tasks == max(TASKS):
+            stitched = in_groups(one.setting._replace(tasks=tasks), "mts", GROUPS)[1]
+        ours = one.memory("grouped", tasks) / stitched
+        exact = one.memory("grouped", tasks) / one.memory("fused", tasks)
+        why = (
+            "weights and live activations, without the streams of NetFuse and without workspaces, both of which Nsight "
+            f"counts; activations are {one.counts['mts', tasks].activation_bytes / 1e6:.1f} MB of mts and "
+            f"{one.counts['grouped', tasks].activation_bytes / 1e6:.1f} of grouped; fused: {exact:.2f}x"
+        )
+        note = f", in {GROUPS} groups" if tasks == max(TASKS) else ""
+        rows.append(
+            Row(f"{FIGURE}, Fig. 6b", f"memory of NetFuse over MTS{note}, {tasks} ResNet18", theirs, ours, "x",
+                beside(ours, theirs, why))
+        )  # fmt: skip
+    return rows
+
+
+def _group_rows(paper: dict[str, Published], one: Study) -> list[Row]:
+    """What three groups save over one stitched matrix of all."""
+    most = one.setting._replace(tasks=max(one.tasks))
+    macs, kept = in_groups(most, "mts", GROUPS)
+    whole, alone = one.counts["mts", most.tasks], one.counts["separate", most.tasks]
+    memory, theirs = memory_bytes(whole) / kept, paper["grouping_memory"].value
+    apart = memory_bytes(one.counts[APART, most.tasks]) / in_groups(most, APART, GROUPS)[1]
+    why = (
+        f"as equal groups as can be, a thousand classes in the matrix (eq. 8); with classifiers apart {apart:.2f}x; "
+        "the paper does not say how many classes"
+    )
+    return [
+        Row(
+            f"{FIGURE}, Fig. 6b", f"memory of MTS-no-Grouping over MTS in {GROUPS} groups, {most.tasks} ResNet18",
+            theirs, memory, "x", beside(memory, theirs, why),
+        ),
+        Row(
+            f"{FIGURE}, Fig. 6a", f"MACs of MTS-no-Grouping over MTS in {GROUPS} groups", None, whole.macs / macs, "x",
+            f"{whole.macs / alone.macs:.1f} and {macs / alone.macs:.1f} times those of the models one by one; the "
+            f"paper saves {paper['grouping_latency'].value:g}x latency by it, so MACs were not all of its time",
+        ),
+    ]  # fmt: skip
+
+
+def _table(one: Study) -> Table:
+    body = [
+        (
+            str(tasks), form, f"{one.counts[form, tasks].macs / 1e6:.1f}", f"{one.macs(form, tasks):.2f}",
+            f"{one.counts[form, tasks].weight_bytes / 1e6:.2f}", f"{one.weights(form, tasks):.3f}",
+            f"{one.counts[form, tasks].activation_bytes / 1e6:.2f}", f"{one.memory(form, tasks) / 1e6:.2f}",
+            str(one.counts[form, tasks].launches),
+        )
+        for tasks in one.tasks
+        for form in ALL
+    ]  # fmt: skip
+    header = ("tasks", "form", "MMACs", "MACs x", "weights MB", "weights x", "activations MB", "memory MB", "launches")
+    setting = one.setting
+    title = f"counted: {one.title}, pruned {setting.pruning:g}, sharing {setting.sharing:g}, float32"
+    return Table(title, header, tuple(body))
+
+
+def _drawn(out: Path, studies: Sequence[Study]) -> Figure:
+    figure, axes = pictures.canvas(12, 3.3 * len(studies) + 0.6, len(studies), 3)
+    for number, one in enumerate(studies):
+        sides = (
+            ("MACs over separate models", one.macs),
+            ("weights over separate models", one.weights),
+            ("weights + activations (MB)", one.memory_mb),
+        )
+        for axis, (what, value) in zip(axes[3 * number :], sides, strict=False):
+            panels.lines(axis, {form: {tasks: value(form, tasks) for tasks in one.tasks} for form in ALL}, TITLED)
+            panels.over_tasks(axis, one.tasks, what)
+            panels.plain_numbers(axis)
+            pictures.heading(axis, one.title)
+        axes[3 * number + 1].set_yscale("linear")
+        axes[3 * number + 1].set_ylim(0)
+    title = "Counted on the graphs: what every form multiplies, stores and keeps alive (sharing .9, float32)"
+    return panels.save(figure, axes, out, "counted", title, 7)

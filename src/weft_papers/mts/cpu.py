@@ -1,0 +1,117 @@
+"""Live, on this machine: pruned ResNet18s on one CPU thread under onnxruntime, one by one, in every form and planned.
+
+The paper has no CPU. Its form loses there, as every MAC costs; what is gained comes from the planner's choice, most of
+it from convolutions in slabs, which the separate models can have too and do in a row of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.runtime.stitching import Times, race
+from weft.stitching.counts import count
+from weft.stitching.emit import plain_graph
+from weft.stitching.graph import Graph
+from weft.stitching.planning.cost import Modelled
+from weft.stitching.planning.planner import Plan, lower_plan, plan
+from weft.stitching.slabs import slabs
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table, Tick
+from weft_papers.mts.lab import COLOURS, Setting, lowered, models
+
+FIGURE = "CPU"
+TASKS = (2, 4, 8)
+RUN = ("grouped", "mts", "half", "split")
+SEQUENTIAL, SLABBED, PLANNED = "sequential", "sequential, slabs", "planned"
+TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form: COLOURS[form] for form in RUN}
+
+
+@dataclass(frozen=True)
+class Heat:
+    """All contenders at one number of tasks."""
+
+    setting: Setting
+    plan: Plan
+    graphs: dict[str, list[Graph]]
+    times: dict[str, Times]
+
+    def gain(self, name: str) -> float:
+        """How many times faster than the models one by one."""
+        return self.times[SEQUENTIAL].median_s / self.times[name].median_s
+
+    def macs(self, name: str) -> float:
+        """Over those of the models one by one."""
+        mine, alone = (sum(count(graph).macs for graph in self.graphs[each]) for each in (name, SEQUENTIAL))
+        return mine / alone
+
+    @property
+    def chosen(self) -> str:
+        forms = list(self.plan.forms.values())
+        return ", ".join(f"{forms.count(form)} {form}" for form in dict.fromkeys(forms))
+
+
+def heat(setting: Setting, rounds: int) -> Heat:
+    family, sharing = models(setting)
+    chosen = plan(family, sharing, Modelled(), slabs=True)
+    alone = [plain_graph(net) for net in family.nets]
+    graphs = {SEQUENTIAL: alone, SLABBED: [slabs(graph) for graph in alone]}
+    graphs |= {form: [lowered(setting, form)] for form in RUN}
+    graphs[PLANNED] = [lower_plan(family, sharing, chosen)]
+    return Heat(setting, chosen, graphs, race(graphs, rounds=rounds, threads=1))
+
+
+def heats(rounds: int, tasks: Sequence[int] = TASKS, net: str = "resnet18", tick: Tick | None = None) -> list[Heat]:
+    found = []
+    for number in tasks:
+        found.append(heat(Setting(net, number), rounds))
+        if tick:
+            tick(len(found), len(tasks))
+    return found
+
+
+def on_cpu(out: Path, found: Sequence[Heat]) -> Part:
+    return Part(tuple(row for one in found for row in _rows(one)), (_table(found),), (_drawn(out, found),))
+
+
+def _rows(one: Heat) -> list[Row]:
+    tasks, rounds = one.setting.tasks, len(one.times[SEQUENTIAL].seconds)
+    weights = sum(graph.weight_bytes for graph in one.graphs[PLANNED])
+    alone = sum(graph.weight_bytes for graph in one.graphs[SEQUENTIAL])
+    return [
+        Row(
+            FIGURE, f"planned over the models one by one, {tasks} ResNet18", None, one.gain(PLANNED), "x",
+            f"measured now, median of {rounds} rounds in turn: {1e3 * one.times[PLANNED].median_s:.1f} and "
+            f"{1e3 * one.times[SEQUENTIAL].median_s:.1f} ms; {one.chosen}; slabs alone give the separate models "
+            f"{one.gain(SLABBED):.2f}x; weights {weights / alone:.2f}x",
+        ),
+        Row(
+            FIGURE, f"the paper's form over the models one by one, {tasks} ResNet18", None, one.gain("mts"), "x",
+            f"measured now: {one.macs('mts'):.2f} times the MACs, and a CPU thread is full with one model",
+        ),
+    ]  # fmt: skip
+
+
+def _table(found: Sequence[Heat]) -> Table:
+    body = [
+        (
+            str(one.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",
+            f"{one.gain(name):.2f}", f"{sum(graph.weight_bytes for graph in one.graphs[name]) / 1e6:.2f}",
+        )
+        for one in found
+        for name, times in one.times.items()
+    ]  # fmt: skip
+    header = ("tasks", "way", "median ms", "least ms", "faster x", "weights MB")
+    return Table(f"{FIGURE}: pruned ResNet18s under onnxruntime, one thread, on this machine", header, tuple(body))
+
+
+def _drawn(out: Path, found: Sequence[Heat]) -> Figure:
+    figure, axes = pictures.canvas(9, 3.8)
+    names = list(found[0].times)
+    series = {name: [one.gain(name) for one in found] for name in names}
+    pictures.grouped_bars(axes[0], [f"{one.setting.tasks} tasks" for one in found], series, TINTS)
+    axes[0].axhline(1, color=pictures.INK, linewidth=0.8)
+    axes[0].set_ylabel("times faster than one by one")
+    pictures.legend(figure, axes[0])
+    return pictures.save(figure, out, "cpu", f"{FIGURE}: pruned ResNet18s, onnxruntime, one thread (measured now)")

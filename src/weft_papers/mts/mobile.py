@@ -1,0 +1,179 @@
+"""Fig. 6: pruned ResNet18s and VGG16s, 4 to 32 of them. The paper's Jetson TX2; ours recorded on an H200.
+
+The paper's ways run eagerly; ours run in one CUDA graph each, so that nobody is slow for being launched slowly. The
+paper's grouping is applied to the measured latencies of its form, as its Algorithm 1 says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Published, Row, beside
+from weft_papers.layerweaver.lab import geomean
+from weft_papers.mts import panels
+from weft_papers.mts.against import listed, ours_rows, shape, table, title
+from weft_papers.mts.counting import GROUPS
+from weft_papers.mts.lab import TASKS
+from weft_papers.mts.recorded import IN_GROUPS, Record, Sweep
+
+FIGURE = "Fig. 6"
+NET = "resnet18"
+
+
+def figure_6(paper: dict[str, Published], out: Path, record: Record) -> Part:
+    resnet, vgg = record.sweep(NET), record.sweep("vgg16")
+    rows = [*_speed_rows(paper, resnet), *_memory_rows(paper, resnet), *_group_rows(paper, resnet)]
+    rows += [*ours_rows(f"{FIGURE}a", resnet), *_vgg_rows(paper, vgg), *ours_rows(f"{FIGURE}c", vgg)]
+    sweeps = [sweep for sweep in (resnet, vgg) if sweep.tasks]
+    tables = tuple(table(FIGURE, sweep) for sweep in sweeps)
+    return Part(tuple(rows), tables, (_drawn(paper, out, sweeps),)) if sweeps else Part()
+
+
+def _speed_rows(paper: dict[str, Published], sweep: Sweep) -> list[Row]:
+    rows = []
+    gains = {
+        tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("sequential", "grouped", IN_GROUPS)
+    }
+    for tasks in gains:
+        rows += [_sequential_row(paper, sweep, tasks), _one_stream_row(paper, sweep, tasks)]
+    return [*rows, *_netfuse_rows(paper, gains)] if gains else []
+
+
+def _netfuse_rows(paper: dict[str, Published], gains: Mapping[int, float]) -> list[Row]:
+    ours, most = geomean(gains.values()), max(gains, key=gains.__getitem__)
+    usual, best = paper[f"netfuse_{NET}"].value, paper["netfuse_best"].value
+    why = (
+        f"geometric mean of {listed(list(gains.values()), 2)} at {'/'.join(map(str, gains))}; the paper's NetFuse runs "
+        "in several streams, ours in one, a kernel for each layer, in one CUDA graph"
+    )
+    return [
+        Row(f"{FIGURE}a", "MTS over NetFuse, ResNet18", usual, ours, "x", beside(ours, usual, why)),
+        Row(
+            f"{FIGURE}a", "MTS over NetFuse, ResNet18, at most", best, gains[most], "x",
+            beside(gains[most], best, f"at {most} tasks; the paper also says about {usual:g}x"),
+        ),
+    ]  # fmt: skip
+
+
+def _sequential_row(paper: dict[str, Published], sweep: Sweep, tasks: int) -> Row:
+    ours, theirs = sweep.over("sequential", IN_GROUPS, tasks), paper[f"speedup_{NET}_{tasks}"].value
+    eager = f"; against eager {sweep.over('eager', IN_GROUPS, tasks):.1f}x" if sweep.has("eager", tasks) else ""
+    why = (
+        f"H200 instead of TX2; both in one CUDA graph, {sweep.ms('sequential', tasks):.3g} and "
+        f"{sweep.ms(IN_GROUPS, tasks):.3g} ms{eager}; small kernels one after another fill neither GPU, and a larger "
+        "one less"
+    )
+    return Row(f"{FIGURE}a", f"MTS over Sequential, {tasks} ResNet18", theirs, ours, "x", beside(ours, theirs, why))
+
+
+def _one_stream_row(paper: dict[str, Published], sweep: Sweep, tasks: int) -> Row:
+    ours, theirs = sweep.over("grouped", IN_GROUPS, tasks), paper[f"one_stream_{NET}_{tasks}"].value
+    why = "the grouped convolution, one kernel for all groups in cuDNN of today; on a TX2 it was as slow as Sequential"
+    quantity = f"MTS over NetFuse-no-Concurrency, {tasks} ResNet18"
+    return Row(f"{FIGURE}a", quantity, theirs, ours, "x", beside(ours, theirs, why))
+
+
+def _memory_rows(paper: dict[str, Published], sweep: Sweep) -> list[Row]:
+    rows = []
+    for tasks in sweep.where("grouped", IN_GROUPS):
+        ours = sweep.bytes("grouped", tasks) / sweep.bytes(IN_GROUPS, tasks)
+        theirs = paper[f"netfuse_memory_{NET}_{tasks}"].value
+        workspace = (sweep.rows["grouped", tasks].workspace_bytes or 0) / panels.MB
+        why = (
+            f"peaks of the allocator, {sweep.bytes('grouped', tasks) / panels.MB:.0f} and "
+            f"{sweep.bytes(IN_GROUPS, tasks) / panels.MB:.0f} MB, of which cuBLAS keeps {workspace:.0f} in either; the "
+            "paper's NetFuse runs in several streams"
+        )
+        if sweep.has("fused", tasks):
+            why += f"; fused: {sweep.bytes('grouped', tasks) / sweep.bytes('fused', tasks):.2f}x"
+        rows.append(_memory_row("NetFuse", tasks, theirs, ours, why))
+    most = max(sweep.where("sequential", IN_GROUPS), default=0)
+    if (key := f"sequential_memory_{NET}_{most}") in paper:
+        ours = sweep.bytes("sequential", most) / sweep.bytes(IN_GROUPS, most)
+        why = "one after another in one CUDA graph, whose pool the models share"
+        rows.append(_memory_row("Sequential", most, paper[key].value, ours, why))
+    return rows
+
+
+def _memory_row(whose: str, tasks: int, theirs: float, ours: float, why: str) -> Row:
+    quantity = f"memory of {whose} over MTS, {tasks} ResNet18"
+    return Row(f"{FIGURE}b", quantity, theirs, ours, "x", beside(ours, theirs, why))
+
+
+def _group_rows(paper: dict[str, Published], sweep: Sweep) -> list[Row]:
+    """What Algorithm 1 makes of the measured latencies at the most tasks."""
+    most = max(TASKS)
+    if not sweep.has("mts", most):
+        return []
+    found = sweep.grouping(most)
+    sizes = shape(found.groups)
+    latency, memory = sweep.over("mts", IN_GROUPS, most), sweep.bytes("mts", most) / sweep.bytes(IN_GROUPS, most)
+    their_latency, their_memory = paper["grouping_latency"].value, paper["grouping_memory"].value
+    return [
+        Row(
+            f"{FIGURE}a", f"groups of {most} ResNet18", GROUPS, len(found.groups), "",
+            f"{sizes} by dynamic programming over measured latencies, sizes between interpolated, one model included, "
+            "which Algorithm 1 forgets; a larger GPU is full later",
+        ),
+        Row(
+            f"{FIGURE}a", f"MTS-no-Grouping over MTS, {most} ResNet18", their_latency, latency, "x",
+            beside(latency, their_latency, f"{sizes}; the paper's summary says "
+                   f"{paper['grouping_latency_best'].value:g}x without a place"),
+        ),
+        Row(
+            f"{FIGURE}b", f"memory of MTS-no-Grouping over MTS, {most} ResNet18", their_memory, memory, "x",
+            beside(memory, their_memory, f"weights of all groups, activations of the largest; the paper's summary says "
+                   f"{paper['grouping_memory_best'].value:g}x without a place"),
+        ),
+    ]  # fmt: skip
+
+
+def _vgg_rows(paper: dict[str, Published], sweep: Sweep) -> list[Row]:
+    if not (tasks := sweep.where("sequential", IN_GROUPS)):
+        return []
+    speed = [sweep.over("sequential", IN_GROUPS, each) for each in tasks]
+    memory = [sweep.bytes("sequential", each) / sweep.bytes(IN_GROUPS, each) for each in tasks]
+    their_speed, their_memory = paper["speedup_vgg16"].value, paper["sequential_memory_vgg16"].value
+    most, counts = max(tasks), "/".join(map(str, tasks))
+    return [
+        Row(
+            f"{FIGURE}c", "MTS over Sequential, VGG16", their_speed, geomean(speed), "x",
+            beside(geomean(speed), their_speed, f"the paper says not at how many tasks; geometric mean of "
+                   f"{listed(speed)} at {counts}; VGG16 fills a TX2, not an H200"),
+        ),
+        Row(
+            f"{FIGURE}d", "memory of Sequential over MTS, VGG16", their_memory, geomean(memory), "x",
+            beside(geomean(memory), their_memory, f"geometric mean of {listed(memory, 2)} at {counts}"),
+        ),
+        Row(
+            f"{FIGURE}c", f"Sequential over MTS-no-Grouping, {most} VGG16", None, sweep.over("sequential", "mts", most),
+            "x", "on the TX2 MTS-no-Grouping is slower than Sequential, below 1x; drawn only",
+        ),
+    ]  # fmt: skip
+
+
+def _drawn(paper: dict[str, Published], out: Path, sweeps: Sequence[Sweep]) -> Figure:
+    figure, axes = pictures.canvas(13, 3.9 * len(sweeps) + 0.8, len(sweeps), 3)
+    for number, sweep in enumerate(sweeps):
+        left, middle, right = axes[3 * number : 3 * number + 3]
+        panels.latency(left, sweep, f"{title(sweep)}: latency")
+        panels.memory(middle, sweep, f"{title(sweep)}: memory")
+        _gains(paper, right, sweep)
+    name = f"{FIGURE}: pruned nets, sharing .9, batch 1, recorded on an H200 (the paper: a Jetson TX2)"
+    return panels.save(figure, axes, out, "fig6-mobile", name)
+
+
+def _gains(paper: dict[str, Published], axes: Axes, sweep: Sweep) -> None:
+    """Over Sequential, whose CUDA graph is the base; beside it what the paper prints of its own, eager base."""
+    ways = [way for way in sweep.ways() if way not in ("eager", "grouped-eager", "batch")]
+    panels.lines(axes, panels.of_ways(sweep, ways, lambda way, tasks: sweep.over("sequential", way, tasks)))
+    keys = {tasks: f"speedup_{sweep.net}_{tasks}" for tasks in sweep.tasks}
+    if keys := {tasks: key for tasks, key in keys.items() if key in paper}:
+        panels.printed(axes, paper, keys, "MTS, as the paper prints it")
+    panels.over_tasks(axes, sweep.tasks, "speed-up over sequential")
+    panels.plain_numbers(axes)
+    pictures.heading(axes, f"{title(sweep)}: speed-up")

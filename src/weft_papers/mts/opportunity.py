@@ -1,0 +1,110 @@
+"""Fig. 2: how little of a GPU one net uses, and what streams give. The paper draws both and prints no number.
+
+Ours are recorded: the share of the GPU's peak that ResNet50 reaches one picture at a time and in a batch, and dense
+layers one after another and side by side in streams, both without the cost of launching them from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.mts import closed, panels
+from weft_papers.mts.against import title
+from weft_papers.mts.lab import Setting
+from weft_papers.mts.recorded import HALF, SINGLE, Record, Sweep
+
+FIGURE = "Fig. 2"
+PEAK_FLOPS = {HALF: 989e12, SINGLE: 495e12}
+"""Of an H200's tensor cores, dense; float32 as TF32. NVIDIA's data sheet, which prints twice that for sparse ones."""
+FLOPS_PER_MAC = 2
+USED = ("sequential", "streams", "fused", "batch")
+LAYER = ("eager", "sequential", "streams", "fused")
+
+
+def used(sweep: Sweep, way: str, tasks: int) -> float:
+    """Percent of the peak, by the MACs that the models alone have."""
+    row = sweep.rows[way, tasks]
+    macs = tasks * closed.work(Setting(row.net, 1, row.pruning), "separate").macs
+    return 100 * FLOPS_PER_MAC * macs / (row.ms / 1e3) / PEAK_FLOPS[row.dtype]
+
+
+def figure_2(out: Path, record: Record) -> Part:
+    sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep("resnet50", dtype)).where("sequential")]
+    layer = record.sweep("fc")
+    rows = [row for sweep in sweeps for row in _use_rows(sweep)] + _layer_rows(layer)
+    tables = [_use_table(sweeps)] if sweeps else []
+    tables += [_layer_table(layer)] if layer.tasks else []
+    drawn = (_drawn(out, sweeps, layer),) if sweeps or layer.tasks else ()
+    return Part(tuple(rows), tuple(tables), drawn)
+
+
+def _use_rows(sweep: Sweep) -> list[Row]:
+    if not sweep.where("sequential", "batch"):
+        return []
+    most = max(sweep.where("sequential", "batch"))
+    alone, batch = used(sweep, "sequential", most), used(sweep, "batch", most)
+    return [
+        Row(
+            f"{FIGURE}a", f"peak used by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
+            f"recorded; a batch of {most} through one net uses {batch:.1f} %; the paper draws an RTX 2080 Ti as little "
+            "used, a faster GPU is less so still",
+        )
+    ]  # fmt: skip
+
+
+def _layer_rows(sweep: Sweep) -> list[Row]:
+    if not sweep.where("sequential", "streams"):
+        return []
+    most = max(sweep.where("sequential", "streams"))
+    eager = f"; eager {sweep.ms('eager', most):.3g} ms" if sweep.has("eager", most) else ""
+    return [
+        Row(
+            f"{FIGURE}b", f"streams over one after another, {most} dense layers", None,
+            sweep.over("sequential", "streams", most), "x",
+            f"recorded, both in one CUDA graph: {1e3 * sweep.ms('sequential', most):.3g} and "
+            f"{1e3 * sweep.ms('streams', most):.3g} us{eager}; the paper draws hardly a gain, launched from the host",
+        )
+    ]  # fmt: skip
+
+
+def _use_table(sweeps: Sequence[Sweep]) -> Table:
+    body = [
+        (sweep.dtype, str(tasks), way, f"{sweep.ms(way, tasks):.3f}", f"{used(sweep, way, tasks):.2f}")
+        for sweep in sweeps
+        for tasks in sweep.tasks
+        for way in USED
+        if sweep.has(way, tasks)
+    ]
+    header = ("dtype", "tasks", "way", "ms", "% of peak")
+    return Table(f"{FIGURE}a: how much of the GPU ResNet50 uses (recorded)", header, tuple(body))
+
+
+def _layer_table(sweep: Sweep) -> Table:
+    body = [
+        (str(tasks), way, f"{1e3 * sweep.ms(way, tasks):.2f}", f"{sweep.bytes(way, tasks) / panels.MB:.2f}")
+        for tasks in sweep.tasks
+        for way in sweep.ways()
+        if sweep.has(way, tasks)
+    ]
+    header = ("tasks", "way", "us", "peak MB")
+    return Table(f"{FIGURE}b: one dense layer of 1024 for each task (recorded)", header, tuple(body))
+
+
+def _drawn(out: Path, sweeps: Sequence[Sweep], layer: Sweep) -> Figure:
+    count = len(sweeps) + bool(layer.tasks)
+    figure, axes = pictures.canvas(max(9, 4.4 * count), 4, 1, count)
+    for axis, sweep in zip(axes, sweeps, strict=False):
+        panels.lines(axis, panels.of_ways(sweep, USED, partial(used, sweep)))
+        panels.over_tasks(axis, sweep.tasks, "% of the peak")
+        panels.plain_numbers(axis)
+        pictures.heading(axis, f"a: {title(sweep)}")
+    if layer.tasks:
+        panels.lines(axes[-1], panels.of_ways(layer, LAYER, lambda way, tasks: 1e3 * layer.ms(way, tasks)))
+        panels.over_tasks(axes[-1], layer.tasks, "latency (us)")
+        panels.plain_numbers(axes[-1])
+        pictures.heading(axes[-1], "b: one dense layer of 1024 each")
+    return panels.save(figure, axes, out, "fig2-use", f"{FIGURE}: how much of an H200 the models use (recorded)", 5)

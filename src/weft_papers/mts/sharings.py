@@ -1,0 +1,135 @@
+"""Fig. 8: sharing ratios of .9 to .6 on pruned ResNet18s. The paper prints no number, only which way they go.
+
+MACs and weights are in closed form, for every ratio and number of tasks; latencies are recorded ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.mts import closed, panels
+from weft_papers.mts.against import listed, shape
+from weft_papers.mts.lab import COLOURS, LABELS, MARKS, SHARINGS, TASKS, Setting
+from weft_papers.mts.recorded import IN_GROUPS, Record, Sweep
+
+FIGURE = "Fig. 8"
+NET = "resnet18"
+DRAWN = ("sequential", "streams", "grouped", "mts", IN_GROUPS, "fused")
+
+Sweeps = Mapping[float, Sweep]
+
+
+def figure_8(out: Path, record: Record) -> Part:
+    sweeps = {sharing: sweep for sharing in SHARINGS if (sweep := record.sweep(NET, sharing=sharing)).where("mts")}
+    rows = (*_counted_rows(), *_recorded_rows(sweeps))
+    tables = (_counted_table(), *([_recorded_table(sweeps)] if sweeps else []))
+    return Part(rows, tables, (_drawn(out, sweeps),) if len(sweeps) > 1 else ())
+
+
+def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
+    """MACs and weights of the paper's form, and weights stored once, over the models one by one."""
+    setting = Setting(NET, tasks, sharing=sharing)
+    alone, mts, once = (closed.work(setting, form) for form in ("separate", "mts", "split"))
+    return mts.macs / alone.macs, mts.weights / alone.weights, once.weights / alone.weights
+
+
+def _counted_rows() -> list[Row]:
+    most = max(TASKS)
+    found = [_ratios(sharing, most) for sharing in SHARINGS]
+    ratios = "/".join(f"{sharing:g}" for sharing in SHARINGS)
+    return [
+        Row(
+            FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most} ResNet18", None, found[-1][0] / found[0][0],
+            "x", f"counted: {listed([each[0] for each in found])} times those of the models one by one at {ratios}",
+        ),
+        Row(
+            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most} ResNet18", None, found[-1][1], "x",
+            f"counted, over the models one by one: {listed([each[1] for each in found], 2)} at {ratios}; every weight "
+            f"once: {listed([each[2] for each in found], 2)}; a thousand classes are in the paper's matrix",
+        ),
+    ]  # fmt: skip
+
+
+def _recorded_rows(sweeps: Sweeps) -> list[Row]:
+    if len(sweeps) < 2:
+        return []
+    low, high = min(sweeps), max(sweeps)
+    rows = []
+    for tasks in [each for each in TASKS if all(sweep.has("mts", each) for sweep in sweeps.values())]:
+        times = [sweep.ms(IN_GROUPS, tasks) for sweep in sweeps.values()]
+        groups = ", ".join(shape(sweep.grouping(tasks).groups) for sweep in sweeps.values())
+        falls = "it does" if times == sorted(times) else "not always"
+        exact = [sweep.ms("fused", tasks) for sweep in sweeps.values() if sweep.has("fused", tasks)]
+        rows.append(
+            Row(
+                FIGURE, f"latency of MTS at sharing {low:g} over {high:g}, {tasks} ResNet18", None,
+                times[-1] / times[0], "x",
+                f"recorded: {listed(times, 3)} ms at {'/'.join(f'{each:g}' for each in sweeps)}, groups {groups}; "
+                f"the paper: it falls with more sharing, here {falls}; fused: {listed(exact, 3)} ms",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _counted_table() -> Table:
+    body = tuple(
+        (f"{sharing:g}", str(tasks), *(f"{value:.3f}" for value in _ratios(sharing, tasks)),
+         f"{closed.break_even(sharing):.3g}", f"{closed.best_group(sharing):.3g}")
+        for sharing in SHARINGS
+        for tasks in TASKS
+    )  # fmt: skip
+    header = ("sharing", "tasks", "MTS MACs x", "MTS weights x", "unique weights x", "even at T", "best group")
+    return Table(f"{FIGURE}: counted, over the models one by one", header, body)
+
+
+def _recorded_table(sweeps: Sweeps) -> Table:
+    body = [
+        (
+            f"{sharing:g}", str(tasks), LABELS[way], f"{sweep.ms(way, tasks):.3f}",
+            f"{sweep.cost(way, tasks).weight_bytes / panels.MB:.2f}", f"{sweep.bytes(way, tasks) / panels.MB:.2f}",
+            shape(sweep.grouping(tasks).groups) if way == IN_GROUPS else "",
+        )
+        for sharing, sweep in sweeps.items()
+        for tasks in sweep.tasks
+        for way in sweep.ways()
+        if sweep.has(way, tasks)
+    ]  # fmt: skip
+    header = ("sharing", "tasks", "way", "ms", "weights MB", "peak MB", "groups")
+    return Table(f"{FIGURE}: latency and memory over the sharing ratio (recorded)", header, tuple(body))
+
+
+def _drawn(out: Path, sweeps: Sweeps) -> Figure:
+    """A column for each number of tasks, over the ratio: latency above, memory below."""
+    counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
+    figure, axes = pictures.canvas(3.2 * len(counts), 6.4, 2, len(counts), sharey="row")
+    for column, tasks in enumerate(counts):
+        for axis, value in ((axes[column], Sweep.ms), (axes[len(counts) + column], _megabytes)):
+            _lines(axis, sweeps, tasks, value)
+        pictures.heading(axes[column], f"{tasks} tasks")
+    for axis, what in ((axes[0], "latency (ms)"), (axes[len(counts)], "peak memory (MB)")):
+        axis.set_ylabel(what, fontsize=9)
+        panels.plain_numbers(axis)
+    title = f"{FIGURE}: pruned ResNet18s over the sharing ratio, recorded on an H200 (the paper: a Jetson TX2)"
+    return panels.save(figure, axes, out, "fig8-sharing", title)
+
+
+def _megabytes(sweep: Sweep, way: str, tasks: int) -> float:
+    return sweep.bytes(way, tasks) / panels.MB
+
+
+def _lines(axes: Axes, sweeps: Sweeps, tasks: int, value: Callable[[Sweep, str, int], float]) -> None:
+    for way in DRAWN:
+        points = {sharing: value(sweep, way, tasks) for sharing, sweep in sweeps.items() if sweep.has(way, tasks)}
+        axes.plot(
+            list(points), list(points.values()), marker=MARKS[way], markersize=4.5, linewidth=1.5, color=COLOURS[way],
+            linestyle=panels.THIN.get(way, "-"), label=LABELS[way],
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_xlim(max(SHARINGS) + 0.02, min(SHARINGS) - 0.02)
+    axes.set_xticks(SHARINGS)
+    axes.set_xlabel("sharing ratio", fontsize=9)

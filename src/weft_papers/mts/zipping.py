@@ -1,0 +1,77 @@
+"""III: where weight-shared models come from. Multi-Task Zipping of trained nets, accuracy before and after.
+
+The paper takes zipped models as given and prints no accuracy. Ours were trained and zipped by ``training/zipping.py``
+(He, Zhou and Thiele, NeurIPS 2018) and ship with their cards: recorded, not trained anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.stitching.making.zipped import ZIPPED, ZippedCard, ZippedRatio, card
+from weft_papers import pictures
+from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.layerweaver.lab import mean
+
+FIGURE = "III"
+SHARING = 0.9
+
+
+def cards() -> list[ZippedCard]:
+    return [card(name) for name in ZIPPED]
+
+
+def zipping(out: Path, found: Sequence[ZippedCard]) -> Part:
+    return Part(tuple(map(_row, found)), (_table(found),), (_drawn(out, found),))
+
+
+def _before(one: ZippedCard) -> float:
+    return 100 * mean(task.accuracy for task in one.tasks)
+
+
+def _row(one: ZippedCard) -> Row:
+    nearest = min(one.zipped, key=lambda each: abs(each.sharing - SHARING))
+    after, merged = 100 * mean(nearest.accuracy), 100 * mean(nearest.untuned)
+    return Row(
+        FIGURE, f"accuracy lost by zipping {len(one.tasks)} nets at {nearest.sharing:g}, {one.name}", None,
+        _before(one) - after, " points",
+        f"recorded: {_before(one):.2f} % before, {after:.2f} % after, {merged:.2f} % without training them together; "
+        f"{nearest.unique_weights / one.weights:.3f} of the weights are left; the paper prints no accuracy",
+    )  # fmt: skip
+
+
+def _table(found: Sequence[ZippedCard]) -> Table:
+    body = [cells for one in found for each in one.zipped for cells in _cells(one, each)]
+    header = ("data", "sharing", "task", "before %", "merged only %", "zipped %", "weights x")
+    return Table(f"{FIGURE}: trained nets before and after zipping (recorded)", header, tuple(body))
+
+
+def _cells(one: ZippedCard, each: ZippedRatio) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.name, f"{each.sharing:g}", task.name, f"{100 * task.accuracy:.2f}", f"{100 * merged:.2f}",
+            f"{100 * after:.2f}", f"{each.unique_weights / one.weights:.3f}",
+        )
+        for task, merged, after in zip(one.tasks, each.untuned, each.accuracy, strict=True)
+    ]  # fmt: skip
+
+
+def _drawn(out: Path, found: Sequence[ZippedCard]) -> Figure:
+    figure, axes = pictures.canvas(4.6 * len(found), 3.9, 1, len(found))
+    for axis, one in zip(axes, found, strict=True):
+        ratios = [each.sharing for each in one.zipped]
+        for place, task in enumerate(one.tasks):
+            colour, mark = pictures.MODELS[place], pictures.MARKS[place]
+            axis.plot(ratios, [100 * each.accuracy[place] for each in one.zipped], color=colour, marker=mark,
+                      markersize=4.5, label=task.name)  # fmt: skip
+            axis.plot(ratios, [100 * each.untuned[place] for each in one.zipped], color=colour, linewidth=1,
+                      linestyle=pictures.DASH)  # fmt: skip
+            axis.axhline(100 * task.accuracy, color=colour, linewidth=0.8, linestyle=":")
+        axis.set_xticks(ratios)
+        axis.set_xlabel("sharing ratio", fontsize=9)
+        axis.set_ylabel("accuracy (%)", fontsize=9)
+        axis.legend(frameon=False, fontsize=8)
+        pictures.heading(axis, one.name)
+    title = f"{FIGURE}: zipped nets (solid), merged only (dashed), alone (dotted)"
+    return pictures.save(figure, out, "zipping", title)

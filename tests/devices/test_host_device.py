@@ -1,0 +1,364 @@
+"""This machine as a device: lanes that slow each other down, what is read off spans, and the commands that use it."""
+
+from __future__ import annotations
+
+from tests import DATA
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.serving import live
+from tests.cli.test_cli import refused, run
+from weft.costs.program import Program
+from weft.devices import Host, Lanes, load_any, load_npu, load_simulated, parse_host, read_host
+from weft.devices.host import write_host
+from weft.engine import Engine, SaturatedStreams, SimulatedHost
+from weft.engine.simulated_host import Crowd, Work
+from weft.errors import DeviceError, WorkloadError
+from weft.policies import Setting, make_policy
+from weft.policies.base import NO_BUFFER, Candidate, Start
+from weft.simulation.requests import prepare, simulate_requests
+from weft.simulation.sustain import Question, sustain
+from weft.survey import Span, Subject, losses, survey
+from weft.survey.spans import _met, hand_overs, read_spans, runs
+from weft.workloads.requests import parse_workload
+
+SAVED = DATA / "host" / "two_models.json"
+
+WORKLOAD = """
+duration_s = 4.0
+warmup_s = 0.2
+seed = 1
+[[stream]]
+model = "short"
+rate = 60.0
+deadline_ms = 40.0
+[[stream]]
+model = "nets/long.onnx"
+rate = 20.0
+deadline_ms = 80.0
+"""
+
+
+@pytest.fixture
+def workload_file(tmp_path: Path) -> Path:
+    path = tmp_path / "w.toml"
+    path.write_text(WORKLOAD)
+    return path
+
+
+def workload(**changes):
+    streams = [
+        {"model": "short", "rate": 60.0, "deadline_ms": 40.0},
+        {"model": "long", "rate": 20.0, "deadline_ms": 80.0},
+    ]
+    return parse_workload({"duration_s": 4.0, "warmup_s": 0.2, "seed": 1, "stream": streams} | changes, "test")
+
+
+def changed(**changes) -> Host:
+    return parse_host(json.loads(SAVED.read_text()) | changes, "test")
+
+
+def exact(lanes: int, **losses_of) -> Host:
+    """The saved machine without noise, hand-overs or overheads."""
+    raw = json.loads(SAVED.read_text())
+    for name, model in raw["models"].items():
+        model |= {"spread": [], "overhead_s": [], "loses": losses_of.get(name, {})}
+    return parse_host(raw | {"lanes": lanes, "hand_over_s": []}, "test")
+
+
+# Which lanes run together, and how fast
+
+
+def test_an_npu_fetches_and_computes_at_once_and_a_tiled_one_does_not():
+    assert load_npu("tpuv3-like").together().names == ("channel", "array")
+    assert load_npu("tpuv3-like").together().speeds([0, 1]) == [1.0, 1.0]
+    assert len(load_simulated("zc706-resnet50").together()) == 1
+
+
+def test_a_lane_loses_speed_to_every_other_one_by_what_it_runs():
+    lanes = Lanes(("a", "b", "c"), cores=4, losses=((0.1, 0.3), (0.2, 0.0)))
+    assert lanes.speeds([0]) == [1.0]
+    assert lanes.speeds([0, 1]) == pytest.approx([0.7, 0.8])
+    assert lanes.speeds([0, 0, 1]) == pytest.approx([0.6, 0.6, 0.6])
+
+
+def test_more_lanes_than_cores_share_these():
+    assert Lanes(("a", "b", "c"), cores=2).speeds([0, 0, 0]) == pytest.approx([2 / 3] * 3)
+
+
+def head(stream: int, ticks: int) -> Candidate:
+    return Candidate(stream, 0, 0, 0, ticks, -1, stream)
+
+
+def two_lanes(loss: float, works: dict[int, Work]) -> SimulatedHost:
+    programs = tuple(Program(f"{p}", ("a",), (0,), (100,), (0,)) for p in works)
+    crowd = Crowd(Lanes(("0", "1"), 2, ((loss,) * 2,) * 2), [0, 1], lambda candidate: works[candidate.program])
+    return SimulatedHost(Setting(programs, NO_BUFFER, lanes=2), crowd=crowd)
+
+
+def test_segments_slow_each_other_down_while_they_overlap_and_no_longer():
+    host = two_lanes(0.5, {0: Work(0, 100), 1: Work(0, 40)})
+    host.submit(Start(head(0, 100)))
+    host.idle_until(20)
+    host.submit(Start(head(1, 40)))
+    host.idle_until(1000)
+    assert host.now() == 20 + 40 / 0.5
+    assert [done.candidate.stream for done in host.completions()] == [1]
+    host.idle_until(1000)
+    assert host.now() == 140  # 20 alone, 80 at half speed, 40 alone
+    assert [done.times.compute_end for done in host.completions()] == [140]
+
+
+def test_a_lane_that_has_not_begun_slows_nobody_down():
+    host = two_lanes(0.5, {0: Work(0, 100), 1: Work(30, 100)})
+    host.submit(Start(head(0, 100)))
+    host.submit(Start(head(1, 100)))
+    host.idle_until(1000)
+    assert host.now() == 30 + 70 / 0.5
+    ((done),) = host.completions()
+    assert (done.candidate.stream, done.times.compute_start) == (0, 0)
+    host.idle_until(1000)
+    assert host.now() == 170 + 30
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_lanes_that_lose_nothing_run_as_if_nobody_had_asked(lanes):
+    programs = tuple(Program(f"{p}", ("a", "b"), (0, 0), (70 + 9 * p, 31), (0, 0)) for p in range(3))
+    setting = Setting(programs, NO_BUFFER, 20, lanes=lanes)
+    crowd = Crowd(Lanes(("x",) * lanes), [0] * 3, lambda candidate: Work(0, candidate.compute))
+    logs = []
+    for host in (SimulatedHost(setting), SimulatedHost(setting, crowd=crowd)):
+        source = _OneAtATime(setting, None, setting.work)
+        source.host = host
+        Engine(source, make_policy("round-robin", setting), host).run()
+        logs.append(host.log)
+    assert logs[0] == logs[1]
+
+
+class _OneAtATime(SaturatedStreams):
+    """Waits for a lane where none is free."""
+
+    host: SimulatedHost
+
+    def next_event(self) -> int:
+        return self.host.now()
+
+
+# What spans say
+
+
+def ran(host: Host, seconds: float = 3.0) -> list[Span]:
+    """The spans of a run on a simulated host with the lanes all but full."""
+    streams = [
+        {"model": name, "arrival": "closed", "clients": 2 + place, "deadline_ms": 1e6, "max_batch": 1}
+        for place, name in enumerate(host.models)
+    ]
+    case = prepare(parse_workload({"duration_s": seconds, "stream": streams}, "test"), host)
+    issues = simulate_requests(case, "fifo", record=True).tally.issues
+    names, free, found = list(host.models), [0.0] * host.lanes, []
+    for stream, query, layer, _, _, _, start, end in sorted(issues.tolist(), key=lambda issue: issue[6]):
+        lane = next(lane for lane, since in enumerate(free) if since <= start)
+        free[lane] = end
+        found.append(Span(lane, names[stream], layer, start / 1e9, end / 1e9, 1, query))
+    return found
+
+
+def test_what_lanes_lose_is_read_off_their_spans():
+    lost = {"short": {"short": 0.1, "long": 0.3}, "long": {"short": 0.05, "long": 0.2}}
+    host = exact(2, **lost)
+    found = losses(ran(host), host.models, cores=2)
+    for model, shares in lost.items():
+        assert found[model] == pytest.approx(shares, abs=0.01)
+
+
+def test_more_lanes_than_cores_lose_nothing_else():
+    host = exact(3)
+    found = losses(ran(host), host.models, cores=2)
+    assert all(share < 0.01 for shares in found.values() for share in shares.values())
+
+
+def test_spans_come_from_the_servers_trace_and_runs_are_whole():
+    def event(segment, start_us, query, cat="done"):
+        said = {"segment": segment, "rows": 1, "query": query}
+        return {"ph": "X", "tid": 0, "name": "m", "cat": cat, "ts": start_us, "dur": 10.0, "args": said}
+
+    events = [{"ph": "M", "tid": 0}, event("1/2", 0, 0), event("2/2", 15, 0), event("1/2", 30, 1)]
+    spans = read_spans({"traceEvents": [*events, event("1/2", 50, 2, "aborted")]}, 0.0)
+    assert [span.segment for span in spans] == [0, 1, 0]
+    assert [[span.query for span in each] for each in runs(spans, "m", 2)] == [[0, 0]]
+    assert hand_overs(spans) == pytest.approx([5e-6, 5e-6])
+    assert hand_overs(spans, within=True) == pytest.approx([5e-6])
+
+
+# A measured machine as a device
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    host = read_host(SAVED)
+    write_host(host, tmp_path / "h.json")
+    assert read_host(tmp_path / "h.json") == host == load_any(str(SAVED))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "npu"}, "weft profile MODELS --device host"),
+        ({"lanes": 0}, "lanes"),
+        ({"models": {"m": {"segments": ["a"], "times_s": {"2": [1.0]}}}}, "batch 1"),
+        ({"models": {"m": {"segments": ["a"], "times_s": {"1": [1.0, 2.0]}}}}, "2 times for 1 segments"),
+        ({"models": {"m": {"segments": ["a"], "times_s": {"1": [1.0]}, "loses": {"n": 0.1}}}}, "'n'"),
+        ({"corse": 3}, "cores"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused(change, said):
+    with pytest.raises(DeviceError, match=said):
+        changed(**change)
+
+
+def test_a_request_alone_takes_its_segments_and_no_more():
+    case = prepare(workload(stream=[{"model": "long", "rate": 1.0, "deadline_ms": 50.0}]), exact(1))
+    (stream,) = simulate_requests(case, "fifo").report.streams
+    assert stream.p50_s == pytest.approx(0.014, rel=0.003)
+
+
+def test_hand_overs_and_the_way_are_added_to_what_segments_take():
+    host = exact(1).model_copy(update={"hand_over_s": (0.001,)})
+    slow = host.models["long"].model_copy(update={"overhead_s": (0.005,)})
+    host = host.model_copy(update={"models": {**host.models, "long": slow}})
+    case = prepare(workload(stream=[{"model": "long", "rate": 1.0, "deadline_ms": 50.0}]), host)
+    (stream,) = simulate_requests(case, "fifo").report.streams
+    assert stream.p50_s == pytest.approx(0.014 + 3 * 0.001 + 0.005, rel=0.003)
+
+
+def test_batches_are_the_servers_unless_a_stream_says_otherwise():
+    case = prepare(workload(), read_host(SAVED))
+    assert [(term.max_batch, term.timeout) for term in case.terms] == [(2, 0), (1, 0)]
+    one = workload(stream=[{"model": "short", "rate": 1.0, "deadline_ms": 9.0, "max_batch": 1, "batch_timeout_ms": 3}])
+    assert [(term.max_batch, term.timeout) for term in prepare(one, read_host(SAVED)).terms] == [(1, 3_000_000)]
+
+
+def test_a_seed_draws_the_same_run_again_and_another_one_does_not():
+    case = prepare(workload(), read_host(SAVED))
+    first, again, other = (simulate_requests(case, "edf", seed=seed).report for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_what_a_host_was_not_measured_with_is_refused():
+    with pytest.raises(DeviceError, match="unknown model 'magika'"):
+        prepare(workload(stream=[{"model": "magika", "rate": 1.0, "deadline_ms": 9.0}]), read_host(SAVED))
+    leaving = {"model": "long", "rate": 1.0, "deadline_ms": 9.0, "exits": 1, "exit_rates": [0.5, 0.5]}
+    with pytest.raises(WorkloadError, match="without exits"):
+        prepare(workload(stream=[leaving]), read_host(SAVED))
+
+
+def test_two_lanes_sustain_more_than_one_and_less_the_more_they_lose():
+    def rate(host: Host) -> float:
+        return sustain(Question(workload(duration_s=2.0), "edf", seeds=1, tolerance=0.1), host).rate
+
+    one, two = rate(exact(1)), rate(exact(2))
+    shares = {"short": 0.3, "long": 0.3}
+    slowed = rate(exact(2, short=shares, long=shares))
+    assert 1.6 * one < two
+    assert 0.55 * two < slowed < 0.9 * two
+
+
+# Commands
+
+
+def test_commands_show_missed_p99_and_load_of_a_host(capsys, tmp_path, workload_file):
+    out, picture = tmp_path / "s.json", tmp_path / "s.png"
+    on_host = ("-d", str(SAVED), "--json", str(out))
+    flags = ("-p", "edf,fifo", "-j", "1", "--seeds", "1", "--tolerance", "0.2", "--figure", str(picture))
+    code, shown, _ = run(capsys, "sustain", str(workload_file), *on_host, *flags)
+    assert code == 0
+    assert all(word in shown for word in ("missed", "p99 ms", "load")) and "STP" not in shown
+    answers = json.loads(out.read_text())["answers"]
+    assert all(0 < answer["load"] <= 1 and len(answer["p99_s"]) == 2 for answer in answers)
+
+    shown = run(capsys, "compare", "-w", str(workload_file), *on_host, "-p", "edf,punctual,fifo")[1]
+    assert "load" in shown and "PE" not in shown and "DRAM" not in shown
+    assert [each["policy"] for each in json.loads(out.read_text())["runs"]] == ["edf", "punctual", "fifo"]
+
+    shown = run(capsys, "compare", "-w", str(workload_file), *on_host, "-p", "fifo,double-buffer")[1]
+    assert "the same as fifo here: double-buffer" in shown
+
+    shown = run(capsys, "simulate", "-w", str(workload_file), *on_host, "-p", "punctual")[1]
+    assert "missed" in shown and "load" in shown and "PE array" not in shown
+    found = json.loads(out.read_text())
+    assert 0 < found["load"] < 1 and "pe_utilisation" not in found
+
+
+def test_a_saved_machine_is_shown(capsys):
+    shown = run(capsys, "devices", "show", str(SAVED))[1]
+    assert "2 lanes" in shown and "beside long" in shown
+
+
+def test_a_device_that_nobody_named_is_told_in_the_first_line(capsys, workload_file):
+    said = "no device named: priced for tpuv3-like, a simulated NPU (--device host measures this machine)"
+    for arguments in (("profile", "ncf"), ("simulate", "-m", "ncf", "-n", "2"), ("compare", "-m", "ncf", "-p", "fifo")):
+        assert run(capsys, *arguments)[1].splitlines()[0] == said
+        assert said not in run(capsys, *arguments, "--device", "tpuv3-like")[1]
+    text = workload_file.read_text().replace("nets/long.onnx", "ncf").replace('"short"', '"ncf"')
+    workload_file.write_text(text)
+    first = run(capsys, "simulate", "-w", str(workload_file), "-p", "fifo")[1].splitlines()[0]
+    assert first == said.replace("tpuv3-like", "weaver-plus")
+    workload_file.write_text('device = "weaver-plus"\n' + text)
+    assert "no device named" not in run(capsys, "simulate", "-w", str(workload_file), "-p", "fifo")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("simulate", "-m", "ncf", "-d", "host"), "--workload"),
+        (("compare", "-m", "ncf", "-d", "host"), "--workload"),
+        (("compare", "-w", "W", "-m", "ncf"), "--models does not apply"),
+        (("compare", "-w", "W", "-d", "weaver-plus"), "--device host"),
+        (("sustain", "W", "-d", str(SAVED), "--lanes", "2"), "--lanes"),
+        (("sustain", "W", "-d", str(SAVED), "-p", "weft"), "weft+"),
+        (("profile", "ncf", "bert-base"), "one model at a time"),
+        (("profile", "ncf", "--lanes", "2"), "--lanes"),
+        (("profile", "ncf", "-d", "host", "--cost", "roofline"), "--cost"),
+        (("devices", "show", "host"), "weft profile"),
+    ],
+)
+def test_what_makes_no_sense_on_a_host_is_refused(capsys, workload_file, arguments, said):
+    assert said in refused(capsys, *(str(workload_file) if part == "W" else part for part in arguments))
+
+
+# For real
+
+
+def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(tmp_path):
+    path = live.mlp(tmp_path / "net.onnx")
+    host = survey([Subject(str(path))], lanes=2, seconds=0.2)
+    model = host.models["net"]
+    assert host.lanes == 2 and host.hand_over_s and model.spread and model.overhead_s
+    assert all(time > 0 for time in model.times_s[1])
+    assert set(model.loses) == {"net"}
+    assert all(np.isfinite(model.times_s[batch]).all() for batch in model.times_s)
+    stream = {"model": str(path), "rate": 20.0, "deadline_ms": 10_000.0}
+    report = simulate_requests(prepare(workload(stream=[stream]), host), "punctual").report
+    assert report.streams[0].completed == report.streams[0].arrived > 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=12).map(sorted),
+)
+def test_spans_meet_those_that_run_at_the_same_time(rows):
+    spans = [Span(place, "m", 0, start, start + took, 1, place) for place, (start, took) in enumerate(rows)]
+    for span, met in zip(spans, _met(spans), strict=True):
+        wanted = [
+            each
+            for each in spans
+            if each is not span
+            and min(each.took_s, span.took_s) > 0
+            and each.start_s < span.end_s
+            and each.end_s > span.start_s
+        ]
+        assert sorted(met) == sorted(wanted)

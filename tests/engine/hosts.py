@@ -1,0 +1,653 @@
+"""Hosts for the tests: requests on simulated lanes, and a real dispatcher on a clock that jumps.
+
+``run_load`` serves listed requests on ``SimulatedHost`` and keeps all there is to know of the run. ``Machine``
+is the server's dispatcher with its real lanes and threads; only the clock, the event loop and the models are
+stand-ins, so that every instant is chosen by the test and nothing depends on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.engine.naive import program
+from weft.costs.program import Program
+from weft.engine import Completion, SimulatedHost, request_engine
+from weft.engine.admission import Line
+from weft.engine.lateness import SOFT
+from weft.engine.requests import Job, Terms, Ticket
+from weft.engine.steering import Steered, Steering
+from weft.errors import RequestError
+from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
+from weft.policies.base import NO_BUFFER, NO_DEADLINE
+from weft.runtime.exits import ExitSpec
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.serving.dispatch import Dispatcher
+from weft.serving.leaving import Leaving
+from weft.serving.streams import Served
+from weft.serving.tickets import Ask, Batch, LiveTicket
+
+PATIENCE_S = 600
+"""After that a test that would hang fails instead; no test is meant to come near it."""
+
+
+# Requests on simulated lanes
+
+
+class Order(NamedTuple):
+    """One request."""
+
+    stream: int
+    arrival: int
+    due: int
+    priority: int = 1
+    strict: bool = False
+    leaves: int = 0
+    """After how many segments it is done; 0: after all."""
+    sure: tuple[float, ...] = ()
+    """How sure its answer is at each early exit, where that decides when it leaves."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One stream: the ticks of its segments at batch 1, 2, ..."""
+
+    batches: tuple[tuple[int, ...], ...]
+    timeout: int = 0
+    exits: tuple[int, ...] = ()
+    steering: Steering | None = None
+    """How sure early answers must be."""
+    places: int = NO_DEADLINE
+    """Requests that may wait."""
+
+    @property
+    def programs(self) -> list[Program]:
+        found = [
+            program(f"b{size}", *[(0, ticks) for ticks in each]) for size, each in enumerate(self.batches, start=1)
+        ]
+        rates = (1 / (len(self.exits) + 1),) * (len(self.exits) + 1) if self.steering else ()
+        return [replace(each, exits=self.exits, exit_rates=rates) for each in found]
+
+
+def kind(*segments: int, batch: int = 1, timeout: int = 0) -> Kind:
+    """A stream whose batches all cost the same."""
+    return Kind((segments,) * batch, timeout)
+
+
+@dataclass(frozen=True)
+class Load:
+    """All that a run on a host is given but its policy."""
+
+    kinds: tuple[Kind, ...]
+    orders: tuple[Order, ...]
+    lanes: int = 1
+    late: str = "keep"
+    abortable: frozenset[int] = frozenset()
+    """Streams whose segments may be stopped half-way."""
+    abort_ticks: int = 0
+    places: int = NO_DEADLINE
+    """Requests that may wait in all."""
+
+    @property
+    def terms(self) -> list[Terms]:
+        first, found = 0, []
+        for each in self.kinds:
+            found.append(Terms(first, NO_DEADLINE, len(each.batches), each.timeout, 1))
+            first += len(each.batches)
+        return found
+
+    @property
+    def setting(self) -> Setting:
+        programs = tuple(one for each in self.kinds for one in each.programs)
+        return Setting(programs, NO_BUFFER, rounds=1 << 40, lanes=self.lanes)
+
+    @property
+    def abortable_programs(self) -> frozenset[int]:
+        terms = self.terms
+        return frozenset(
+            terms[stream].programs + size for stream in self.abortable for size in range(terms[stream].max_batch)
+        )
+
+
+class Fate(NamedTuple):
+    """What became of a request."""
+
+    what: str
+    when: int
+    query: int = -1
+    """Which batch of its stream it was in."""
+
+
+class ListedFeed:
+    """Hands out requests at their times and writes down what becomes of each."""
+
+    def __init__(self, orders: Sequence[Order], kinds: Sequence[Kind] = ()) -> None:
+        lines = [Line(each.places) for each in kinds]
+        self.tickets = [
+            Ticket(
+                *order[:5],
+                leaves=order.leaves,
+                sure=dict(zip(kinds[order.stream].exits, order.sure, strict=True)) if order.sure else None,
+                line=lines[order.stream] if lines else None,
+            )
+            for order in sorted(orders, key=lambda order: order.arrival)
+        ]
+        self.fates: dict[Ticket, list[Fate]] = {ticket: [] for ticket in self.tickets}
+        self.ended_jobs: list[Job] = []
+        self.merges: list[tuple[int, int, int]] = []
+        """Sizes of two batches that became one, and the layer at which they stood."""
+        self._next = 0
+
+    def take(self, now: int) -> Iterator[Ticket]:
+        while self._next < len(self.tickets) and self.tickets[self._next].arrival <= now:
+            self._next += 1
+            yield self.tickets[self._next - 1]
+
+    def next_arrival(self) -> int:
+        return self.tickets[self._next].arrival if self._next < len(self.tickets) else NO_DEADLINE
+
+    def exhausted(self) -> bool:
+        return self._next == len(self.tickets)
+
+    def served(self, job: Job, completion: Completion) -> None:
+        for ticket in job.members:
+            if not ticket.gone:
+                self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+
+    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+        here = [ticket for ticket in job.members if not ticket.gone]
+        leaving = [ticket for ticket in here if _leaves(ticket, job.layer)]
+        for ticket in leaving:
+            assert ticket.sure or ticket.leaves == job.layer, "it went past its exit"
+            self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+        return [ticket for ticket in here if ticket not in leaving]
+
+    def merged(self, job: Job, other: Job) -> None:
+        assert job.layer == other.layer and not job.running and not other.running
+        self.merges.append((len(job.members), len(other.members), job.layer))
+
+    def dropped(self, ticket: Ticket, now: int) -> None:
+        self.fates[ticket].append(Fate("dropped", now))
+
+    def refused(self, ticket: Ticket, now: int) -> None:
+        self.fates[ticket].append(Fate("refused", now))
+
+    def failed(self, job: Job, error: Exception) -> None:
+        raise AssertionError("simulated layers do not fail") from error
+
+    def ended(self, job: Job) -> None:
+        self.ended_jobs.append(job)
+
+
+def _leaves(ticket: Ticket, layer: int) -> bool:
+    return ticket.sure[layer] >= ticket.threshold if ticket.sure else 0 < ticket.leaves <= layer
+
+
+class Piece(NamedTuple):
+    """A segment on a lane, to its end or to where it was stopped."""
+
+    candidate: Candidate
+    begin: int
+    end: int
+    aborted: bool
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return self.candidate.stream, self.candidate.query
+
+
+class WatchedHost(SimulatedHost):
+    """A simulated host that remembers what it was told, and notices when nothing moves any more."""
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(load.setting, load.abortable_programs, load.abort_ticks)
+        self.pieces: list[Piece] = []
+        self.issues: list[Candidate] = []
+        self.aborts: list[tuple[int, Candidate]] = []
+        layers = sum(max(map(len, load.kinds[order.stream].batches)) for order in load.orders)
+        self._most_aborts = 2 * layers + 10
+        self._still = 0
+
+    def completions(self) -> list[Completion]:
+        ended = super().completions()
+        self.pieces += [Piece(c.candidate, c.times.compute_start, c.times.compute_end, c.aborted) for c in ended]
+        return ended
+
+    def submit(self, start: Start) -> None:
+        self._still = 0
+        self.issues.append(start.candidate)
+        super().submit(start)
+
+    def stop(self, stream: int, query: int) -> None:
+        running = [c.candidate for c in self._running if (c.candidate.stream, c.candidate.query) == (stream, query)]
+        self.aborts += [(self.now(), candidate) for candidate in running]
+        assert len(self.aborts) <= self._most_aborts, f"segments are stopped again and again: {self.aborts[-3:]}"
+        super().stop(stream, query)
+
+    def idle_until(self, tick: int) -> None:
+        before = self.now()
+        super().idle_until(tick)
+        self._still = self._still + 1 if self.now() == before else 0
+        assert self._still < 10, f"nothing moves any more at {before}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run on a simulated host, looked at from inside."""
+
+    load: Load
+    feed: ListedFeed
+    host: WatchedHost
+    policy: Policy
+
+    @property
+    def issues(self) -> list[tuple[int, int, int]]:
+        """Stream, query and layer, in the order they were issued."""
+        return [(c.stream, c.query, c.layer) for c in self.host.issues]
+
+    @property
+    def letters(self) -> str:
+        """The order of issues, a letter for each stream, a capital for the first segment of a batch."""
+        return "".join("ABCDEF"[c.stream] if c.layer == 0 else "abcdef"[c.stream] for c in self.host.issues)
+
+    @property
+    def batches(self) -> dict[tuple[int, int], list[Piece]]:
+        """What was computed of every batch, in order of time."""
+        found: dict[tuple[int, int], list[Piece]] = {}
+        for piece in sorted(self.host.pieces, key=lambda piece: (piece.begin, piece.end)):
+            found.setdefault(piece.batch, []).append(piece)
+        return found
+
+    @property
+    def fates(self) -> list[tuple[str, int]]:
+        """What became of each request and when, in order of arrival."""
+        return [(fate.what, fate.when) for (fate,) in map(self.feed.fates.__getitem__, self.feed.tickets)]
+
+    @property
+    def ends(self) -> list[int]:
+        """When each request was served, in order of arrival; -1 for one that was dropped."""
+        return [fate.when if fate.what == "served" else -1 for (fate,) in map(self.feed.fates.get, self.feed.tickets)]
+
+    @property
+    def on_time(self) -> int:
+        """Requests that were served by their deadline."""
+        return sum(0 <= end <= ticket.due for end, ticket in zip(self.ends, self.feed.tickets, strict=True))
+
+
+def run_load(policy: str, load: Load, **options: Option) -> Ran:
+    """Serve a load on a simulated host, as the engine does."""
+    setting = load.setting
+    chooser = make_policy(policy, setting, options)
+    feed, host = ListedFeed(load.orders, load.kinds), WatchedHost(load)
+    remaining = [each.remaining for each in setting.programs]
+    engine, source = request_engine(chooser, feed, host, remaining, late=load.late, places=load.places)
+    for term, each in zip(load.terms, load.kinds, strict=True):
+        source.open(term, Steered(each.steering) if each.steering else None)
+    engine.run()
+    return Ran(load, feed, host, chooser)
+
+
+@st.composite
+def loads(
+    draw: st.DrawFn,
+    *,
+    timeouts: Sequence[int] = (0, 0, 0, 5, 30),
+    most_lanes: int = 3,
+    streams: int = 4,
+    orders: int = 24,
+    soft: bool = False,
+    layers: tuple[int, int] = (0, 12),
+) -> Load:
+    """A random load; larger batches cost at least as much, and segments may cost nothing.
+
+    soft: no request is strict, and late ones are served like others. layers: least and most ticks of a segment.
+    """
+    kinds = []
+    for _ in range(draw(st.integers(1, streams))):
+        ticks = draw(st.lists(st.integers(*layers), min_size=1, max_size=4).filter(any))
+        more = draw(st.integers(0, 3))
+        sizes = range(draw(st.integers(1, 4)))
+        kinds.append(
+            Kind(tuple(tuple(t + more * size for t in ticks) for size in sizes), draw(st.sampled_from(timeouts)))
+        )
+    one = st.builds(
+        lambda stream, arrival, given, priority, strict: Order(stream, arrival, arrival + given, priority, strict),
+        st.integers(0, len(kinds) - 1),
+        st.integers(0, 150),
+        st.integers(0, 40) | st.sampled_from([1, 100, 1000]),
+        st.sampled_from([1, 3, 9]),
+        st.just(False) if soft else st.booleans(),
+    )
+    return Load(
+        tuple(kinds),
+        tuple(draw(st.lists(one, max_size=orders))),
+        lanes=draw(st.integers(1, most_lanes)),
+        late="keep" if soft else draw(st.sampled_from(SOFT)),
+        abortable=frozenset(draw(st.sets(st.integers(0, len(kinds) - 1)))),
+        abort_ticks=draw(st.sampled_from([0, 0, 1, 3])),
+    )
+
+
+# A real dispatcher on a clock that jumps
+
+MS = 1_000_000
+"""A millisecond in ticks of the server's clock."""
+
+
+class JumpingClock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.ticks = 1_000 * MS
+
+    def monotonic_ns(self) -> int:
+        return self.ticks
+
+
+@dataclass(eq=False)
+class Timer:
+    due: int
+    callback: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class JumpingLoop:
+    """As much of an event loop as a dispatcher needs; callbacks run when ``turn`` is called."""
+
+    def __init__(self, clock: JumpingClock) -> None:
+        self._clock = clock
+        self._soon: list[Callable[[], None]] = []
+        self._timers: list[Timer] = []
+        self.woken: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self._soon.append(lambda: callback(*args))
+
+    def call_soon_threadsafe(self, callback: Callable[..., None], *args: Any) -> None:
+        self.woken.put(lambda: callback(*args))
+
+    def call_later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> Timer:
+        self._timers.append(Timer(self._clock.ticks + round(delay_s * 1e9), lambda: callback(*args)))
+        return self._timers[-1]
+
+    def await_wake(self) -> None:
+        """A lane is about to call; wait for it."""
+        self._soon.append(self.woken.get(timeout=PATIENCE_S))
+
+    def next_timer(self) -> int:
+        return min((timer.due for timer in self._timers if not timer.cancelled), default=NO_DEADLINE)
+
+    def turn(self) -> None:
+        """Run all that is due at this instant."""
+        while True:
+            due = [timer for timer in self._timers if timer.due <= self._clock.ticks]
+            self._timers = [timer for timer in self._timers if timer not in due]
+            ready, self._soon = self._soon, []
+            if not ready and not due:
+                return
+            for callback in ready:
+                callback()
+            for timer in due:
+                if not timer.cancelled:
+                    timer.callback()
+
+
+class Stage:
+    """Where the segments of scripted models take their time: on a lane until the test lets it go on."""
+
+    def __init__(self, clock: JumpingClock) -> None:
+        self._clock = clock
+        self.begun: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._gates: dict[str, queue.SimpleQueue[Exception | None]] = {}
+
+    def gate(self, lane: str) -> queue.SimpleQueue[Exception | None]:
+        return self._gates.setdefault(lane, queue.SimpleQueue())
+
+    def perform(self, ticks: int) -> None:
+        name = threading.current_thread().name
+        if not name.startswith("lane-"):  # on the dispatcher's own thread
+            self._clock.ticks += ticks
+            return
+        gate = self.gate(name)
+        self.begun.put((name, ticks))
+        verdict = gate.get(timeout=PATIENCE_S)
+        if verdict is not None:
+            raise verdict
+
+
+class Scripted:
+    """Stands for a prepared model: segments take as long as they are said to, and double their input.
+
+    ms: milliseconds of each segment at batch 1, 2, ...; factor: how much longer they really take than was measured;
+    poison: rows that hold this value make a segment fail; steady: whether they never take longer than expected;
+    exits: after how many segments samples may leave, the columns of the input being how sure they are there.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *ms: Sequence[float],
+        factor: float = 1.0,
+        poison: float | None = None,
+        steady: bool = True,
+        exits: tuple[int, ...] = (),
+    ) -> None:
+        self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
+        self.warm_shapes: dict[str, tuple[int, ...]] | None = {"x": (1, max(1, len(exits)))}
+        self.batchable, self.max_batch, self.confidence = True, len(ms), "probabilities"
+        ends = (*exits, len(ms[0])) if exits else ()
+        self.exits = tuple(ExitSpec(output=f"y{end}", segment=end - 1) for end in ends)
+        self.mergeable, self.rowless, self.tasks = True, {}, ()
+        self._told = {each.segment: each.output for each in self.exits}
+        self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
+        self.steady = (steady,) * len(ms[0])
+        self.ran: Counter[int] = Counter()
+        self.closed = False
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        return tuple(each / 1e3 for each in self._ms[min(batch, self.max_batch) - 1])
+
+    def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
+        assert not self.closed, "a segment of a closed model runs"
+        self.ran[index] += 1
+        rows = len(values["x"])
+        self._stage.perform(round(self._ms[min(rows, self.max_batch) - 1][index] * self._factor * MS))
+        if self._poison is not None and (values["x"] == self._poison).any():
+            raise ValueError(f"{self._poison} is poison")
+        if index == len(self.segments) - 1:
+            return {self.exits[-1].output if self.exits else "y": values["x"] * 2}
+        here = [number for number, each in enumerate(self.exits) if each.segment == index]
+        return {"x": values["x"]} | {self.exits[n].output: values["x"][:, n : n + 1] for n in here}
+
+    start, compute, gather, _gathered = Prepared.start, Prepared.compute, Prepared.gather, Prepared._gathered
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request a machine took, and all replies to it."""
+
+    ticket: LiveTicket
+    inputs: dict[str, np.ndarray]
+    replies: list[tuple[int, Any]] = field(default_factory=list)
+    """When, and what."""
+
+    @property
+    def outcome(self) -> Any:
+        ((_, outcome),) = self.replies
+        return outcome
+
+    @property
+    def end_ms(self) -> float:
+        ((end, _),) = self.replies
+        return end / MS
+
+    @property
+    def fate(self) -> str:
+        return "served" if isinstance(self.outcome, dict) else self.outcome.reason
+
+
+class Machine:
+    """A dispatcher with real lanes, driven from instant to instant."""
+
+    def __init__(self, monkeypatch: Any, policy: str = "punctual", *, lanes: int = 1, **settings: Any) -> None:
+        self.clock = JumpingClock()
+        self.start = self.clock.ticks
+        self.loop, self.stage = JumpingLoop(self.clock), Stage(self.clock)
+        self.dispatcher = Dispatcher(  # type: ignore[arg-type]
+            self.loop, policy, backend=CpuBackend(self.clock.monotonic_ns), lanes=lanes, **settings
+        )
+        self.issues: list[tuple[int, int, int]] = []
+        """Stream, query and layer, in the order they were issued."""
+        self._submit, self.dispatcher.lanes.submit = self.dispatcher.lanes.submit, self._issued  # type: ignore[method-assign]
+        self._ends: dict[str, tuple[Any, int]] = {}
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self.sent: list[Sent] = []
+
+    @property
+    def now_ms(self) -> float:
+        return (self.clock.ticks - self.start) / MS
+
+    def model(self, *ms: Sequence[float], name: str = "", **scripted: Any) -> Served:
+        """A scripted model; what is not about its segments goes to the dispatcher."""
+        terms = {key: scripted.pop(key) for key in ("queue_size", "batch_timeout_ms") if key in scripted}
+        steering = scripted.pop("steering", None)
+        prepared: Any = Scripted(self.stage, *ms, **scripted)
+        if steering:
+            terms["leaving"] = Leaving(prepared, steering)
+        return Served(name or f"m{len(self.sent)}", prepared, **terms)
+
+    def send(
+        self,
+        model: Served,
+        due_ms: float = 1000,
+        *,
+        rows: int = 1,
+        value: float = 1.0,
+        sure: Sequence[float] | None = None,
+        reply: Any = None,
+        **ask: Any,
+    ) -> Sent:
+        """Submit a request that is due so many milliseconds from now; what refuses it passes through."""
+        inputs = {"x": np.full((rows, 1), value, np.float32) if sure is None else np.array([sure], np.float32)}
+        sent = Sent(None, inputs)  # type: ignore[arg-type]
+
+        def replied(ticket: LiveTicket, outcome: Any) -> None:
+            sent.replies.append((self.clock.ticks - self.start, outcome))
+            if reply:
+                reply(ticket, outcome)
+
+        sent.ticket = self.dispatcher.submit(model, inputs, Ask(self.clock.ticks + round(due_ms * MS), **ask), replied)
+        self.sent.append(sent)
+        return sent
+
+    def offer(self, model: Served, due_ms: float, **how: Any) -> None:
+        """Submit a request; if it is refused, that is its reply."""
+        try:
+            self.send(model, due_ms, **how)
+        except RequestError as error:
+            self.sent.append(Sent(None, {}, [(self.clock.ticks - self.start, error)]))  # type: ignore[arg-type]
+
+    def at(self, ms: float, action: Callable[[], Any]) -> None:
+        """Do that later, before the dispatcher looks."""
+        self._agenda.append((self.start + round(ms * MS), len(self._agenda), action))
+
+    def run(self, until_ms: float | None = None) -> None:
+        """Let time pass until then, or until nothing is left to do."""
+        until = NO_DEADLINE - 1 if until_ms is None else self.start + round(until_ms * MS)
+        while True:
+            self.loop.turn()
+            self._meet()
+            if self._let_go():
+                continue
+            events = [
+                self.loop.next_timer(),
+                *(end for _, end in self._ends.values()),
+                *(at for at, _, _ in self._agenda),
+            ]
+            upcoming = min(events)
+            if upcoming > until:
+                break
+            self.clock.ticks = max(self.clock.ticks, upcoming)
+            self._let_go()
+            due = [entry for entry in self._agenda if entry[0] <= self.clock.ticks]
+            for entry in sorted(due, key=lambda entry: entry[:2]):
+                self._agenda.remove(entry)
+                entry[2]()
+        if until_ms is not None:
+            self.clock.ticks = max(self.clock.ticks, until)
+
+    def close(self) -> None:
+        for name in self._ends:
+            self.stage.gate(name).put(None)
+        self.dispatcher.close()
+
+    def _issued(self, start: Start) -> None:
+        candidate = start.candidate
+        self.issues.append((candidate.stream, candidate.query, candidate.layer))
+        self._submit(start)
+
+    def _meet(self) -> None:
+        """Wait until every lane that was given something has begun it."""
+        tasks = {lane.device.thread.name: lane.task for lane in self.dispatcher.lanes.lanes if lane.task}
+        for _ in range(sum(name not in self._ends for name in tasks)):
+            name, ticks = self.stage.begun.get(timeout=PATIENCE_S)
+            self._ends[name] = tasks[name], self.clock.ticks + ticks
+
+    def _let_go(self) -> int:
+        """Let lanes go on whose segment ends now, and wait until they have reported."""
+        over = [name for name, (task, end) in self._ends.items() if end <= self.clock.ticks or task.aborted]
+        for name in over:
+            task, _ = self._ends.pop(name)
+            self.stage.gate(name).put(InterruptedError("stopped") if task.aborted else None)
+            self.loop.await_wake()
+        return len(over)
+
+
+def compute_here(batch: Batch, segment: int) -> None:
+    """Run a segment of a batch on this thread."""
+    prepared: Any = batch.model.prepared
+    batch.take(segment, prepared.compute(batch.step(segment)))
+
+
+class Staged:
+    """A prepared model whose segments compute real tensors and take the time they are told to."""
+
+    def __init__(
+        self, machine: Machine, model: Any, ms: float, each_ms: float, rows_of: Callable[[int, dict[str, Any]], int]
+    ) -> None:
+        self._stage, self._model, self._ms, self._each_ms = machine.stage, model, ms, each_ms
+        self._rows_of = rows_of
+        self.ran: list[tuple[int, int]] = []
+        """Segment and rows, of those that were not stopped."""
+        self.fails: Callable[[int, dict[str, Any]], bool] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    start, compute = Prepared.start, Prepared.compute
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)
+
+    def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
+        made = self._model.run_segment(index, values)  # it is stopped where it takes its time
+        rows = self._rows_of(index, values)
+        self._stage.perform(round((self._ms + self._each_ms * rows) * MS))
+        self.ran.append((index, rows))
+        if self.fails and self.fails(index, values):
+            raise ValueError("this batch cannot be computed")
+        return made

@@ -1,3 +1,0 @@
-"""Requests over HTTP: what they ask, how they are refused, who goes away."""
-
-from test_serve_http import *  # noqa: F403

@@ -1,0 +1,62 @@
+"""Clients who ask at the same time do not change each other's answers, whatever they send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.serving import live
+from tests.runtime.test_rows import quantised
+from tests.serving.test_serve_endless import one_that_never_ends, turning
+from tests.serving.test_serve_life import Background
+from tests.serving.test_serve_models import infer, model, plain, send, session, until
+
+CLIENTS = 8
+
+
+def asked(path: Path, server: live.Live) -> tuple[list[int], list[int]]:
+    """What clients who wait together for the quantised model get, and what each would get alone; one sends far more."""
+    rng = np.random.default_rng(1)
+    inputs = [{"x": rng.normal(size=(1, 32)).astype(np.float32)} for _ in range(CLIENTS)]
+    inputs[3]["x"] *= 200
+    with one_that_never_ends(server):  # it has the only lane
+        waiting = [Background(lambda each=each: infer(server, "quantised", each)) for each in inputs]
+        until(lambda: model(server, "quantised")["queued"] == CLIENTS, "all of them wait")
+    alone = session(path)
+    return [each.result()["y"].item() for each in waiting], [plain(alone, each)["y"].item() for each in inputs]
+
+
+def executions(server: live.Live) -> int:
+    (found,) = send(server, "GET", "/v2/models/quantised/stats").json()["model_stats"]
+    assert found["inference_count"] == CLIENTS
+    return int(found["execution_count"])
+
+
+def test_one_with_large_numbers_does_not_change_the_answers_of_others(tmp_path: Path) -> None:
+    turning(tmp_path / "turning.onnx")
+    path = quantised(tmp_path / "quantised.onnx")
+    with live.running(tmp_path, grpc_port=None) as server:
+        got, wanted = asked(path, server)
+        assert got == wanted
+        assert executions(server) == CLIENTS
+        assert "not batched: DynamicQuantizeLinear" in model(server, "quantised")["message"]
+
+
+def test_a_file_that_says_that_rows_are_independent_is_batched(tmp_path: Path) -> None:
+    turning(tmp_path / "turning.onnx")
+    path = quantised(tmp_path / "quantised.onnx", says="independent")
+    path.with_suffix(".toml").write_text(f"max_batch = {CLIENTS}\n")
+    with live.running(tmp_path, grpc_port=None) as server:
+        got, wanted = asked(path, server)
+        assert executions(server) == 1
+        assert got != wanted  # this is what it asked for
+
+
+def test_settings_that_say_so_do_the_same(tmp_path: Path) -> None:
+    turning(tmp_path / "turning.onnx")
+    path = quantised(tmp_path / "quantised.onnx")
+    path.with_suffix(".toml").write_text(f'max_batch = {CLIENTS}\nrows = "independent"\n')
+    with live.running(tmp_path, grpc_port=None) as server:
+        asked(path, server)
+        assert executions(server) == 1
