@@ -21,7 +21,7 @@ from weft.numbers.configuration import AnyFormat
 from weft.numbers.format import FLOAT32
 from weft.numbers.twos_complement import TwosComplement
 from weft.runtime.quantised.evaluator import OnnxEvaluator
-from weft.runtime.quantised.runner import LayerFormats, Samples
+from weft.runtime.quantised.runner import LayerFormats, SampleOrder
 
 FIRST, AT_ONCE = 1024, 8192
 """Images: most configurations are given up after the first."""
@@ -61,7 +61,7 @@ class Engine:
         self._asked: Any = None
         self._answers = np.empty(0)
 
-    def add(self, name: str, samples: Samples) -> None:
+    def add(self, name: str, samples: SampleOrder) -> None:
         (images,) = samples.inputs.values()
         self._samples[name] = self._tensor(images[samples.order])
 

@@ -82,7 +82,7 @@ def _tardiness_s(report: RequestReport) -> float:
 def pairs(seeds: int, seconds: float) -> Iterator[Row]:
     """Around the largest load that the policy sustains."""
     for pair, policy in product(lab.PAIRS, WEAVERS):
-        scene = lab.Scene(pair, duration_s=seconds)
+        scene = lab.StreamPair(pair, duration_s=seconds)
         question = replace(lab.question(scene, lab.OURS), policy=policy, late="weave")
         rate = sustain(question, lab.device(lab.DEVICE)).rate
         for load in LOADS:

@@ -31,11 +31,11 @@ from weft_papers import libnumber
 from weft_papers.libnumber import jobs as searches
 from weft_papers.libnumber.lab import LENET, OURS, SERIAL
 from weft_papers.libnumber.recorded import FORMAT, SHIPPED, run_json, targets_json, tuning_json
-from weft_papers.libnumber.recording import CALIBRATION, SMALL_SHARE, Bench, read_splits
+from weft_papers.libnumber.recording import CALIBRATION, SMALL_SHARE, NetworkBench, read_splits
 
 log = logging.getLogger("number_formats")
 RESULTS = Path(libnumber.__file__).parents[1] / "data" / "libnumber" / SHIPPED
-PATH = searches.Job(OURS, 0.01)
+PATH = searches.SearchJob(OURS, 0.01)
 """The search of LeNet that is kept with all its trials, as in Figure III.4."""
 
 
@@ -44,7 +44,7 @@ def opened(path: Path, again: bool) -> dict[str, Any]:
     return read_json(path, InputError) if path.exists() and not again else empty
 
 
-def begun(bench: Bench) -> dict[str, Any]:
+def begun(bench: NetworkBench) -> dict[str, Any]:
     """What is known of a network before any search."""
     plain = Configuration({})
     return {
@@ -59,7 +59,7 @@ def begun(bench: Bench) -> dict[str, Any]:
     }
 
 
-def score_again(bench: Bench, entry: dict[str, Any]) -> None:
+def score_again(bench: NetworkBench, entry: dict[str, Any]) -> None:
     """Every configuration that was found, and the model in int8; a margin that is missed by now is said so."""
     plain = Configuration({})
     entry |= {"validation": bench.validation(plain), "test": bench.test(plain)}
@@ -78,11 +78,11 @@ def score_again(bench: Bench, entry: dict[str, Any]) -> None:
         log.info("%s, %s: %.4f, was %.4f%s", bench.name, way, run["validation"], searched, verdict)
 
 
-def is_kept(entry: dict[str, Any], job: searches.Job) -> bool:
+def is_kept(entry: dict[str, Any], job: searches.SearchJob) -> bool:
     return any((run["method"], run["margin"], run["option"]) == job for run in entry["runs"])
 
 
-def record(bench: Bench, entry: dict[str, Any], job: searches.Job) -> None:
+def record(bench: NetworkBench, entry: dict[str, Any], job: searches.SearchJob) -> None:
     """Make one search and add what it found."""
     found, search = bench.run(job)
     entry["runs"] += [finite(run_json(run)) for run in found]
@@ -133,7 +133,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def search(bench: Bench, entry: dict[str, Any], args: argparse.Namespace) -> Iterator[None]:
+def search(bench: NetworkBench, entry: dict[str, Any], args: argparse.Namespace) -> Iterator[None]:
     """Make the searches that are wanted and not in there."""
     for job in searches.jobs(bench.name):
         wanted = (not args.only or job.method in args.only) and (not args.margins or job.margin in args.margins)
@@ -153,7 +153,7 @@ def main() -> None:
     results["settings"] = settings(args)
     for name in args.nets:
         moved = on_gpu(name) if args.cuda else None
-        with Bench(
+        with NetworkBench(
             name, read_splits(args.data, name), scratch, workers=args.workers, seed=args.seed, moved=moved
         ) as bench:
             entry = results["nets"].get(name, {})

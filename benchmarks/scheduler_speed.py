@@ -28,7 +28,7 @@ import weft
 from weft.engine.compiled import layer_arrays
 from weft.engine.trial import settled
 from weft.kernels.greedy import weave_greedy
-from weft.kernels.rollout import Rules, Streams, weave_rollout
+from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 from weft.policies import Setting, described
 from weft.policies.weft import Weft
 from weft.simulation.saturated import make_setting
@@ -80,8 +80,8 @@ def rollout_arguments(setting: Setting, issues: int) -> tuple[object, ...]:
     fetch, compute, first = layer_arrays(setting)
     policy = Weft(setting)
     heavy = np.array([program.compute_bound for program in setting.programs])
-    streams = Streams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
-    rules = Rules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
+    streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
+    rules = RolloutRules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
     no_quota = np.full(len(setting.programs), -1, np.int64)
     return (streams, rules, policy.length, policy.commit, FOREVER, no_quota, np.empty(issues, np.int64))
 

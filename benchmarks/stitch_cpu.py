@@ -19,7 +19,7 @@ import numpy as np
 from machine import machine
 
 from weft.jsonfile import write_json
-from weft.runtime.stitching import Measured, Runner, Times, race
+from weft.runtime.stitching import GraphRunner, GraphTimer, Times, race
 from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
@@ -48,7 +48,7 @@ def contenders(models: Generated, family: Family, plans: Mapping[str, Plan]) -> 
 
 def planned(models: Generated, family: Family, light: float) -> dict[str, Plan]:
     """Plans by name; *light* is the part of the separate models' weights that the last may have."""
-    clock = Measured()
+    clock = GraphTimer()
     cap_bytes = int(light * sum(plain_graph(net).weight_bytes for net in models.nets))
     how: dict[str, dict[str, Any]] = {
         "planned by the model": {"cost": Modelled()},
@@ -63,7 +63,7 @@ def difference(graphs: Sequence[Graph], wanted: Sequence[np.ndarray], pictures: 
     found: list[np.ndarray] = []
     left = list(pictures)
     for graph in graphs:
-        runner = Runner(graph)
+        runner = GraphRunner(graph)
         runner.feed = {each.name: left.pop(0) for each in graph.inputs}
         found += runner()
     pairs = zip(found, wanted, strict=True)
@@ -105,7 +105,7 @@ def main() -> None:
     pictures = [rng.standard_normal((net.batch, *net.inputs[0].shape), np.float32) for net in models.nets]
     wanted = []
     for graph, picture in zip(runs[SEQUENTIAL], pictures, strict=True):
-        runner = Runner(graph)
+        runner = GraphRunner(graph)
         runner.feed = {graph.inputs[0].name: picture}
         wanted += runner()
     times = race(runs, rounds=arguments.rounds, threads=arguments.threads)

@@ -43,7 +43,7 @@ if find_spec("pydantic") is None or find_spec("numba") is None:
 
 from weft.stitching.family import Family
 from weft.stitching.graph import Graph
-from weft.stitching.making.generator import Generated, Recipe
+from weft.stitching.making.generator import FamilyRecipe, Generated
 from weft.stitching.net import Net, Op, Port, assemble
 from weft.stitching.parts import part
 from weft.stitching.reading.alignment import align
@@ -52,7 +52,7 @@ from weft.stitching.running.measuring import (
     REPLAYS,
     ROUNDS,
     Built,
-    Run,
+    TimedWay,
     build,
     error,
     fused_layers,
@@ -70,12 +70,12 @@ from weft.stitching.running.rivals import (
     SEPARATE,
     WAYS,
     Place,
-    Way,
+    RivalWay,
     by_batch,
     draw,
     make,
 )
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 
 RESULTS = Path(__file__).parent / "results" / "stitch_gpu.json"
 EXACT = 1e-5
@@ -217,7 +217,7 @@ def _generated(largest: Configuration) -> tuple[tuple[Net, ...], Sharing]:
     if largest.net == "fc":
         made = fully_connected(largest.tasks, largest.sharing)
         return made.nets, made.planted
-    recipe = Recipe(
+    recipe = FamilyRecipe(
         largest.net,
         largest.tasks,
         pruning=largest.pruning,
@@ -243,7 +243,7 @@ def fully_connected(tasks: int, sharing: float, width: int = FC_WIDTH) -> Genera
         nets.append(assemble(f"fc-{task}", ports[:1], [Op("fc", "conv", ("x",), "fc", weight)], ports[1:]))
     every, rest = np.arange(shared), np.arange(shared, width)
     blocks = [Block({task: every for task in range(tasks)}), *(Block({task: rest}) for task in range(tasks))]
-    spaces = {"x": Space.common(width, tasks), "fc": Space((width,) * tasks, tuple(blocks))}
+    spaces = {"x": ChannelSpace.common(width, tasks), "fc": ChannelSpace((width,) * tasks, tuple(blocks))}
     return Generated(tuple(nets), Sharing(spaces))
 
 
@@ -262,7 +262,7 @@ class Measurement:
         self.configuration, self.stock, self.settings = configuration, stock, settings
         self.layouts: dict[str, Layout] = {}
         self.rows: dict[str, dict[str, Any]] = {}
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, TimedWay] = {}
 
     def graphs(self, source: str) -> tuple[Graph, ...]:
         return self.stock.graphs[self.configuration.tasks, source, _align(source, self._dtype.itemsize)]
@@ -355,7 +355,7 @@ def _given(source: str, inputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return [inputs]
 
 
-def _exact_error(way: Way, built: Built, wanted: Sequence[torch.Tensor]) -> float:
+def _exact_error(way: RivalWay, built: Built, wanted: Sequence[torch.Tensor]) -> float:
     """Without TF32; fused layers in their plainest shape, so that little has to be compiled for it."""
     layers = [layer for module in built.modules for layer in fused_layers(module)]
     shapes = [layer.shape for layer in layers]

@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def chosen_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """Servers of the tests know the backend in another process, and run on the one that was asked for."""
-    from tests.serving import live
     from tests.runtime.process_backend import ProcessBackend
+    from tests.serving import live
     from weft.runtime.backends import BACKENDS
 
     with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import contextlib
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import ROOT
 from weft.load import LoadResult
 from weft.load.report import stream_load
 from weft.workloads.requests import parse_workload

@@ -24,7 +24,7 @@ from datasets import HELD_OUT, ORIGINS, Images, Origin, cifar10, mnist
 from datasets import Data as Pictures
 from torch.nn import functional
 
-from weft.stitching.making.generator import Recipe
+from weft.stitching.making.generator import FamilyRecipe
 from weft.stitching.making.model_files import save_nets
 from weft.stitching.making.torch_training import Examples, train
 from weft.stitching.making.torch_zipping import Data, Zipped, zip_nets
@@ -97,7 +97,7 @@ def trained(name: str, number: int, data: Data) -> Net:
     those, task = SETS[name], SETS[name].tasks[number]
     _, channels, side, _ = data.train.images.shape
     seed, classes = those.seed + number, max(task.classes) + 1
-    recipe = Recipe(ARCHITECTURE, 1, channels=channels, resolution=side, classes=classes, seed=seed)
+    recipe = FamilyRecipe(ARCHITECTURE, 1, channels=channels, resolution=side, classes=classes, seed=seed)
     net = train(recipe.net(0), data.train, epochs=those.epochs, seed=seed)
     return replace(net, name=f"{name}-{task.name}")
 

@@ -56,7 +56,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Exhibit:
     """What one figure or table of a paper gave."""
 
     rows: tuple[Row, ...] = ()
@@ -94,7 +94,7 @@ class Reproduction:
         }
 
 
-Step = tuple[str, Callable[[Tick], Part]]
+Step = tuple[str, Callable[[Tick], Exhibit]]
 """What a part is called, and how it is run."""
 
 

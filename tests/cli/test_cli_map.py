@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import csv
 import json
 import re
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from weft.cli.main import main
 from weft.mapping import Schedule, map_models, read_soc_profile, simulate
 from weft.mapping.scenario import Scenario, parse_scenario, prepare, read_scenario
@@ -443,11 +443,11 @@ def test_the_formats_page_names_every_key(mapped: Callable[..., dict[str, Any]])
     from weft.devices.soc import Pccs, Soc, Unit
     from weft.mapping.dynamic import DynamicLog, Event, Frame, PhaseLog, Update
     from weft.mapping.export import LayerDevice
-    from weft.mapping.profiles import Cost, ProfileGroup, SocProfile
+    from weft.mapping.profiles import ProfileCost, ProfileGroup, SocProfile
     from weft.mapping.scenario import ScenarioPhase, ScenarioTask
 
     page = (ROOT / "docs/formats.md").read_text()
-    models = (Soc, Unit, Pccs, SocProfile, ProfileGroup, Cost, Scenario, ScenarioTask, ScenarioPhase)
+    models = (Soc, Unit, Pccs, SocProfile, ProfileGroup, ProfileCost, Scenario, ScenarioTask, ScenarioPhase)
     keys = {key for model in models for key in model.model_fields} - {"folder", "units", "contention", "task", "phase"}
     keys |= {key for log in (DynamicLog, PhaseLog, Update) for key in log.__dataclass_fields__}
     keys |= {*Frame._fields, *Event._fields, *LayerDevice._fields}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import contextlib
 import io
 import json
@@ -17,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
+from tests import ROOT
 from tests.stitching.files import model, node, numbers
 from weft.cli.common import console
 from weft.cli.main import main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import contextlib
 import io
 import json
@@ -24,12 +23,13 @@ import onnxruntime
 import pytest
 import typer
 
+from tests import ROOT
 from tests.tuning.files import HIDDEN, INPUTS, points, save_data, save_model
 from weft.cli.main import main
 from weft.cli.tune import terminated_like_interrupted
 from weft.cli.tune_show import ProgressLine, sentences
 from weft.numbers.configuration import read_configuration
-from weft.reports.tuning_result import Result
+from weft.reports.tuning_result import TuningResult
 from weft.tuning import Network, Target, tune
 from weft.tuning.callables import CallableEvaluator
 from weft.tuning.descriptor import load_descriptor
@@ -320,7 +320,7 @@ def test_failures_can_be_skipped(weft: Run) -> None:
 def test_what_looks_like_a_mistake_is_said(score: float, doubt: str) -> None:
     network = Network("net", (Target("fc1", 100, 10, 1.0, 2.0),))
     tuning = tune(network, CallableEvaluator(lambda configuration, subset: score))
-    told = sentences(Result(tuning=tuning, objective="weights + activations", seconds=1.0))
+    told = sentences(TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0))
     assert any(line.startswith(f"doubtful: {doubt}") for line in told)
 
 
@@ -328,7 +328,7 @@ def test_scores_that_differ_and_wide_formats_raise_no_doubt(tuned: Tuned) -> Non
     assert "doubtful" not in tuned.out
     network = Network("net", (Target("fc1", 100, 10, 1.0, 2.0),))
     wide = tune(network, CallableEvaluator(lambda configuration, subset: 0.9), platform="int8")
-    told = sentences(Result(tuning=wide, objective="weights + activations", seconds=1.0))
+    told = sentences(TuningResult(tuning=wide, objective="weights + activations", seconds=1.0))
     assert not any("doubtful" in line for line in told)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.serving import live
 from tests.cli.test_cli import DEVICE, EXITS, PROFILE, WORKLOAD, refused, run
+from tests.serving import live
 from tests.simulation.test_prediction import bench
 from weft.cli.main import app
 from weft.cli.simulate import OPTIONS, WRITTEN, Ways

@@ -24,7 +24,7 @@ from weft.costs.contention import (
     sample_matrix,
 )
 from weft.costs.host_contention import host_soc, measure_host
-from weft.devices import Pccs, Sharing, load_soc
+from weft.devices import BandwidthSharing, Pccs, load_soc
 from weft.devices.soc import relative_speed
 from weft.errors import InputError
 from weft.kernels.streaming import BLOCK, stream
@@ -304,7 +304,7 @@ def test_a_soc_of_a_matrix_has_its_model_or_none():
     assert soc.units[0].contention == fit.model and soc.bandwidth_gb_s == 120.0
     calm = Matrix(OWN, EXTERNAL, FLAT, peak_gb_s=216.0)
     soc = host_soc(calm, fit_matrix(calm))
-    assert soc.units[0].contention == Sharing() and soc.bandwidth_gb_s == 216.0
+    assert soc.units[0].contention == BandwidthSharing() and soc.bandwidth_gb_s == 216.0
     assert "no contention" in soc.source
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests import DATA
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import DATA
 from weft.costs import COSTS, cost_model, maestro_cycles, pipelined_cycles, roofline_cycles, scalesim_cycles
 from weft.devices import Npu, load_npu
 from weft.errors import InputError

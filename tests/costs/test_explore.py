@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from weft.cli.main import main
 from weft.costs.explore import Exploration, design_points, explore, pareto_front
 from weft.costs.tiled import layer_times_s
-from weft.devices import Platform, TiledNpu, load_device, load_platform, presets
+from weft.devices import Board, TiledNpu, load_device, load_platform, presets
 from weft.errors import InputError
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
 
-TINY = Platform(name="tiny", dsps=24, bram_bits=40_000, clock_mhz=100.0, bandwidth_gb_s=0.5)
+TINY = Board(name="tiny", dsps=24, bram_bits=40_000, clock_mhz=100.0, bandwidth_gb_s=0.5)
 
 
 def net(name: str, *gemms: Gemm) -> Model:

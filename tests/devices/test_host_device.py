@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import DATA
 import json
 from pathlib import Path
 
@@ -11,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.serving import live
+from tests import DATA
 from tests.cli.test_cli import refused, run
+from tests.serving import live
 from weft.costs.program import Program
 from weft.devices import Host, Lanes, load_any, load_npu, load_simulated, parse_host, read_host
 from weft.devices.host import write_host
 from weft.engine import Engine, SaturatedStreams, SimulatedHost
-from weft.engine.simulated_host import Crowd, Work
+from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.errors import DeviceError, WorkloadError
 from weft.policies import Setting, make_policy
 from weft.policies.base import NO_BUFFER, Candidate, Start
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
-from weft.survey import Span, Subject, losses, survey
+from weft.survey import SeenSpan, Subject, losses, survey
 from weft.survey.spans import _met, hand_overs, read_spans, runs
 from weft.workloads.requests import parse_workload
 
@@ -95,14 +95,14 @@ def head(stream: int, ticks: int) -> Candidate:
     return Candidate(stream, 0, 0, 0, ticks, -1, stream)
 
 
-def two_lanes(loss: float, works: dict[int, Work]) -> SimulatedHost:
+def two_lanes(loss: float, works: dict[int, DrawnWork]) -> SimulatedHost:
     programs = tuple(Program(f"{p}", ("a",), (0,), (100,), (0,)) for p in works)
     crowd = Crowd(Lanes(("0", "1"), 2, ((loss,) * 2,) * 2), [0, 1], lambda candidate: works[candidate.program])
     return SimulatedHost(Setting(programs, NO_BUFFER, lanes=2), crowd=crowd)
 
 
 def test_segments_slow_each_other_down_while_they_overlap_and_no_longer():
-    host = two_lanes(0.5, {0: Work(0, 100), 1: Work(0, 40)})
+    host = two_lanes(0.5, {0: DrawnWork(0, 100), 1: DrawnWork(0, 40)})
     host.submit(Start(head(0, 100)))
     host.idle_until(20)
     host.submit(Start(head(1, 40)))
@@ -115,7 +115,7 @@ def test_segments_slow_each_other_down_while_they_overlap_and_no_longer():
 
 
 def test_a_lane_that_has_not_begun_slows_nobody_down():
-    host = two_lanes(0.5, {0: Work(0, 100), 1: Work(30, 100)})
+    host = two_lanes(0.5, {0: DrawnWork(0, 100), 1: DrawnWork(30, 100)})
     host.submit(Start(head(0, 100)))
     host.submit(Start(head(1, 100)))
     host.idle_until(1000)
@@ -130,7 +130,7 @@ def test_a_lane_that_has_not_begun_slows_nobody_down():
 def test_lanes_that_lose_nothing_run_as_if_nobody_had_asked(lanes):
     programs = tuple(Program(f"{p}", ("a", "b"), (0, 0), (70 + 9 * p, 31), (0, 0)) for p in range(3))
     setting = Setting(programs, NO_BUFFER, 20, lanes=lanes)
-    crowd = Crowd(Lanes(("x",) * lanes), [0] * 3, lambda candidate: Work(0, candidate.compute))
+    crowd = Crowd(Lanes(("x",) * lanes), [0] * 3, lambda candidate: DrawnWork(0, candidate.compute))
     logs = []
     for host in (SimulatedHost(setting), SimulatedHost(setting, crowd=crowd)):
         source = _OneAtATime(setting, None, setting.work)
@@ -152,7 +152,7 @@ class _OneAtATime(SaturatedStreams):
 # What spans say
 
 
-def ran(host: Host, seconds: float = 3.0) -> list[Span]:
+def ran(host: Host, seconds: float = 3.0) -> list[SeenSpan]:
     """The spans of a run on a simulated host with the lanes all but full."""
     streams = [
         {"model": name, "arrival": "closed", "clients": 2 + place, "deadline_ms": 1e6, "max_batch": 1}
@@ -164,7 +164,7 @@ def ran(host: Host, seconds: float = 3.0) -> list[Span]:
     for stream, query, layer, _, _, _, start, end in sorted(issues.tolist(), key=lambda issue: issue[6]):
         lane = next(lane for lane, since in enumerate(free) if since <= start)
         free[lane] = end
-        found.append(Span(lane, names[stream], layer, start / 1e9, end / 1e9, 1, query))
+        found.append(SeenSpan(lane, names[stream], layer, start / 1e9, end / 1e9, 1, query))
     return found
 
 
@@ -351,7 +351,7 @@ def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(t
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=12).map(sorted),
 )
 def test_spans_meet_those_that_run_at_the_same_time(rows):
-    spans = [Span(place, "m", 0, start, start + took, 1, place) for place, (start, took) in enumerate(rows)]
+    spans = [SeenSpan(place, "m", 0, start, start + took, 1, place) for place, (start, took) in enumerate(rows)]
     for span, met in zip(spans, _met(spans), strict=True):
         wanted = [
             each

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from weft.cli.devices import app as devices
-from weft.devices import Pccs, Sharing, Soc, load_any, load_device, load_npu, load_soc, parse_soc, soc_as_toml, socs
+from weft.devices import (
+    BandwidthSharing,
+    Pccs,
+    Soc,
+    load_any,
+    load_device,
+    load_npu,
+    load_soc,
+    parse_soc,
+    soc_as_toml,
+    socs,
+)
 from weft.devices.soc import relative_speed
 from weft.errors import DeviceError
 from weft.kernels.contention import slow_down
@@ -33,10 +44,10 @@ pccs = st.builds(
     rate_n=st.floats(0, 5),
     floor_pct=st.floats(1, 100),
 )
-models = st.one_of(st.just(Sharing()), pccs)
+models = st.one_of(st.just(BandwidthSharing()), pccs)
 
 
-def soc_with(contention: Pccs | Sharing) -> Soc:
+def soc_with(contention: Pccs | BandwidthSharing) -> Soc:
     return parse_soc(SMALL | {"units": [{"name": "gpu", "contention": contention.model_dump()}]}, "file.toml")
 
 
@@ -127,7 +138,7 @@ def test_a_soc_written_as_a_file_loads_again(tmp_path: Path, name):
 
 def test_a_unit_left_plain_shares():
     unit = parse_soc(SMALL, "file.toml").units[0]
-    assert unit.contention == Sharing() and unit.instances == 1
+    assert unit.contention == BandwidthSharing() and unit.instances == 1
 
 
 @pytest.mark.parametrize(
@@ -217,7 +228,7 @@ def test_the_floor_holds_where_the_lines_would_cross_zero():
 
 
 def test_sharing_starts_where_the_memory_is_full():
-    soc = soc_with(Sharing())
+    soc = soc_with(BandwidthSharing())
     assert soc.slow_down(0, 60.0, 40.0) == 1.0
     assert soc.slow_down(0, 60.0, 90.0) == 1.5
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.costs.tiled import EDGES, READINGS, Choice, choices, layer_times_s, lookup_table
+from weft.costs.tiled import EDGES, READINGS, TiledChoice, choices, layer_times_s, lookup_table
 from weft.devices import (
     TiledNpu,
     as_toml,
@@ -26,7 +26,7 @@ from weft.devices import (
 )
 from weft.devices.tiled import Batching, Edges, Elementwise, PReading
 from weft.errors import DeviceError, InputError
-from weft.kernels.tiled import Work, time_s, work
+from weft.kernels.tiled import ProductWork, time_s, work
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
 from weft.policies import POLICIES
@@ -220,7 +220,7 @@ def enumerate_work(gemm: Gemm, tile: tuple[int, int, int], batch: int, b_r: int,
     return cycles, moved, fill, drain
 
 
-def counted(gemm: Gemm, tile: tuple[int, int, int], batch: int, b_r: int, reading: PReading) -> Work:
+def counted(gemm: Gemm, tile: tuple[int, int, int], batch: int, b_r: int, reading: PReading) -> ProductWork:
     """The same by the formula."""
     sizes = np.array([gemm.m, gemm.k, gemm.n, gemm.groups], float)
     return work(sizes, np.array(tile, float), batch, b_r, READINGS[reading])
@@ -392,7 +392,7 @@ def test_the_table_holds_a_split_and_a_setting_for_every_product_and_batch():
 
 def test_among_equals_the_shape_as_built_and_samples_below_each_other_win():
     ample = TiledNpu(**{**SMALL, "t_r": 100, "bandwidth_gb_s": 1000.0, "edges": "none"})
-    assert choices(model_of(conv(4, 2, 3)), ample, 2)[0] == Choice(2, 2, 1.0, 8e-6)
+    assert choices(model_of(conv(4, 2, 3)), ample, 2)[0] == TiledChoice(2, 2, 1.0, 8e-6)
 
 
 @pytest.mark.parametrize("batch", [0, -1])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.engine.naive import program
 from weft.costs.program import Program
 from weft.engine import Completion, SimulatedHost, request_engine
-from weft.engine.admission import Line
+from weft.engine.admission import WaitingLine
 from weft.engine.lateness import SOFT
 from weft.engine.requests import Job, Terms, Ticket
 from weft.engine.steering import Steered, Steering
@@ -130,7 +130,7 @@ class ListedFeed:
     """Hands out requests at their times and writes down what becomes of each."""
 
     def __init__(self, orders: Sequence[Order], kinds: Sequence[Kind] = ()) -> None:
-        lines = [Line(each.places) for each in kinds]
+        lines = [WaitingLine(each.places) for each in kinds]
         self.tickets = [
             Ticket(
                 *order[:5],

@@ -19,11 +19,11 @@ import weft.simulation.requests
 import weft.simulation.saturated
 from tests.engine.hosts import MS, Kind, Load, Machine, Order, Sent, WatchedHost, kind, run_load
 from tests.engine.workloads import SERVING
-from weft.engine import Answer, Arrivals, Engine, request_engine
-from weft.engine.admission import Line
+from weft.engine import Arrivals, Ending, Engine, request_engine
+from weft.engine.admission import WaitingLine
 from weft.engine.arrivals import DROPPED, REFUSED
 from weft.engine.lateness import SOFT
-from weft.engine.steering import Shares, Steered, Steering
+from weft.engine.steering import ExitShares, Steered, Steering
 from weft.errors import InvalidStart
 from weft.policies import POLICIES, Start, make_policy, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
@@ -181,7 +181,9 @@ def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(pol
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
     """Listed requests have the same fates in both worlds."""
-    monkeypatch.setattr(Shares, "left", lambda *_: False)  # a server learns where samples leave; a simulation is told
+    monkeypatch.setattr(
+        ExitShares, "left", lambda *_: False
+    )  # a server learns where samples leave; a simulation is told
     simulated = run_load(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == simulated.issues
@@ -202,7 +204,7 @@ def uniform_loads(draw: st.DrawFn) -> Load:
     return replace(load, orders=tuple(sorted(orders, key=lambda order: (order.arrival, order.stream))))
 
 
-def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, int]], list[Answer]]:
+def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, int]], list[Ending]]:
     """What is issued and answered when simulated clients send the requests, as in ``weft simulate``."""
     mine = [[order for order in load.orders if order.stream == stream] for stream in range(len(load.kinds))]
     terms = [
@@ -219,7 +221,7 @@ def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, in
             iter([dict(zip(each.exits, order.sure, strict=True)) for order in orders]) if each.exits else None
             for each, orders in zip(load.kinds, mine, strict=True)
         ],
-        lines=[Line(each.places) for each in load.kinds],
+        lines=[WaitingLine(each.places) for each in load.kinds],
     )
     chooser, host = make_policy(policy, load.setting), WatchedHost(load)
     rests = [each.remaining for each in load.setting.programs]
@@ -243,7 +245,7 @@ def test_that_holds_for_simulated_clients(policy, load, monkeypatch):
 
 def assert_clients_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
     """Simulated clients are told what those of the server are."""
-    monkeypatch.setattr(Shares, "left", lambda *_: False)
+    monkeypatch.setattr(ExitShares, "left", lambda *_: False)
     issues, answers = simulated_arrivals(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == issues

@@ -63,7 +63,7 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
     programs = tuple(program(name, layer) for name, layer in (("a", (10, 30)), ("b", (30, 10)), ("c", (35, 35))))
     setting = Setting(programs, 100, 50)
     greedy = make_policy("layerweaver", setting, {"failsafe": False})
-    judge = trial.Judge.of(setting)
+    judge = trial.TrialJudge.of(setting)
     assert min(judge.shares(greedy)) < trial.LEAST_SHARE / 3
     assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
     assert trial._tried(greedy, judge, 50).stp == 0

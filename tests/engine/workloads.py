@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import program, small_npu
 from weft.costs.program import Clock, Program
-from weft.engine import Answer, Arrivals, Engine, Requests, SimulatedNpu
+from weft.engine import Arrivals, Ending, Engine, Requests, SimulatedNpu
 from weft.engine.requests import Terms
 from weft.policies import POLICIES, Candidate, Option, Setting, make_policy
 from weft.policies.base import UNBOUNDED_ROUNDS
@@ -109,7 +109,7 @@ class Served:
     executor: SimulatedNpu
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Ending]:
         return self.feed.answers
 
     @property

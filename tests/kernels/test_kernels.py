@@ -6,7 +6,6 @@ themselves are checked, with the JIT off.
 
 from __future__ import annotations
 
-from tests import ROOT
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.engine.naive import greedy_order, in_turn, play, profiles, program, scenes
 from weft.costs.profiles import estimate
 from weft.costs.program import Program, lower

@@ -6,7 +6,6 @@ the JIT off.
 
 from __future__ import annotations
 
-from tests import ROOT
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.engine.naive import program
 from weft.costs.program import Clock
 from weft.devices import TiledNpu

@@ -6,7 +6,6 @@ checked, with the JIT off.
 
 from __future__ import annotations
 
-from tests import ROOT
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.engine.naive import profile, small_npu
 from tests.engine.workloads import COMPILED, Flow, case_of, cases, flow
 from weft.costs.profiles import write_profile
@@ -93,7 +93,7 @@ def places_for_issues(count: int) -> Iterator[None]:
     """Few places to remember issues at, so that they are soon used up."""
     fresh = weaving._fresh_state
 
-    def few(case: Case, places: int) -> kernel.State:
+    def few(case: Case, places: int) -> kernel.LoopState:
         before, peak = np.empty(count, np.int64), np.empty(count, np.int64)
         before[0], peak[0] = 0, NEVER
         return fresh(case, places)._replace(before=before, peak=peak)

@@ -6,7 +6,6 @@ the policy and the loop decide, alike.
 
 from __future__ import annotations
 
-from tests import ROOT
 import ast
 import importlib
 import inspect
@@ -16,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from random import Random
 from types import FunctionType
 from typing import Any
@@ -27,10 +25,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels import test_kernels
-from tests.kernels import test_refill as test_refill_kernel
+from tests import ROOT
 from tests.engine.naive import program
 from tests.engine.workloads import Flow, case_of
+from tests.kernels import test_kernels
+from tests.kernels import test_refill as test_refill_kernel
 from weft import kernels, policies
 from weft.engine.lateness import SOFT
 from weft.kernels import compiling, rules

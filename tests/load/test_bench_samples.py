@@ -15,8 +15,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.serving.live import PATIENCE_S, Live, running
 from tests.load.test_load import documented
+from tests.serving.live import PATIENCE_S, Live, running
 from weft.cli.main import main
 from weft.errors import WorkloadError
 from weft.load import run_load

@@ -5,7 +5,6 @@ The servers are small ones of our own on real sockets; what they do with a reque
 
 from __future__ import annotations
 
-from tests import ROOT
 import asyncio
 import json
 import re
@@ -29,8 +28,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from tests.serving.live import LeapingLoop
+from tests import ROOT
 from tests.engine.naive import small_npu
+from tests.serving.live import LeapingLoop
 from weft.cli import bench
 from weft.errors import InputError, ModelError, WeftError, WorkloadError
 from weft.load import BROKEN, LOST, LoadResult, drive, run_load

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from weft.devices.soc import Pccs, Sharing, Soc, Unit
+from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.schedule import Schedule
 
@@ -132,7 +132,8 @@ def random_case(rng: Random, *, coarse: bool = False) -> tuple[Problem, Schedule
         name="random",
         bandwidth_gb_s=100.0,
         units=tuple(
-            Unit(name=name, instances=rng.choice([1, 1, 2]), contention=rng.choice([Sharing(), PCCS])) for name in units
+            Unit(name=name, instances=rng.choice([1, 1, 2]), contention=rng.choice([BandwidthSharing(), PCCS]))
+            for name in units
         ),
     )
     tasks: list[Task] = []

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from weft.devices.soc import Contention, Pccs, Sharing, Soc, Unit
+from weft.devices.soc import BandwidthSharing, Contention, Pccs, Soc, Unit
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 
 XAVIER_GPU = Pccs(normal_bw=38.1, intensive_bw=96.2, mrmc_pct=4.9, pbw=127.5, tbwdc=87.2, cbp=45.3, rate_n=1.11)
@@ -78,7 +78,7 @@ def arbitrary(seed: int) -> Problem:
 
 def _contention(rng: np.random.Generator) -> Contention:
     if rng.random() < 0.3:
-        return Sharing()
+        return BandwidthSharing()
     normal = float(rng.uniform(0, 50))
     return Pccs(
         normal_bw=normal,

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from weft.devices.soc import Pccs, Sharing, Soc, Unit
+from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit
 from weft.mapping.baselines import BASELINES
 from weft.mapping.baselines.chains import chains_of, finishes
 from weft.mapping.baselines.h2h import computation_first, data_locality
@@ -20,7 +20,7 @@ FAST = [name for name in BASELINES if name != "contention-blind"]
 TIGHT = Pccs(normal_bw=20.0, intensive_bw=90.0, mrmc_pct=5.0, pbw=120.0, tbwdc=60.0, cbp=50.0, rate_n=1.0)
 
 
-def soc(*units: str, instances: int = 1, contention: Pccs | Sharing = TIGHT) -> Soc:
+def soc(*units: str, instances: int = 1, contention: Pccs | BandwidthSharing = TIGHT) -> Soc:
     """One instance of each unit but the last."""
     counts = [1] * (len(units) - 1) + [instances]
     made = (Unit(name=u, instances=k, contention=contention) for u, k in zip(units, counts, strict=True))

@@ -21,7 +21,7 @@ from weft.devices import load_soc
 from weft.errors import ProfileError, WorkloadError
 from weft.mapping import Options, Problem, find_profile, simulate, solve
 from weft.mapping.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
-from weft.mapping.limits import Limits
+from weft.mapping.limits import TaskLimits
 from weft.mapping.planner import LOST, MOST_RESTARTS, News, Planner
 from weft.mapping.problem import Group
 from weft.mapping.scenario import Scenario, parse_scenario, prepare_phases
@@ -125,7 +125,7 @@ def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
 
 
 def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) -> None:
-    planner.plan(problem_of(ALEX), Options(limits=Limits(energy_budget_j=1.0)))
+    planner.plan(problem_of(ALEX), Options(limits=TaskLimits(energy_budget_j=1.0)))
     (only,) = all_news(planner)
     assert only.found.kind == "failed" and "energy" in only.found.message
     planner.plan(problem_of(ALEX), Options())

@@ -11,7 +11,7 @@ from tests.mapping.event_schedules import best_value
 from tests.mapping.soc_problems import XAVIER, arbitrary, synthetic
 from weft.errors import ProfileError, WeftError, WorkloadError
 from weft.mapping.alone import least_energy_j
-from weft.mapping.limits import Limits, check_feasible, energy_j
+from weft.mapping.limits import TaskLimits, check_feasible, energy_j
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.solver import Options, solve
 
@@ -70,8 +70,8 @@ def test_an_energy_budget_no_schedule_keeps_says_by_how_much():
     given = arbitrary(3)
     least = sum(least_energy_j(given, n) for n in range(len(given.tasks)))
     with pytest.raises(WorkloadError, match=r"take at least .* J and the budget is .* J, .* J too few; raise it to"):
-        solve(given, Options(limits=Limits(energy_budget_j=0.5 * least)))
-    kept = solve(given, Options(limits=Limits(energy_budget_j=1.001 * least)))
+        solve(given, Options(limits=TaskLimits(energy_budget_j=0.5 * least)))
+    kept = solve(given, Options(limits=TaskLimits(energy_budget_j=1.001 * least)))
     assert energy_j(given, kept.schedule) <= 1.001 * least
 
 
@@ -87,13 +87,13 @@ def test_limits_that_no_schedule_keeps_together_are_refused_up_front():
             continue
         tried += 1
         below, above = (1 - 1e-6) * capped, (1 + 1e-6) * capped
-        check_feasible(given, Limits(max_switches=0))
-        check_feasible(given, Limits(energy_budget_j=below))
+        check_feasible(given, TaskLimits(max_switches=0))
+        check_feasible(given, TaskLimits(energy_budget_j=below))
         message = rf"{capped:.6g} J with max_switches = 0 and the budget is .* J too few; .*, or allow more switches"
         with pytest.raises(WorkloadError, match=message):
-            check_feasible(given, Limits(0, below))
+            check_feasible(given, TaskLimits(0, below))
         assert best_value(given, max_switches=0, budget_j=below) == inf
-        check_feasible(given, Limits(0, above))
+        check_feasible(given, TaskLimits(0, above))
         assert best_value(given, max_switches=0, budget_j=above) < inf
     assert tried >= 5
 
@@ -101,12 +101,12 @@ def test_limits_that_no_schedule_keeps_together_are_refused_up_front():
 @pytest.mark.parametrize("budget", [-1.0, float("nan"), float("inf")])
 def test_a_budget_that_is_no_number_is_refused(budget):
     with pytest.raises(WorkloadError, match="energy budget of"):
-        solve(arbitrary(3), Options(limits=Limits(energy_budget_j=budget)))
+        solve(arbitrary(3), Options(limits=TaskLimits(energy_budget_j=budget)))
 
 
 def test_a_budget_needs_the_energy_of_every_group():
     with pytest.raises(ProfileError, match="m0: an energy budget needs energy_j of group 'g0' on gpu"):
-        solve(synthetic(1, 2, 2), Options(limits=Limits(energy_budget_j=1.0)))
+        solve(synthetic(1, 2, 2), Options(limits=TaskLimits(energy_budget_j=1.0)))
 
 
 def test_the_tables_hold_every_run_of_a_task_and_where_it_begins():

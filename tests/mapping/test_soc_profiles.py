@@ -16,7 +16,7 @@ from weft.jsonfile import write_json
 from weft.mapping.finding import find_profile, shipped_profiles
 from weft.mapping.problem import Problem
 from weft.mapping.profiles import (
-    Cost,
+    ProfileCost,
     ProfileGroup,
     SocProfile,
     distinct,
@@ -62,7 +62,7 @@ TOTALS_MS = {  # HaX-CoNN, Table 5; measured ones: Table 2 and the artifact
 
 
 def cost(time_s=1.0, demand=10.0, **others):
-    return Cost(time_s=time_s, demand_gb_s=demand, **others)
+    return ProfileCost(time_s=time_s, demand_gb_s=demand, **others)
 
 
 def group(name, time_s=1.0, units=("gpu", "dla"), leave=True, **others):
@@ -263,7 +263,7 @@ def test_googlenet_is_as_printed_in_table_2():
     made = find_profile("googlenet", XAVIER)
     first = made.groups[0]
     assert (made.origin, len(made.groups), first.name, first.layers) == ("measured", 10, "0-9", "0-9")
-    assert first.costs["gpu"] == Cost(time_s=0.45e-3, demand_gb_s=57.289, out_s=56e-6)  # 41.97 % of 136.5 GB/s
+    assert first.costs["gpu"] == ProfileCost(time_s=0.45e-3, demand_gb_s=57.289, out_s=56e-6)  # 41.97 % of 136.5 GB/s
     assert first.costs["dla"].time_s == 0.75e-3
     # the same bytes over a longer time
     for each in made.groups:

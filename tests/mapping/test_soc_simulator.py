@@ -18,7 +18,7 @@ from weft.engine import Engine
 from weft.errors import InvalidStart, WorkloadError
 from weft.mapping.executor import SimulatedSoc, ticks
 from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.schedule import Move, Outcome, Piece, Schedule
+from weft.mapping.schedule import Outcome, Schedule, Stint, Transfer
 from weft.mapping.simulator import Chains, Planned, simulate
 from weft.policies.base import NO_BUFFER, Policy, Setting, Start, View
 
@@ -43,8 +43,8 @@ def task(name: str, *groups: Group, **more: object) -> Task:
     return Task(name, groups, **more)  # type: ignore[arg-type]
 
 
-def pieces_of(outcome: Outcome) -> Mapping[tuple[int, int], Sequence[Piece]]:
-    found: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+def pieces_of(outcome: Outcome) -> Mapping[tuple[int, int], Sequence[Stint]]:
+    found: dict[tuple[int, int], list[Stint]] = defaultdict(list)
     for piece in outcome.pieces:
         found[piece.task, piece.step].append(piece)
     return found
@@ -67,9 +67,9 @@ def test_two_groups_that_overlap_slow_each_other_down_until_one_ends():
     outcome = simulate(problem, Schedule(((GPU,), (DLA,))))
     # 140 of 100 GB/s: both take 1.4 times as long; b ends at 2.8 ms, when 2 of a's 4 ms are done
     assert outcome.pieces == (
-        Piece(0, 0, GPU, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
-        Piece(1, 0, DLA, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
-        Piece(0, 0, GPU, 0, pytest.approx(2.8 * MS), pytest.approx(4.8 * MS), 1.0),
+        Stint(0, 0, GPU, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
+        Stint(1, 0, DLA, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
+        Stint(0, 0, GPU, 0, pytest.approx(2.8 * MS), pytest.approx(4.8 * MS), 1.0),
     )
     assert outcome.finish_s == near(4.8 * MS, 2.8 * MS)
     assert outcome.moves == ()
@@ -80,7 +80,7 @@ def test_what_runs_alone_takes_its_stand_alone_time():
     outcome = simulate(Problem(soc(), (task("a", *chain),)), Schedule(((GPU, GPU, DLA),)))
     assert [piece.slow_down for piece in outcome.pieces] == [1.0, 1.0, 1.0]
     assert outcome.makespan_s == pytest.approx((1 + 2 + 4) * MS)
-    assert outcome.moves == (Move(0, 2, GPU, DLA, pytest.approx(3 * MS), pytest.approx(3 * MS)),)  # at no cost
+    assert outcome.moves == (Transfer(0, 2, GPU, DLA, pytest.approx(3 * MS), pytest.approx(3 * MS)),)  # at no cost
 
 
 def test_low_demand_costs_nothing_where_the_memory_has_room():
@@ -102,7 +102,7 @@ def test_a_move_takes_what_leaving_and_arriving_take_and_holds_no_unit():
     a = task("a", group("a0", (1, 0, 0, 0.25)), group("a1", None, (1, 0, 0.5, 0)))
     b = task("b", group("b0", (3, 0)))
     outcome = simulate(Problem(soc(), (a, b)), Schedule(((GPU, DLA), (GPU,))))
-    assert outcome.moves == (Move(0, 1, GPU, DLA, pytest.approx(1 * MS), pytest.approx(1.75 * MS)),)
+    assert outcome.moves == (Transfer(0, 1, GPU, DLA, pytest.approx(1 * MS), pytest.approx(1.75 * MS)),)
     assert spans_ms(outcome) == {(0, 0): near(0, 1), (0, 1): near(1.75, 2.75), (1, 0): near(1, 4)}
 
 
@@ -271,7 +271,7 @@ def test_moves_are_as_long_as_the_problem_says_and_steps_wait_for_them(case):
             source = schedule.units[n][i - 1] if i else -1
             target = schedule.units[n][i] if i < steps else -1
             length_s = tables.move[n, i, source, target] if i < steps else tables.leave[n, source]
-            move = moves.pop((n, i), Move(n, i, source, target, ready_s, ready_s))
+            move = moves.pop((n, i), Transfer(n, i, source, target, ready_s, ready_s))
             assert move[2:5] == (source, target, ready_s)
             assert move.end_s - move.start_s == pytest.approx(length_s, rel=1e-9, abs=1e-15)
             if i < steps:

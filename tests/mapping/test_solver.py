@@ -12,7 +12,7 @@ from tests.mapping.soc_problems import LOOK_S, XAVIER, arbitrary, steady_solver,
 from weft.errors import WorkloadError
 from weft.mapping.baselines import BASELINES
 from weft.mapping.following import run_mapping
-from weft.mapping.limits import Limits, energy_j
+from weft.mapping.limits import TaskLimits, energy_j
 from weft.mapping.prices import best_sets, priced, simple_sets
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.search import Search, rules
@@ -28,7 +28,7 @@ def steady():
 
 def searched(problem, objective="latency", limits=None, *, strict=True):
     """The value the search proves, from nothing but the problem."""
-    given = rules(problem, objective, limits or Limits(), strict=strict)
+    given = rules(problem, objective, limits or TaskLimits(), strict=strict)
     sets = [*best_sets(problem), *simple_sets(problem.tables)]
     search = Search(problem, given, priced(problem.tables, sets, given.switches), np.inf)
     while not search.proved:
@@ -55,18 +55,18 @@ def test_limits_are_kept_and_the_best_within_them_found(seed):
         expected = best_value(problem, "latency", switches)
         if np.isinf(expected):
             with pytest.raises(WorkloadError, match="max_switches"):
-                solve(problem, Options(limits=Limits(switches)))
+                solve(problem, Options(limits=TaskLimits(switches)))
             continue
-        assert searched(problem, limits=Limits(switches)).best == pytest.approx(expected, rel=1e-9)
+        assert searched(problem, limits=TaskLimits(switches)).best == pytest.approx(expected, rel=1e-9)
     free = energy_j(problem, searched(problem).schedule)
     expected = best_value(problem, budget_j=0.9 * free)
     if np.isfinite(expected):
-        found = searched(problem, limits=Limits(energy_budget_j=0.9 * free))
+        found = searched(problem, limits=TaskLimits(energy_budget_j=0.9 * free))
         assert found.best == pytest.approx(expected, rel=1e-9)
         assert energy_j(problem, found.schedule) <= 0.9 * free * (1 + 1e-12)
     else:
         with pytest.raises(WorkloadError, match="at least"):
-            solve(problem, Options(limits=Limits(energy_budget_j=0.9 * free)))
+            solve(problem, Options(limits=TaskLimits(energy_budget_j=0.9 * free)))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -126,7 +126,7 @@ def test_a_proof_that_assumes_something_says_so_and_a_strict_one_assumes_nothing
 def test_the_second_look_finds_what_the_assumption_misses():
     """A case in which a state that is nowhere later is worse after all."""
     problem = arbitrary(25)
-    limits = Limits(energy_budget_j=0.9 * energy_j(problem, searched(problem).schedule))
+    limits = TaskLimits(energy_budget_j=0.9 * energy_j(problem, searched(problem).schedule))
     missed = searched(problem, limits=limits, strict=False).best
     solution = solve(problem, Options(limits=limits))
     assert missed > 1.005 * solution.outcome.makespan_s
@@ -243,9 +243,9 @@ def test_limits_that_no_schedule_keeps_together_are_refused():
         each["dla"] = UnitCost(1e-3, 1.0, energy_j=0.1)
     chain = (Group("a", costs[0]), Group("b", {"gpu": costs[1]["gpu"]}))
     problem = Problem(XAVIER, (Task("t", chain),))
-    assert solve(problem, Options(limits=Limits(1, 1.5))).certificate.proved
+    assert solve(problem, Options(limits=TaskLimits(1, 1.5))).certificate.proved
     with pytest.raises(WorkloadError):
-        solve(problem, Options(limits=Limits(0, 1.5)))
+        solve(problem, Options(limits=TaskLimits(0, 1.5)))
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import dataclasses
 import hashlib
 import importlib.util
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests import ROOT
 
 SCRIPT = ROOT / "training/fetch.py"
 

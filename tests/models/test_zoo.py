@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from tests import DATA
 import json
 import math
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from tests import DATA
 from weft.errors import ModelError
 from weft.models import zoo
 from weft.models.zoo import weights
-from weft.models.zoo.graph import Graph
+from weft.models.zoo.graph import GraphBuilder
 from weft.models.zoo.language import relative_shift
 
 TABLES = json.loads((DATA / "npu" / "layer_tables.json").read_text())
@@ -248,7 +247,7 @@ def test_a_masked_token_changes_nothing_elsewhere(name):
 
 def test_the_relative_shift_aligns_distances_with_keys():
     length, heads = 5, 2
-    g = Graph("shift")
+    g = GraphBuilder("shift")
     scores = g.input("scores", onnx.TensorProto.FLOAT, (heads, length, 2 * length), width=1)
     shifted = relative_shift(g, scores, "shift", length, heads)
     g.output(shifted, "by_key", heads, length, length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.numbers.probes import assert_same_bits, hard_values
 from weft.errors import NumberError
 from weft.kernels.numbers import LOOPS

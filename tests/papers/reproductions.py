@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 
-from weft_papers.base import Part, Published
+from weft_papers.base import Exhibit, Published
 
 
-def check(part: Part) -> None:
+def check(part: Exhibit) -> None:
     """Finite numbers with reasons, tables without gaps, pictures that show something."""
     for row in part.rows:
         assert math.isfinite(row.ours), row
@@ -20,7 +20,7 @@ def check(part: Part) -> None:
         assert picture.path.stat().st_size > 5000 and picture.svg.stat().st_size > 5000
 
 
-def check_whole(part: Part) -> None:
+def check_whole(part: Exhibit) -> None:
     """The same of a part that has all three."""
     assert part.rows and part.tables and part.pictures
     check(part)

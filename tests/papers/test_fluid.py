@@ -27,7 +27,7 @@ from weft_papers.fluid_batching.lab import (
     SERIAL,
     TIMEOUTS,
     Bench,
-    Point,
+    RunPoint,
     served,
 )
 
@@ -67,7 +67,7 @@ def test_the_workload_is_the_papers():
             round(100 * rate, 9) for rate in rates
         ]
     assert list(TIMEOUTS.values()) == [PAPER[f"timeout_{size}"].value for size in ("small", "medium", "large")]
-    load = Point(SMALL, FLUID, 15, 200, 300).workload()
+    load = RunPoint(SMALL, FLUID, 15, 200, 300).workload()
     assert load.stream[0].max_batch == PAPER["max_batch"].value
     assert load.rates == (15,) and load.duration_s == 20
 
@@ -100,13 +100,13 @@ def test_a_baseline_gets_hardware_of_its_own():
 
 
 def test_a_bench_runs_a_point_once(bench):
-    point = Point(SMALL, FLUID, 15, 200, SHORT)
+    point = RunPoint(SMALL, FLUID, 15, 200, SHORT)
     assert bench.measure([point, point])[point] is bench.measure([point])[point]
     assert served(point, point.device) == bench.measure([point])[point]
 
 
 def test_what_is_reached_while_busy_and_how_long_gives_what_is_used(bench):
-    point = Point(SMALL, PLAIN, 15, 200, 4000)
+    point = RunPoint(SMALL, PLAIN, 15, 200, 4000)
     found = bench.measure([point])[point]
     needed = 15 * macs_per_sample("resnet50") / point.device.macs_per_s
     assert found.used == pytest.approx(100 * needed, rel=0.05)
@@ -208,7 +208,7 @@ def test_table_2_is_met_and_ours_is_better(spot, bench):
 
 @pytest.mark.parametrize(("spot", "least"), [(SMALL, 24.5), (LARGE, 50)], ids=["ResNet-50", "Inception-v3"])
 def test_what_is_sustained_under_overload(spot, least, bench):
-    point = Point(spot, FLUID, 3 * least, 400, 10_000)
+    point = RunPoint(spot, FLUID, 3 * least, 400, 10_000)
     assert bench.measure([point])[point].rate >= least
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.papers.reproductions import check_published, check_whole
 from tests.mapping.soc_problems import steady_solver
+from tests.papers.reproductions import check_published, check_whole
 from weft.errors import InputError
 from weft.mapping.baselines.blind import without_contention
 from weft_papers import PAPERS
@@ -35,10 +35,10 @@ from weft_papers.haxconn.lab import (
     ORIN,
     THEIRS,
     XAVIER,
-    Case,
+    CaseNetwork,
     Change,
-    Entry,
     Laboratory,
+    SocCase,
     chip,
     models,
     profile,
@@ -123,7 +123,7 @@ def test_in_a_calm_memory_nobody_is_slowed():
 
 
 def test_an_entry_is_a_task_of_its_own():
-    case = Case(ORIN, (Entry("resnet18", 2), Entry("resnet18", slower=3, demand=2)))
+    case = SocCase(ORIN, (CaseNetwork("resnet18", 2), CaseNetwork("resnet18", slower=3, demand=2)))
     first, second = case.problem.tasks
     assert (first.name, second.name, first.repeats) == ("ResNet18", "ResNet18 (2)", 2)
     assert second.groups[0].costs["gpu"].time_s == pytest.approx(3 * first.groups[0].costs["gpu"].time_s)
@@ -248,7 +248,10 @@ def test_pairs_and_instances(tmp_path, few):
 
 
 def test_the_value_of_knowing_contention(tmp_path, lab, few):
-    found = [contention.Study("pairs", [*map(contention.blinded, few[1].pairs)]), contention.random_study((1, 2), 6)]
+    found = [
+        contention.ContentionStudy("pairs", [*map(contention.blinded, few[1].pairs)]),
+        contention.random_study((1, 2), 6),
+    ]
     check_whole(contention.value(tmp_path, found))
     assert max(found[0].losses) > 1 and min(found[0].losses) > -1e-6
     assert all(0 <= error < 100 for study in found for error in study.errors)

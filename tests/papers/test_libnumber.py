@@ -36,7 +36,7 @@ from weft_papers.libnumber import (
     weaving,
     widths,
 )
-from weft_papers.libnumber.jobs import COVERING, MACS, Job, jobs, settings, sixteen_bits, started
+from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, sixteen_bits, started
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
     BOTH,
@@ -59,8 +59,16 @@ from weft_papers.libnumber.lab import (
     printed_configurations,
     shown,
 )
-from weft_papers.libnumber.recorded import Record, Run, parse_record, read, run_json, targets_json, tuning_json
-from weft_papers.libnumber.recording import KINDS, Bench, Splits, read_splits
+from weft_papers.libnumber.recorded import (
+    ScoredRun,
+    SearchRecord,
+    parse_record,
+    read,
+    run_json,
+    targets_json,
+    tuning_json,
+)
+from weft_papers.libnumber.recording import KINDS, NetworkBench, Splits, read_splits
 
 PAPER = published(libnumber.PAPER)
 
@@ -76,7 +84,7 @@ def formed(network: Network, weight: AnyFormat, given: AnyFormat) -> Configurati
 
 
 def run(method, margin, configuration, *, iterations=100, samples=1000, feasible=True, option=None, note=""):
-    return Run(method, margin, configuration, 0.95, 0.94, 0.99, feasible, iterations, samples, 1.0, option, note)
+    return ScoredRun(method, margin, configuration, 0.95, 0.94, 0.99, feasible, iterations, samples, 1.0, option, note)
 
 
 def runs(net: Network):
@@ -143,7 +151,7 @@ def record(raw):
     return parse_record(raw, "made up")
 
 
-NOTHING = Record({}, {}, {})
+NOTHING = SearchRecord({}, {}, {})
 
 
 def found(part, quantity):
@@ -234,7 +242,7 @@ def test_the_shipped_record_is_of_the_shipped_networks():
 @pytest.mark.parametrize("net", NETS)
 def test_jobs_are_different_and_known(net, record):
     every = jobs(net)
-    assert len(set(every)) == len(every) and Job(OURS, 0.07) in every
+    assert len(set(every)) == len(every) and SearchJob(OURS, 0.07) in every
     known = set(inspect.signature(tune).parameters)
     assert all(known.issuperset(settings(record.nets["lenet"].network, job)) for job in every)
 
@@ -249,12 +257,12 @@ def test_a_shifted_start_moves_every_bias_by_one():
 def test_a_search_is_recorded_on_few_images(tmp_path, raw):
     images = validation("lenet")
     few = type(images)(images.image[:40], images.label[:40])
-    with Bench("lenet", Splits(few, few, few), tmp_path) as bench:
-        (ours,), search = bench.run(Job(OURS, 0.1))
+    with NetworkBench("lenet", Splits(few, few, few), tmp_path) as bench:
+        (ours,), search = bench.run(SearchJob(OURS, 0.1))
         assert ours.feasible and ours.iterations == search.iterations > 5 and ours.validation == ours.test
-        (again,), _ = bench.run(Job(OURS, 0.1))
+        (again,), _ = bench.run(SearchJob(OURS, 0.1))
         assert again.configuration == ours.configuration and "interrupted" in again.note
-        theirs, _ = bench.run(Job(RISTRETTO, 0.1))
+        theirs, _ = bench.run(SearchJob(RISTRETTO, 0.1))
         assert isinstance(theirs[0].configuration["conv1.weight"], TwosComplement)
         assert bench.images == {"small": 8, "full": 40, "test": 40}
         whole = replace(ours, seconds=0.0)

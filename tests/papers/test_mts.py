@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import json
 from dataclasses import replace
 from importlib import resources
 from itertools import product
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.papers.reproductions import check_published, check_whole
 from weft.errors import InputError
 from weft.stitching.making.zipped import ZippedCard, ZippedRatio, ZippedTask
@@ -31,13 +30,13 @@ from weft_papers.mts import (
     sharings,
     zipping,
 )
-from weft_papers.mts.lab import APART, FORMS, SHARINGS, TASKS, Setting, counted, heads, in_groups, memory_bytes
-from weft_papers.mts.recorded import HALF, IN_GROUPS, SHIPPED, SINGLE, Record, read
+from weft_papers.mts.lab import APART, FORMS, SHARINGS, TASKS, EvaluatedModels, counted, heads, in_groups, memory_bytes
+from weft_papers.mts.recorded import HALF, IN_GROUPS, SHIPPED, SINGLE, BenchRecord, read
 
 PAPER = published(NUMBERS)
 TINY = {
-    "tinynet": Setting("tinynet", 3, 0.4, 0.7, resolution=12),
-    "tiny-vgg": Setting("tiny-vgg", 3, 0, 0.8, resolution=8),
+    "tinynet": EvaluatedModels("tinynet", 3, 0.4, 0.7, resolution=12),
+    "tiny-vgg": EvaluatedModels("tiny-vgg", 3, 0, 0.8, resolution=8),
 }
 
 # A file of the benchmark with round numbers, of which the answers can be worked out by hand
@@ -89,7 +88,7 @@ def record(tmp_path_factory):
     return read(write(tmp_path_factory.mktemp("recorded") / "made-up.json", rows()))
 
 
-NOTHING = Record({}, {}, {}, ())
+NOTHING = BenchRecord({}, {}, {}, ())
 
 
 # the data
@@ -139,7 +138,7 @@ def test_counts_of_a_lowered_graph_equal_the_closed_forms(name, form):
 
 
 def test_a_wide_net_comes_near_the_ratio_formulas():
-    setting = Setting("resnet50", 8, pruning=0.0)
+    setting = EvaluatedModels("resnet50", 8, pruning=0.0)
     body = [layer for layer in closed.layers(setting) if not layer.is_head]
     assert {layer.name for layer in closed.layers(setting)} - {layer.name for layer in body} == heads(setting.recipe)
     alone, mts = closed.work(setting, "separate"), closed.work(setting, APART)
@@ -150,7 +149,7 @@ def test_a_wide_net_comes_near_the_ratio_formulas():
 
 
 def test_a_resnet50_has_the_macs_it_is_known_for():
-    assert closed.work(Setting("resnet50", 1, pruning=0.0), "separate").macs == pytest.approx(4.09e9, rel=0.01)
+    assert closed.work(EvaluatedModels("resnet50", 1, pruning=0.0), "separate").macs == pytest.approx(4.09e9, rel=0.01)
 
 
 def test_groups_keep_all_weights_and_the_largest_activations():

@@ -14,10 +14,10 @@ from weft.errors import InputError
 from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.layerweaver_plus import deadlines, lab, reproduce, sensitivity, tails, throughput
-from weft_papers.layerweaver_plus.lab import BASELINE, PAIRS, PLUS, PRECISE, RATIOS, WOVEN, Scene
+from weft_papers.layerweaver_plus.lab import BASELINE, PAIRS, PLUS, PRECISE, RATIOS, WOVEN, StreamPair
 
 PAPER = published("layerweaver-plus")
-SHORT = Scene(("MN", "BL"), duration_s=0.6)
+SHORT = StreamPair(("MN", "BL"), duration_s=0.6)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_the_sweep_is_the_papers():
 
 
 def test_a_scene_is_the_papers_workload():
-    load = Scene(("RN", "BB"), (4.0, 1.0)).workload(1000.0)
+    load = StreamPair(("RN", "BB"), (4.0, 1.0)).workload(1000.0)
     assert [stream.model for stream in load.stream] == ["resnet50", "bert-base"]
     assert load.rates == (200.0, 800.0)
     assert [stream.deadline_ms for stream in load.stream] == [
@@ -68,7 +68,7 @@ def test_the_device_is_the_papers():
 
 
 def test_at_capacity_the_busier_resource_has_exactly_a_second_of_work_per_second():
-    scene = Scene(("RN", "BB"), (1.0, 3.0))
+    scene = StreamPair(("RN", "BB"), (1.0, 3.0))
     rate = lab.capacity(scene)
     priced = lab.case(scene, rate)
     busy = {"total_compute": 0.0, "total_fetch": 0.0}
@@ -108,7 +108,7 @@ def test_tail_latency_where_the_baseline_misses_half(tmp_path):
 def test_deadlines_of_one_combination(tmp_path):
     study = deadlines.study(SHORT, None, deadlines.COMBINATIONS[2:3], (15.0, 30.0), (130.0,))
     check_whole(deadlines.figure_7(tmp_path, study))
-    slack, default = deadlines.Study(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0], study.bases[0]
+    slack, default = deadlines.DeadlineStudy(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0], study.bases[0]
     assert study.answers[slack, BASELINE].rate > 1.5 * study.answers[default, BASELINE].rate
 
 

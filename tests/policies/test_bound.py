@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import play, program, scenes
 from weft.policies import bound
-from weft.policies.bound import EVENING, Demand, Prices, alone_ticks, best_mix, demand_of, mix_prices, prices
+from weft.policies.bound import EVENING, Prices, QueryDemand, alone_ticks, best_mix, demand_of, mix_prices, prices
 
-HEAVY = Demand(compute=8, memory=2, alone=8)
-LIGHT = Demand(compute=2, memory=8, alone=8)
+HEAVY = QueryDemand(compute=8, memory=2, alone=8)
+LIGHT = QueryDemand(compute=2, memory=8, alone=8)
 
 DEMANDS = st.builds(
-    lambda compute, memory, overlap: Demand(compute, memory, max(compute, memory) + overlap * min(compute, memory)),
+    lambda compute, memory, overlap: QueryDemand(
+        compute, memory, max(compute, memory) + overlap * min(compute, memory)
+    ),
     st.integers(1, 50),
     st.integers(1, 50),
     st.sampled_from([0.0, 0.1, 0.5, 1.0]),
@@ -47,22 +49,22 @@ def test_two_opposite_streams_use_both_resources_to_the_full():
 
 def test_two_unequal_streams():
     # 6a + 1b = 1 and 2a + 3b = 1: a = 1/8, b = 1/4, worth 6/8 + 3/4
-    assert prices([Demand(6, 2, 6), Demand(1, 3, 3)]).bound == pytest.approx(6 / 8 + 3 / 4)
+    assert prices([QueryDemand(6, 2, 6), QueryDemand(1, 3, 3)]).bound == pytest.approx(6 / 8 + 3 / 4)
 
 
 def test_a_lone_stream_is_worth_what_its_busier_resource_allows():
-    assert prices([Demand(8, 2, 8)]) == Prices(1.0, 0.0)
-    assert prices([Demand(2, 8, 8)]) == Prices(0.0, 1.0)
-    assert prices([Demand(8, 2, 10)]).bound == pytest.approx(10 / 8)  # alone it leaves the array idle at times
+    assert prices([QueryDemand(8, 2, 8)]) == Prices(1.0, 0.0)
+    assert prices([QueryDemand(2, 8, 8)]) == Prices(0.0, 1.0)
+    assert prices([QueryDemand(8, 2, 10)]).bound == pytest.approx(10 / 8)  # alone it leaves the array idle at times
 
 
 def test_streams_of_one_kind_cannot_share():
-    assert prices([Demand(8, 2, 8), Demand(5, 4, 5)]).bound == pytest.approx(1.0)
+    assert prices([QueryDemand(8, 2, 8), QueryDemand(5, 4, 5)]).bound == pytest.approx(1.0)
 
 
 def test_a_stream_without_compute_and_one_without_weights_do_not_meet():
-    assert prices([Demand(0, 8, 8), Demand(8, 0, 8)]).bound == pytest.approx(2.0)
-    assert prices([Demand(0, 8, 8), Demand(8, 2, 8)]).bound == pytest.approx(1 + 6 / 8)
+    assert prices([QueryDemand(0, 8, 8), QueryDemand(8, 0, 8)]).bound == pytest.approx(2.0)
+    assert prices([QueryDemand(0, 8, 8), QueryDemand(8, 2, 8)]).bound == pytest.approx(1 + 6 / 8)
 
 
 def test_a_given_mix_is_limited_by_the_resource_it_uses_most():
@@ -78,9 +80,9 @@ def test_the_best_mix_is_equal_where_the_streams_are_opposite():
 
 def test_a_stream_the_optimum_does_without_keeps_its_least_share():
     # both compute-bound and as good as each other alone; the third is worse for both
-    rates = best_mix([HEAVY, LIGHT, Demand(8, 8, 8)])
+    rates = best_mix([HEAVY, LIGHT, QueryDemand(8, 8, 8)])
     assert rates[2] == pytest.approx(0.1 / (3 * 8))
-    assert busiest([HEAVY, LIGHT, Demand(8, 8, 8)], rates) == pytest.approx(1)
+    assert busiest([HEAVY, LIGHT, QueryDemand(8, 8, 8)], rates) == pytest.approx(1)
 
 
 # Against brute force
@@ -177,17 +179,17 @@ def test_alone_is_what_a_long_run_played_tick_by_tick_comes_to(scene):
 
 
 def test_a_demand_is_what_a_query_keeps_busy():
-    assert demand_of(program("a", (10, 7), (10, 3)), 10) == Demand(10, 20, 30.0)
+    assert demand_of(program("a", (10, 7), (10, 3)), 10) == QueryDemand(10, 20, 30.0)
 
 
 def test_equals_share_the_device_equally():
     """Two copies of a model gain nothing from an uneven mix, so neither waits for the other."""
-    twin = Demand(100, 40, 100.0)
+    twin = QueryDemand(100, 40, 100.0)
     rates = best_mix([twin, twin])
     assert rates[0] == pytest.approx(rates[1])
 
 
 def test_evening_costs_at_most_a_thousandth():
-    demands = [Demand(100, 20, 100.0), Demand(15, 90, 90.0)]
+    demands = [QueryDemand(100, 20, 100.0), QueryDemand(15, 90, 90.0)]
     worth = sum(rate * d.alone for rate, d in zip(best_mix(demands), demands, strict=True))
     assert worth >= prices(demands).bound * (1 - EVENING - 1e-9)

@@ -12,13 +12,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.serving import live
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.runtime.exit_nets import EXITS, SIDE, conv_net
 from tests.runtime.process_backend import ProcessBackend
+from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from weft.errors import InputError, ModelError, UnfitInputs
-from weft.runtime.backend import Backend, DeviceLane, End, LoadedModel, Part, Recipe, Step
+from weft.runtime.backend import Backend, BatchPart, DeviceLane, End, LoadedModel, Recipe, Step
 from weft.runtime.backends import BACKENDS, make_backend
 
 SEGMENT_S = 0.001
@@ -68,7 +68,7 @@ class Heard:
         return self._ends.get(timeout=live.PATIENCE_S)
 
 
-def ended(model: LoadedModel, lane: DeviceLane, segment: int, *parts: Part, rows: int = 1) -> End:
+def ended(model: LoadedModel, lane: DeviceLane, segment: int, *parts: BatchPart, rows: int = 1) -> End:
     heard = Heard()
     model.start(Step(segment, parts, rows), lane, heard)
     return heard.end()
@@ -79,7 +79,7 @@ def computed(model: LoadedModel, lane: DeviceLane, inputs: dict[str, Any]) -> di
     values: Any = inputs
     answers: dict[str, Any] = {}
     for segment in range(len(model.segments)):
-        end = ended(model, lane, segment, Part(values), rows=len(next(iter(inputs.values()))))
+        end = ended(model, lane, segment, BatchPart(values), rows=len(next(iter(inputs.values()))))
         assert end.error is None
         ((values, answers),) = end.made
     return answers
@@ -139,63 +139,63 @@ def test_the_end_comes_as_an_event_on_the_clock_of_the_backend(
     backend: Backend, chain: LoadedModel, lane: DeviceLane
 ) -> None:
     before, heard = backend.now(), Heard()
-    chain.start(Step(0, (Part({"x": drawn(1, 16)}),), 1), lane, heard)
+    chain.start(Step(0, (BatchPart({"x": drawn(1, 16)}),), 1), lane, heard)
     end = heard.end()
     assert before <= end.began <= end.ended <= backend.now()
     assert heard.threads != [threading.get_ident()]
     if backend.inline:
-        chain.start(Step(0, (Part({"x": drawn(1, 16)}),), 1), lane, heard, here=True)
+        chain.start(Step(0, (BatchPart({"x": drawn(1, 16)}),), 1), lane, heard, here=True)
         assert heard.threads[-1] == threading.get_ident()
 
 
 def test_rows_leave_and_batches_are_joined_between_segments(chain: LoadedModel, lane: DeviceLane, folder: Path) -> None:
     inputs = [{"x": drawn(rows, 16, seed=rows)} for rows in (2, 1, 3)]
-    early = ended(chain, lane, 0, Part(inputs[0]), Part(inputs[1]), rows=3)
-    late = ended(chain, lane, 0, Part(inputs[2]), rows=3)
+    early = ended(chain, lane, 0, BatchPart(inputs[0]), BatchPart(inputs[1]), rows=3)
+    late = ended(chain, lane, 0, BatchPart(inputs[2]), rows=3)
     ((values, _),), ((others, _),) = early.made, late.made
-    end = ended(chain, lane, 1, Part(values, [2, 0]), Part(others), rows=5)
+    end = ended(chain, lane, 1, BatchPart(values, [2, 0]), BatchPart(others), rows=5)
     assert end.error is None
-    end = ended(chain, lane, 2, Part(end.made[0].values, [0, 1, 4]), rows=3)
+    end = ended(chain, lane, 2, BatchPart(end.made[0].values, [0, 1, 4]), rows=3)
     rows = np.concatenate([inputs[1]["x"], inputs[0]["x"][:1], inputs[2]["x"][2:]])
     np.testing.assert_allclose(end.made[0].answers["y"], plain(folder / "chain.onnx", {"x": rows}), rtol=1e-5)
 
 
 def test_a_step_can_be_run_again_on_the_same_values(chain: LoadedModel, lane: DeviceLane) -> None:
-    first = ended(chain, lane, 0, Part({"x": drawn(2, 16)}), rows=2).made[0].values
-    one, two = (ended(chain, lane, 1, Part(first), rows=2).made[0].values for _ in range(2))
-    answers = [ended(chain, lane, 2, Part(each), rows=2).made[0].answers["y"] for each in (one, two)]
+    first = ended(chain, lane, 0, BatchPart({"x": drawn(2, 16)}), rows=2).made[0].values
+    one, two = (ended(chain, lane, 1, BatchPart(first), rows=2).made[0].values for _ in range(2))
+    answers = [ended(chain, lane, 2, BatchPart(each), rows=2).made[0].answers["y"] for each in (one, two)]
     assert np.array_equal(*answers)
 
 
 def test_answers_come_at_exits_and_at_the_end_only(
     backend: Backend, chain: LoadedModel, lane: DeviceLane, folder: Path
 ) -> None:
-    assert ended(chain, lane, 0, Part({"x": drawn(1, 16)})).made[0].answers == {}
+    assert ended(chain, lane, 0, BatchPart({"x": drawn(1, 16)})).made[0].answers == {}
     model = backend.open(conv_net(folder / "exits.onnx"), Recipe(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS))
     assert [(each.output, each.segment) for each in model.exits] == [(name, at) for at, name in enumerate(EXITS)]
     assert model.confidence == "logits" and [spec.name for spec in model.outputs] == ["logits"]
     values: Any = {"x": drawn(2, 1, SIDE, SIDE)}
     for segment, name in enumerate(EXITS):
-        ((values, answers),) = ended(model, lane, segment, Part(values), rows=2).made
+        ((values, answers),) = ended(model, lane, segment, BatchPart(values), rows=2).made
         assert {key: each.shape for key, each in answers.items()} == {name: (2, 4)}
     model.close()
 
 
 def test_inputs_that_a_model_cannot_compute_are_told_from_faults(chain: LoadedModel, lane: DeviceLane) -> None:
-    end = ended(chain, lane, 0, Part({"x": drawn(1, 7)}))
+    end = ended(chain, lane, 0, BatchPart({"x": drawn(1, 7)}))
     assert isinstance(end.error, UnfitInputs) and not end.made and "\n" not in str(end.error)
-    assert ended(chain, lane, 0, Part({"x": drawn(1, 16)})).error is None
+    assert ended(chain, lane, 0, BatchPart({"x": drawn(1, 16)})).error is None
 
 
 def test_what_runs_on_two_lanes_at_once_is_stopped_one_by_one(backend: Backend, folder: Path) -> None:
     model = backend.open(turning(folder / "turning.onnx"), Recipe())
     lanes, ends = [backend.lane(index) for index in range(2)], [Heard(), Heard()]
-    endless = Step(0, (Part(asked(ENDLESS)),), 1)
+    endless = Step(0, (BatchPart(asked(ENDLESS)),), 1)
     runs = [model.start(endless, lane, heard) for lane, heard in zip(lanes, ends, strict=True)]
     assert not lanes[0].close(0.0)
     runs[1].stop()
     assert ends[1].end().error is not None
-    assert ended(model, lanes[1], 0, Part(asked(2))).error is None  # what comes after it is not stopped
+    assert ended(model, lanes[1], 0, BatchPart(asked(2))).error is None  # what comes after it is not stopped
     runs[0].stop()
     assert ends[0].end().error is not None
     assert all(lane.close(live.PATIENCE_S) for lane in lanes)
@@ -206,10 +206,10 @@ def test_one_that_has_ended_cannot_be_stopped_any_more_nor_what_comes_after_it(
     backend: Backend, lane: DeviceLane, folder: Path
 ) -> None:
     model, heard = backend.open(turning(folder / "again.onnx"), Recipe()), Heard()
-    first = model.start(Step(0, (Part(asked(1)),), 1), lane, heard)
+    first = model.start(Step(0, (BatchPart(asked(1)),), 1), lane, heard)
     assert heard.end().error is None
     first.stop()
-    model.start(Step(0, (Part(asked(20_000)),), 1), lane, heard)
+    model.start(Step(0, (BatchPart(asked(20_000)),), 1), lane, heard)
     first.stop()
     assert heard.end().error is None
     model.close()
@@ -229,7 +229,7 @@ def apart() -> Iterator[ProcessBackend]:
 def test_values_stay_in_the_memory_of_the_process_until_nobody_needs_them(apart: ProcessBackend, folder: Path) -> None:
     path = live.heavy(folder / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
     model, lane = apart.open(path, Recipe(grain_s=ANY_LENGTH_S, max_pieces=2, max_batch=4)), apart.lane(0)
-    (made,) = ended(model, lane, 0, Part({"x": drawn(4, 16)}), rows=4).made
+    (made,) = ended(model, lane, 0, BatchPart({"x": drawn(4, 16)}), rows=4).made
     assert not isinstance(made.values, dict) and made.answers == {}
     assert apart.held() == (1, 1, 4 * 16 * 4)
     del made
@@ -244,15 +244,15 @@ def test_a_process_that_dies_ends_what_it_ran_and_the_next_model_has_a_new_one(
     path = turning(folder / "dying.onnx")
     model, lane, heard = apart.open(path, Recipe()), apart.lane(0), Heard()
     first = apart.pid
-    model.start(Step(0, (Part(asked(ENDLESS)),), 1), lane, heard)
+    model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
     apart.link.process.kill()
     assert "has ended (exit code -9); load the model again" in str(heard.end().error)
     assert lane.close(live.PATIENCE_S)
-    assert "load the model again" in str(ended(model, lane, 0, Part(asked(1))).error)
+    assert "load the model again" in str(ended(model, lane, 0, BatchPart(asked(1))).error)
     model.close()
     again = apart.open(path, Recipe())
     assert apart.pid != first
-    assert ended(again, lane, 0, Part(asked(1))).error is None
+    assert ended(again, lane, 0, BatchPart(asked(1))).error is None
 
 
 # By name

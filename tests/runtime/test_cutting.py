@@ -18,7 +18,7 @@ from tests.models.onnx_graphs import F32, I64, node, proto, tensor
 from weft.runtime.cutting import (
     BANDWIDTH_BYTES_PER_S,
     CUT_COST_S,
-    Tensor,
+    SeenTensor,
     choose_cuts,
     crossing_bytes,
     prune,
@@ -110,16 +110,21 @@ def chain_with_skip():
 
 
 def test_what_crosses_is_made_before_and_needed_after():
-    sizes = {"a": Tensor(F32, 16), "b": Tensor(F32, 100), "c": Tensor(F32, 7)}
+    sizes = {"a": SeenTensor(F32, 16), "b": SeenTensor(F32, 100), "c": SeenTensor(F32, 7)}
     assert crossing_bytes(chain_with_skip().graph, sizes) == [0, 16, 116, 0]
 
 
 def test_a_cut_is_not_allowed_where_a_tensor_of_unknown_type_crosses():
-    assert crossing_bytes(chain_with_skip().graph, {"b": Tensor(F32, 4), "c": Tensor(F32, 4)}) == [0, None, None, 0]
+    assert crossing_bytes(chain_with_skip().graph, {"b": SeenTensor(F32, 4), "c": SeenTensor(F32, 4)}) == [
+        0,
+        None,
+        None,
+        0,
+    ]
 
 
 def test_scratch_memory_is_what_lives_at_once_at_most():
-    sizes = {"a": Tensor(F32, 16), "b": Tensor(F32, 100), "c": Tensor(F32, 7)}
+    sizes = {"a": SeenTensor(F32, 16), "b": SeenTensor(F32, 100), "c": SeenTensor(F32, 7)}
     assert scratch_bytes(chain_with_skip().graph, sizes) == 123
 
 

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 from tests.engine.hosts import PATIENCE_S
 from weft.engine import Completion
 from weft.policies import Candidate, Start
-from weft.runtime.backend import DeviceLane, Ended, Made, Part, Run, Step
-from weft.runtime.lanes import ABORT_FROM_TICKS, INLINE_TICKS, Lanes
+from weft.runtime.backend import BatchPart, DeviceLane, Ended, Made, StartedStep, Step
+from weft.runtime.lanes import ABORT_FROM_TICKS, INLINE_TICKS, LaneExecutor
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
 TICKS = INLINE_TICKS
@@ -31,8 +31,8 @@ class Work:
     def steady(self, segment: int) -> bool:
         return False
 
-    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> Run:
-        return lane.start(self, Step(segment, (Part(None),), 1), ended, here=here)
+    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> StartedStep:
+        return lane.start(self, Step(segment, (BatchPart(None),), 1), ended, here=here)
 
     def take(self, segment: int, made: Sequence[Made]) -> None:
         assert made == []
@@ -67,7 +67,7 @@ class Bench:
     def __init__(self, lanes: int = 1, **settings: Any) -> None:
         self.works: dict[int, Any] = {}
         self.woken: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.lanes = Lanes(CpuBackend(), lanes, self._work_of, self._wake, **settings)
+        self.lanes = LaneExecutor(CpuBackend(), lanes, self._work_of, self._wake, **settings)
 
     def give(self, stream: int, work: Any = None, *, ticks: int = TICKS, layer: int = 0) -> Candidate:
         candidate = Candidate(stream, 0, layer, 0, ticks, -1, program=0)

@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.models.onnx_graphs import BOOL, F32, I64, node, proto, tensor
+from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from weft.errors import BadRequest, ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.runtime.backend import DeviceLane, End, Ended, Run, Step
+from weft.runtime.backend import DeviceLane, End, Ended, StartedStep, Step
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
 
@@ -94,9 +94,11 @@ class Live:
 class _Held:
     """A step that begins when a gate opens, if nobody stops it before."""
 
-    def __init__(self, opened: threading.Event, begin: Callable[[], Run], end: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, opened: threading.Event, begin: Callable[[], StartedStep], end: Callable[[Exception], None]
+    ) -> None:
         self._opened, self._begin, self._end = opened, begin, end
-        self._run: Run | None = None
+        self._run: StartedStep | None = None
         self._stopped = False
         threading.Thread(target=self._wait, name="gate", daemon=True).start()
 
@@ -145,7 +147,7 @@ class Gate:
     def open(self) -> None:
         self._opened.set()
 
-    def _start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+    def _start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         begin = partial(type(self._prepared).start, self._prepared, step, lane, ended)
         if step.segment < self._after or step.rows != self._rows:
             return begin(here=here)

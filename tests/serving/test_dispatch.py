@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.runtime.clocks import ANY_LENGTH_S, said_times
 from tests.engine.hosts import MS, PATIENCE_S, Machine, Sent
+from tests.runtime.clocks import ANY_LENGTH_S, said_times
 from tests.serving.live import heavy, mlp, save
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
 from weft.policies import POLICIES, Candidate
@@ -30,7 +30,7 @@ from weft.runtime.onnxruntime_cpu.prepared import Prepared
 from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
 from weft.serving import recorder, streams
 from weft.serving.dispatch import Dispatcher
-from weft.serving.recorder import Recorder, Span
+from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
 from weft.serving.streams import Served
 from weft.serving.tickets import Ask, LiveTicket
@@ -909,8 +909,8 @@ def test_the_recorder_shows_what_ran_where(machine):
     assert all(span.end_ns - span.start_ns == span.predicted_ns for span in spans)
 
 
-def span(end_ns: int, lane: int = 0) -> Span:
-    return Span(lane, "m", "1/1", end_ns - 1000, end_ns, 900, 1, 0, "done")
+def span(end_ns: int, lane: int = 0) -> LaneSpan:
+    return LaneSpan(lane, "m", "1/1", end_ns - 1000, end_ns, 900, 1, 0, "done")
 
 
 def test_the_recorder_forgets_the_oldest(monkeypatch):

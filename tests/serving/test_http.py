@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError
-from weft.serving.http import Exchange, Handler, HttpServer, Limits, Response
+from weft.serving.http import ClientLimits, Exchange, Handler, HttpServer, Response
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 PATIENCE_S = 600.0  # no test waits for it; it only ends a hanging one
@@ -95,7 +95,7 @@ def echo(exchange: Exchange) -> None:
 def run(
     test: Callable[[Bench], Awaitable[None]],
     handler: Handler = echo,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: ClientLimits = ClientLimits(),  # noqa: B008
     context: ssl.SSLContext | None = None,
     log: Callable[[Exchange, Response, int], None] | None = None,
 ) -> None:
@@ -132,7 +132,7 @@ def error_of(answer: Answer) -> str:
     return str(body["error"])
 
 
-def refused(data: bytes, limits: Limits = Limits()) -> Answer:  # noqa: B008
+def refused(data: bytes, limits: ClientLimits = ClientLimits()) -> Answer:  # noqa: B008
     """The one answer to ``data``, after which the connection ends; a healthy request on another one still works."""
     answers: list[Answer] = []
 
@@ -205,7 +205,7 @@ def test_pipelined_requests_are_handled_one_at_a_time_and_answered_in_order() ->
                 exchange.respond(Response(200, exchange.path.encode()))
                 assert (await client.answer()).body == b"/%d" % i
 
-    run(test, later, Limits(pipeline=3))
+    run(test, later, ClientLimits(pipeline=3))
 
 
 def test_reading_stops_while_a_client_pipelines_more_than_is_kept() -> None:
@@ -251,7 +251,7 @@ def test_one_connection_cannot_keep_the_others_waiting() -> None:
                 await greedy.answer()
         assert order.index("/modest") < 200 and len(order) == 401
 
-    run(test, note, Limits(pipeline=2))
+    run(test, note, ClientLimits(pipeline=2))
 
 
 @pytest.mark.parametrize("split", [1, 2, 7, 1000])
@@ -402,24 +402,24 @@ def test_headers_may_be_as_long_as_the_limit_and_not_longer() -> None:
             for _ in range(3):
                 assert (await client.ask(fits)).status == 200
 
-    run(test, limits=Limits(header_bytes=len(fits)))
-    assert refused(fits, Limits(header_bytes=len(fits) - 1)).status == 431
-    assert refused(b"GET /" + b"a" * 600, Limits(header_bytes=500)).status == 431
-    assert refused(b"\r\n" * 300, Limits(header_bytes=500)).status == 431
+    run(test, limits=ClientLimits(header_bytes=len(fits)))
+    assert refused(fits, ClientLimits(header_bytes=len(fits) - 1)).status == 431
+    assert refused(b"GET /" + b"a" * 600, ClientLimits(header_bytes=500)).status == 431
+    assert refused(b"\r\n" * 300, ClientLimits(header_bytes=500)).status == 431
 
 
 def test_trailers_and_chunk_extensions_are_limited_too() -> None:
     head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-    limits = Limits(header_bytes=500)
+    limits = ClientLimits(header_bytes=500)
     assert refused(head + b"1\r\na\r\n0\r\nX: " + b"a" * 2**20, limits).status == 431
     assert refused(head + b"1;" + b"a" * 2**20, limits).status == 431
 
 
 def test_an_announced_body_over_the_limit_is_refused_before_it_is_sent() -> None:
-    answer = refused(b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 101\r\n\r\n", Limits(body_bytes=100))
+    answer = refused(b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 101\r\n\r\n", ClientLimits(body_bytes=100))
     assert answer.status == 413 and "100 bytes" in error_of(answer)
     expecting = b"POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 101\r\n\r\n"
-    assert refused(expecting, Limits(body_bytes=100)).status == 413
+    assert refused(expecting, ClientLimits(body_bytes=100)).status == 413
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_a_client_that_goes_on_sending_still_reads_its_last_answer(head: bytes, 
             assert (await client.answer()).status == status
             assert await client.reader.read() == b""
 
-    run(test, limits=Limits(body_bytes=100))
+    run(test, limits=ClientLimits(body_bytes=100))
 
 
 def test_a_chunk_may_be_longer_than_the_headers() -> None:
@@ -451,7 +451,7 @@ def test_a_chunk_may_be_longer_than_the_headers() -> None:
             answer = await client.ask(data)
             assert len(json.loads(answer.body)[3]) == 2**20 + 1000
 
-    run(test, limits=Limits(header_bytes=500))
+    run(test, limits=ClientLimits(header_bytes=500))
 
 
 def test_a_chunked_body_that_grows_over_the_limit_is_refused() -> None:
@@ -462,8 +462,8 @@ def test_a_chunked_body_that_grows_over_the_limit_is_refused() -> None:
         async with bench.client() as client:
             assert len(json.loads((await client.ask(head + chunk * 10 + b"0\r\n\r\n")).body)[3]) == 100
 
-    run(test, limits=Limits(body_bytes=100))
-    assert refused(head + chunk * 11, Limits(body_bytes=100)).status == 413
+    run(test, limits=ClientLimits(body_bytes=100))
+    assert refused(head + chunk * 11, ClientLimits(body_bytes=100)).status == 413
 
 
 def test_a_request_behind_a_refused_one_is_not_served() -> None:
@@ -493,12 +493,12 @@ def test_connections_over_the_limit_are_told_to_come_back() -> None:
         async with bench.client() as third:
             assert (await third.ask(GET)).status == 200
 
-    run(test, limits=Limits(connections=1))
+    run(test, limits=ClientLimits(connections=1))
 
 
 def test_limits_must_be_above_zero() -> None:
     with pytest.raises(InputError, match="pipeline is 0"):
-        Limits(pipeline=0)
+        ClientLimits(pipeline=0)
 
 
 # Handlers and answers that fail.
@@ -568,7 +568,7 @@ def test_every_answer_is_logged_also_a_refusal_and_a_failing_log_does_no_harm(
         async with bench.client() as client:
             assert (await client.ask(b"?\r\n")).status == 400
 
-    run(test, lambda exchange: exchange.respond(Response(200, b"123")), Limits(body_bytes=1), log=log)
+    run(test, lambda exchange: exchange.respond(Response(200, b"123")), ClientLimits(body_bytes=1), log=log)
     sizes = [line[:3] for line in lines]
     assert sizes == [("GET", "/a", 200), ("HEAD", "/h", 200), ("POST", "/big", 413), ("", "", 400)]
     assert lines[0][3] == 3 and lines[1][3] == 0 and lines[2][3] > 0
@@ -627,7 +627,7 @@ def test_a_failing_gone_callback_is_logged(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_half_a_request_is_ended_with_408() -> None:
-    limits = Limits(read_s=0.05)
+    limits = ClientLimits(read_s=0.05)
     for half in (b"GET /a HT", b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nhalf"):
         assert refused(half, limits).status == 408
 
@@ -648,7 +648,7 @@ def test_a_refused_client_that_stays_is_dropped() -> None:
 def test_an_idle_connection_is_closed_but_one_that_is_computed_for_is_not() -> None:
     later = Later()
 
-    limits = Limits(idle_s=PATIENCE_S)
+    limits = ClientLimits(idle_s=PATIENCE_S)
 
     async def test(bench: Bench) -> None:
         async with bench.client() as busy, bench.client() as idle, bench.client() as silent:
@@ -670,7 +670,7 @@ def test_an_idle_connection_is_closed_but_one_that_is_computed_for_is_not() -> N
 
 def test_a_client_that_does_not_read_holds_back_its_own_requests_and_is_closed() -> None:
     seen: list[int] = []
-    limits = Limits()
+    limits = ClientLimits()
 
     def huge(exchange: Exchange) -> None:
         seen.append(len(seen))
@@ -864,7 +864,7 @@ def test_a_pipeline_is_answered_alike_however_it_is_split(which: list[int], cuts
                     answer = await client.answer()
                 assert (answer.status, json.loads(answer.body)) == (200, EXPECTED[i])
 
-    run(test, handler, Limits(pipeline=2))
+    run(test, handler, ClientLimits(pipeline=2))
 
 
 @st.composite
@@ -900,5 +900,5 @@ def test_no_bytes_bring_the_server_down(data: bytes, cuts: list[int]) -> None:
             await asyncio.sleep(0)
         assert bench.server.in_flight == 0
 
-    run(test, limits=Limits(header_bytes=300, body_bytes=50, pipeline=2))
+    run(test, limits=ClientLimits(header_bytes=300, body_bytes=50, pipeline=2))
     assert not failures

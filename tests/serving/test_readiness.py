@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.serving import live
 from tests.cli.test_cli import run
+from tests.serving import live
 from weft.errors import InputError
 from weft.serving import proto
 from weft.serving.process import ServerProcess

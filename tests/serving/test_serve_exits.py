@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S
 from tests.runtime.exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
-from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here
 from tests.serving.live import Live, running
-from weft.engine.steering import CALM, FULL, Pressure, Shares, Steering
+from weft.engine.steering import CALM, FULL, ExitShares, Pressure, Steering
 from weft.errors import Cancelled, InputError
 from weft.policies import POLICIES
 from weft.runtime.onnxruntime_cpu.prepared import Prepared
@@ -74,11 +74,11 @@ def test_pressure_rises_and_falls_over_the_time_that_requests_have():
 
 
 def test_shares_are_learned_from_who_left():
-    shares = Shares([0.5, 0.25, 0.25])
+    shares = ExitShares([0.5, 0.25, 0.25])
     told = [shares.left(0) for _ in range(2000)]
     assert any(told) and not all(told)
     assert shares.told[0] > 0.97 and sum(shares.told) == pytest.approx(1)
-    assert not any(Shares([1.0, 0.0]).left(0) for _ in range(100))
+    assert not any(ExitShares([1.0, 0.0]).left(0) for _ in range(100))
 
 
 # --- batches from instant to instant ----------------------------------------------------------------------------------

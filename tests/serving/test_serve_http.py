@@ -26,7 +26,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.serving import live
-from tests.serving.test_serve_models import chain, chain_request, computed, failures, model, occupied, send, state, until
+from tests.serving.test_serve_models import (
+    chain,
+    chain_request,
+    computed,
+    failures,
+    model,
+    occupied,
+    send,
+    state,
+    until,
+)
 
 triton = pytest.importorskip("tritonclient.http")
 triton_aio = pytest.importorskip("tritonclient.http.aio")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serving import live
 from tests.engine.hosts import Machine
+from tests.serving import live
 from tests.serving.test_serve_life import times
 from tests.serving.test_serve_models import Refused, infer, model, send, state
 from weft.errors import Expired, InputError

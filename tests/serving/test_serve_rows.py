@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.serving import live
 from tests.runtime.test_rows import quantised
+from tests.serving import live
 from tests.serving.test_serve_endless import one_that_never_ends, turning
 from tests.serving.test_serve_life import Background
 from tests.serving.test_serve_models import infer, model, plain, send, session, until

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.serving import live
-from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here
-from tests.stitching.nets import macs, run, tiny
+from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
+from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer, model, packed, send, state
+from tests.stitching.nets import macs, run, tiny
 from weft.cli.serve import _announce
 from weft.errors import BadRequest, Cancelled, Expired, InputError, ModelError, NotFound, Overloaded
 from weft.models.sources import load_model

@@ -5,7 +5,6 @@ How memory and latencies fare over minutes is the benchmark's affair (``benchmar
 
 from __future__ import annotations
 
-from tests import ROOT
 import asyncio
 import logging
 import random
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.serving import live
 from tests.serving.test_serve_models import until
 

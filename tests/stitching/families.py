@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.stitching.discovery.evidence import Evidence
 from weft.stitching.discovery.partition import NONE, Partition
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.net import Net, Op, Port, Window, assemble
 from weft.stitching.sharing import Sharing
 from weft.stitching.spaces import Wiring, role, wire
@@ -28,7 +28,9 @@ Weigh = Callable[[str, int, tuple[int, ...]], np.ndarray]
 def family_of(nets: Sequence[Net]) -> Family:
     """Networks whose operations have the same names in the same order."""
     first = nets[0]
-    layers = tuple(Layer(ops, ops[0].inputs, ops[0].output) for ops in zip(*(net.ops for net in nets), strict=True))
+    layers = tuple(
+        FamilyLayer(ops, ops[0].inputs, ops[0].output) for ops in zip(*(net.ops for net in nets), strict=True)
+    )
     values = {value: tuple(net.values[value] for net in nets) for value in first.values}
     outputs = {port.value: tuple(net.outputs[at] for net in nets) for at, port in enumerate(first.outputs)}
     return Family(tuple(nets), layers, values, tuple(port.value for port in first.inputs), outputs)

@@ -25,7 +25,7 @@ from weft.stitching.emit import plain_graph
 from weft.stitching.forms import FORMS
 from weft.stitching.making.model_files import save_nets
 from weft.stitching.parts import kinds, part
-from weft.stitching.planning.budget import Limits, stitch_groups
+from weft.stitching.planning.budget import BudgetLimits, stitch_groups
 from weft.stitching.planning.groups import Unmet
 from weft.stitching.planning.signatures import signature
 from weft.stitching.sharing_map import write_sharing
@@ -304,7 +304,7 @@ def test_groups_follow_the_circles_that_share():
     one, two = (generate("tiny-vgg", 1, seed=seed).nets[0] for seed in (1, 2))
     nets = [replace(net, name=name) for net, name in ((one, "a"), (two, "b"), (one, "c"), (two, "d"))]
     family = align(nets)
-    groups = stitch_groups(family, discover(family), Limits(memory_bytes=1 << 30), form="mts")
+    groups = stitch_groups(family, discover(family), BudgetLimits(memory_bytes=1 << 30), form="mts")
     assert [made.names for made in groups] == [("a", "c"), ("b", "d")]
 
 
@@ -312,13 +312,13 @@ def test_a_refusal_tells_the_best_of_all_ways_to_group():
     family = align(tiny(classes=3).nets)
     sharing = discover(family)
     with pytest.raises(Unmet) as too_small:
-        stitch_groups(family, sharing, Limits(memory_bytes=1000))
+        stitch_groups(family, sharing, BudgetLimits(memory_bytes=1000))
     least = int(too_small.value.smallest.bytes)
-    assert stitch_groups(family, sharing, Limits(memory_bytes=least))
+    assert stitch_groups(family, sharing, BudgetLimits(memory_bytes=least))
     with pytest.raises(Unmet):
-        stitch_groups(family, sharing, Limits(memory_bytes=least - 1))
+        stitch_groups(family, sharing, BudgetLimits(memory_bytes=least - 1))
     with pytest.raises(Unmet) as too_soon:
-        stitch_groups(family, sharing, Limits(seconds=1e-9))
+        stitch_groups(family, sharing, BudgetLimits(seconds=1e-9))
     fast = assemble(family, sharing, slack=0).report.stitched
     assert too_soon.value.fastest.seconds <= fast.predicted_s
 

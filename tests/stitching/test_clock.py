@@ -10,14 +10,14 @@ from weft.stitching.forms import FORMS
 from weft.stitching.lowering import formed, lower
 from weft.stitching.planning.planner import MIXED, lower_plan
 from weft.stitching.reading.alignment import align
-from weft.stitching.running.clock import Clock, plan_for
+from weft.stitching.running.clock import GraphClock, plan_for
 from weft.stitching.running.rivals import Place
 
 
 def test_the_plan_is_the_fastest_of_what_was_timed():
     family = align(tiny("tinynet", 2).nets)
     sharing, place = discover(family), Place("cpu", torch.float32)
-    found = plan_for(place, family, sharing, clock=Clock(place, rounds=1, replays=1))
+    found = plan_for(place, family, sharing, clock=GraphClock(place, rounds=1, replays=1))
     assert found.seconds[found.name] == min(found.seconds.values())
     assert set(FORMS) <= set(found.seconds) | {found.name} | {MIXED} and all(
         each > 0 for each in found.seconds.values()
@@ -29,7 +29,7 @@ def test_the_plan_is_the_fastest_of_what_was_timed():
 def test_a_cap_leaves_out_what_stores_more():
     family = align(tiny("tinynet", 3).nets)
     sharing, place = discover(family), Place("cpu", torch.float32)
-    clock = Clock(place, rounds=1, replays=1)
+    clock = GraphClock(place, rounds=1, replays=1)
     least = lower(family, sharing, "split").weight_bytes
     assert "separate" in plan_for(place, family, sharing, clock=clock).seconds
     assert "separate" not in plan_for(place, family, sharing, clock=clock, weight_cap_bytes=least + 1000).seconds

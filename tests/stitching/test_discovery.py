@@ -20,7 +20,7 @@ from weft.stitching.discovery.partition import NONE, Partition
 from weft.stitching.family import Family
 from weft.stitching.net import Op
 from weft.stitching.reading.alignment import align
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 from weft.stitching.sharing_map import read_sharing, write_sharing
 from weft.stitching.spaces import wire
 
@@ -239,7 +239,7 @@ def test_narrow_blocks_of_some_tasks_are_given_up():
 
 def test_coarser_sharing_keeps_every_channel():
     blocks = (Block({0: [0, 1], 1: [3, 2]}), Block({1: [0], 2: [0]}), Block({0: [2]}), Block({1: [1]}), Block({2: [1]}))
-    space = Space((3, 4, 2), tuple(Block({t: np.array(c) for t, c in each.members.items()}) for each in blocks))
+    space = ChannelSpace((3, 4, 2), tuple(Block({t: np.array(c) for t, c in each.members.items()}) for each in blocks))
     coarse = space.coarsen(2)
     assert [(sorted(block.tasks), block.width) for block in coarse.blocks] == [
         ([0, 1], 2),
@@ -266,7 +266,7 @@ def test_a_tolerance_is_a_distance(tolerance):
 # An oracle: all sharings of two tiny models
 
 
-def all_matchings(one: int, two: int) -> list[Space]:
+def all_matchings(one: int, two: int) -> list[ChannelSpace]:
     """Every way to share channels between two tasks."""
     found = []
     for count in range(min(one, two) + 1):
@@ -285,7 +285,7 @@ def in_order(block: Block) -> bool:
     return len(block.tasks) == 1 or np.array_equal(block.members[0], block.members[1])
 
 
-def fits(layer, before: Space, after: Space) -> bool:
+def fits(layer, before: ChannelSpace, after: ChannelSpace) -> bool:
     """Whether the layer's weights agree where both ends are shared, and shared outputs have a shared input."""
     (ins,), (outs,) = ([b for b in space.blocks if len(b.tasks) == 2] or [None] for space in (before, after))
     if outs is None or ins is None:
@@ -305,7 +305,7 @@ def least_stored(family: Family) -> int:
         np.array([[fits(layer, before, after) for after in choices[b]] for before in choices[a]])
         for layer, (a, b) in zip(dense, ends, strict=True)
     ]
-    best = stored(family, Sharing({name: Space.exclusive(widths) for name, widths in wiring.widths.items()}))
+    best = stored(family, Sharing({name: ChannelSpace.exclusive(widths) for name, widths in wiring.widths.items()}))
     for picked in itertools.product(*(range(len(each)) for each in choices.values())):
         at = dict(zip(choices, picked, strict=True))
         if all(table[at[a], at[b]] for table, (a, b) in zip(good, ends, strict=True)):
@@ -413,4 +413,4 @@ def test_a_sharing_of_other_models_is_refused(two):
     with pytest.raises(StitchError, match="space conv0 is in the sharing or in the models, but not in both"):
         verify(two, Sharing({name: each for name, each in sharing.spaces.items() if name != "conv0"}))
     with pytest.raises(StitchError, match=r"conv0 has .7, 7. channels in the sharing"):
-        verify(two, Sharing({**sharing.spaces, "conv0": Space.common(7, 2)}))
+        verify(two, Sharing({**sharing.spaces, "conv0": ChannelSpace.common(7, 2)}))

@@ -22,7 +22,7 @@ from weft.stitching.lowering import formed, lower
 from weft.stitching.net import Net, Op, Port, Value, Window, assemble
 from weft.stitching.planning.planner import ANYWHERE
 from weft.stitching.reading.alignment import align
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 from weft.stitching.spaces import wire
 from weft.stitching.weights import channels, pieces, unique_weights
 
@@ -225,7 +225,7 @@ def test_outputs_that_are_shared_in_another_order():
         plain_net(f"n{task}", [Op("fc", "conv", ("x",), "y", weight[order])]) for task, order in enumerate(orders)
     )
     members = {task: np.argsort(order) for task, order in enumerate(orders)}
-    sharing = Sharing({"x": Space.common(3, 2), "y": Space((4, 4), (Block(members),))})
+    sharing = Sharing({"x": ChannelSpace.common(3, 2), "y": ChannelSpace((4, 4), (Block(members),))})
     for form in ANYWHERE:
         check(nets, sharing, form)
 
@@ -242,7 +242,7 @@ def test_bias_and_normalisation_one_after_another_become_one():
         return plain_net(f"n{task}", [conv, *affine], output="v2")
 
     nets = (net(0), net(1))
-    sharing = Sharing({"x": Space.common(3, 2), "v0": Space.exclusive((4, 4))})
+    sharing = Sharing({"x": ChannelSpace.common(3, 2), "v0": ChannelSpace.exclusive((4, 4))})
     for form in ANYWHERE:
         graph = check(nets, sharing, form)
         assert not any(step.op in ("Mul", "Where") for step in graph.steps if form != "mts")
@@ -269,9 +269,9 @@ def test_normalisation_before_a_convolution():
         )
 
     blocks = (Block({0: np.arange(4), 1: np.arange(4)}), Block({0: np.arange(4, 6)}), Block({1: np.arange(4, 6)}))
-    space = Space((6, 6), blocks)
+    space = ChannelSpace((6, 6), blocks)
     for form in ANYWHERE:
-        check((net(0), net(1)), Sharing({"x": Space.common(3, 2), "a": space, "y": space}), form)
+        check((net(0), net(1)), Sharing({"x": ChannelSpace.common(3, 2), "a": space, "y": space}), form)
 
 
 @dataclass(frozen=True)
@@ -304,9 +304,11 @@ def test_islands_and_grouped_convolutions_run_task_by_task(form):
 
     nets = tuple(map(with_island, made.nets))
     wiring = wire(align(nets))
-    spaces = {name: made.planted.spaces.get(name) or Space.exclusive(wiring.widths[name]) for name in wiring.widths}
+    spaces = {
+        name: made.planted.spaces.get(name) or ChannelSpace.exclusive(wiring.widths[name]) for name in wiring.widths
+    }
     reader = wire(family).carries[made.nets[0].ops[cut + 1].output][0]
-    spaces[reader] = Space.exclusive(wiring.widths[reader])
+    spaces[reader] = ChannelSpace.exclusive(wiring.widths[reader])
     graph = lower(align(nets), Sharing(spaces), form)
     assert sum(step.op == "Softmax" for step in graph.steps) == 3
     pictures = images(nets)
@@ -372,8 +374,8 @@ def test_functions_that_move_zero_are_known(function):
 
 def test_columns_of_the_layouts():
     """Two spaces: the first shared by all but for one channel each, the second only in parts."""
-    one = Space((3, 2), (Block({0: np.array([1, 2]), 1: np.array([0, 1])}), Block({0: np.array([0])})))
-    two = Space((1, 2), (Block({0: np.array([0])}), Block({1: np.array([1, 0])})))
+    one = ChannelSpace((3, 2), (Block({0: np.array([1, 2]), 1: np.array([0, 1])}), Block({0: np.array([0])})))
+    two = ChannelSpace((1, 2), (Block({0: np.array([0])}), Block({1: np.array([1, 0])})))
     both = Channels((one, two))
     assert both.order(0).tolist() == [1, 2, 0, 3]
     assert both.order(1).tolist() == [0, 1, 3, 2]
@@ -391,7 +393,7 @@ def test_columns_of_the_layouts():
 def test_tidy_puts_one_block_for_each_set_of_tasks():
     own = [Block({0: np.array([3])}), Block({0: np.array([1])}), Block({1: np.array([0])})]
     common = [Block({0: np.array([2]), 1: np.array([2])}), Block({0: np.array([0]), 1: np.array([1])})]
-    space = tidy(Sharing({"s": Space((4, 3), (*own[:2], *common, own[2]))}))["s"]
+    space = tidy(Sharing({"s": ChannelSpace((4, 3), (*own[:2], *common, own[2]))}))["s"]
     assert [sorted(block.tasks) for block in space.blocks] == [[0, 1], [0], [1]]
     assert space.order(0).tolist() == [0, 2, 1, 3]
     assert space.order(1).tolist() == [1, 2, 0]

@@ -27,7 +27,7 @@ from weft.stitching.packing import Activation, columns, pack
 from weft.stitching.reading.alignment import align
 from weft.stitching.running.fused import FusedConv, Shape
 from weft.stitching.running.module import StitchedModule
-from weft.stitching.sharing import Block, Space
+from weft.stitching.sharing import Block, ChannelSpace
 from weft.stitching.spaces import wire
 from weft.stitching.weights import unique_weights
 
@@ -48,7 +48,7 @@ def space(rng, widths, shared, subset=()):
     blocks += take(subset, 2) if subset else []
     for task, width in enumerate(widths):
         blocks += take([task], width - taken[task])
-    return Space(tuple(widths), tuple(blocks))
+    return ChannelSpace(tuple(widths), tuple(blocks))
 
 
 def kernels(rng, inputs, output, taps):
@@ -152,13 +152,13 @@ def exact(monkeypatch):
 
 THREE = Window((3, 3), (1, 1), (1, 1, 1, 1))
 CASES = {
-    "picture": lambda rng: ([Space.common(3, 3)], space(rng, [9, 9, 9], 6), Window((3, 3), (2, 2), (1, 1, 1, 1))),
+    "picture": lambda rng: ([ChannelSpace.common(3, 3)], space(rng, [9] * 3, 6), Window((3, 3), (2, 2), (1,) * 4)),
     "shared and own": lambda rng: ([space(rng, [9, 9, 9], 6)], space(rng, [40, 40, 40], 33), THREE),
     "unequal widths": lambda rng: ([space(rng, [9, 8, 11], 6)], space(rng, [12, 11, 13], 8), THREE),
     "point": lambda rng: ([space(rng, [9, 9, 9], 6)], space(rng, [12, 12, 12], 8), Window()),
     "strided point": lambda rng: ([space(rng, [9, 9, 9], 6)], space(rng, [12, 12, 12], 8), Window((1, 1), (2, 2))),
     "nothing shared": lambda rng: ([space(rng, [9, 9, 9], 0)], space(rng, [12, 12, 12], 0), THREE),
-    "all shared": lambda rng: ([Space.common(9, 3)], Space.common(12, 3), THREE),
+    "all shared": lambda rng: ([ChannelSpace.common(9, 3)], ChannelSpace.common(12, 3), THREE),
     "subsets": lambda rng: ([space(rng, [9, 9, 9], 4, (0, 2))], space(rng, [12, 11, 13], 8, (1, 2)), THREE),
     "concatenation": lambda rng: (
         [space(rng, [9, 9, 9], 4), space(rng, [5, 6, 5], 3)],
@@ -171,7 +171,7 @@ CASES = {
         THREE,
     ),
     "twice the same": lambda rng: ([space(rng, [9, 8, 11], 6)] * 2, space(rng, [12, 11, 13], 8), THREE),
-    "twice the same, all shared": lambda rng: ([Space.common(5, 3)] * 2, Space.common(12, 3), THREE),
+    "twice the same, all shared": lambda rng: ([ChannelSpace.common(5, 3)] * 2, ChannelSpace.common(12, 3), THREE),
     "dilated, lopsided": lambda rng: (
         [space(rng, [9, 9, 9], 6)],
         space(rng, [12, 12, 12], 8),
@@ -254,7 +254,7 @@ def test_tiles_cover_every_output_of_every_task_once(data):
     widths = data.draw(st.lists(st.integers(1, 40), min_size=tasks, max_size=tasks))
     shared = data.draw(st.integers(0, min(widths)))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    output, inputs = space(rng, widths, shared), Space.common(2, tasks)
+    output, inputs = space(rng, widths, shared), ChannelSpace.common(2, tasks)
     align = data.draw(st.sampled_from([1, 4, 8]))
     packed = pack(kernels(rng, [inputs], output, (1, 1)), [inputs], output, Window(), align=align)
     positions = data.draw(st.lists(st.integers(0, 9), min_size=tasks, max_size=tasks))

@@ -12,7 +12,7 @@ import pytest
 from tests.stitching.nets import TINY, images, macs, run, tiny
 from weft.errors import StitchError
 from weft.stitching.making.architectures import ARCHITECTURES, plan
-from weft.stitching.making.generator import Recipe, generate, save
+from weft.stitching.making.generator import FamilyRecipe, generate, save
 from weft.stitching.reading.alignment import align
 from weft.stitching.spaces import wire
 
@@ -42,7 +42,9 @@ def common_part(recipe, nets, number, task, tasks):
 
 @pytest.mark.parametrize("architecture", TINY)
 def test_what_is_planted_is_equal_bit_for_bit_and_the_rest_is_not(architecture):
-    recipe = Recipe(architecture, 4, pruning=0.3, sharing=0.6, clusters=[(0, 1), (1, 2, 3)], widths=[1, 1.2, 1, 0.9])
+    recipe = FamilyRecipe(
+        architecture, 4, pruning=0.3, sharing=0.6, clusters=[(0, 1), (1, 2, 3)], widths=[1, 1.2, 1, 0.9]
+    )
     nets = list(recipe.nets())
     convs = [number for number, op in enumerate(nets[0].ops) if op.kind == "conv"]
     for number, (one, two) in itertools.product(convs, itertools.combinations(range(4), 2)):
@@ -57,7 +59,7 @@ def test_what_is_planted_is_equal_bit_for_bit_and_the_rest_is_not(architecture):
 @pytest.mark.parametrize("architecture", TINY)
 @pytest.mark.parametrize("norm", ["per_task", "shared", "folded"])
 def test_normalisations_agree_on_shared_channels_unless_they_are_per_task(architecture, norm):
-    recipe = Recipe(architecture, 2, sharing=0.5, norm=norm, seed=3)
+    recipe = FamilyRecipe(architecture, 2, sharing=0.5, norm=norm, seed=3)
     nets = list(recipe.nets())
     for ours, theirs in zip(*(net.ops for net in nets), strict=True):
         if ours.kind != "affine" or recipe.plan.output == ours.output:
@@ -75,10 +77,10 @@ def test_normalisations_agree_on_shared_channels_unless_they_are_per_task(archit
 
 def test_one_model_does_not_depend_on_the_others():
     every = generate("tinynet", 3, seed=5).nets
-    alone = Recipe("tinynet", 3, seed=5).net(2)
+    alone = FamilyRecipe("tinynet", 3, seed=5).net(2)
     for ours, theirs in zip(every[2].ops, alone.ops, strict=True):
         assert ours.weight is theirs.weight is None or (ours.weight == theirs.weight).all()
-    other = Recipe("tinynet", 3, seed=6).net(2)
+    other = FamilyRecipe("tinynet", 3, seed=6).net(2)
     assert not (other.ops[0].weight == alone.ops[0].weight).any()
 
 
@@ -91,7 +93,7 @@ def test_channels_lie_in_another_order_in_each_task_unless_told_otherwise():
 
 
 def test_spaces_are_shared_where_they_can_be():
-    recipe = Recipe("tinynet", 3, sharing=0.7, classes=[2, 3, 4])
+    recipe = FamilyRecipe("tinynet", 3, sharing=0.7, classes=[2, 3, 4])
     widths = {name: (space.shared_width, space.widths) for name, space in recipe.planted.spaces.items()}
     assert widths == {
         "image": (3, (3, 3, 3)),
@@ -117,20 +119,20 @@ def test_planted_spaces_are_those_that_the_models_have(architecture):
     [(0.9, 1, 18), (0.9, 8, 16), (0.8, 3, 15), (1.0, 8, 16), (1.0, 12, 12), (0.0, 1, 0), (1, 64, 20)],
 )
 def test_shared_widths_round_to_a_multiple_that_fits(ratio, multiple, shared):
-    assert Recipe("tinynet", 2, sharing=ratio, multiple=multiple).planted["stem.conv"].shared_width == shared
+    assert FamilyRecipe("tinynet", 2, sharing=ratio, multiple=multiple).planted["stem.conv"].shared_width == shared
 
 
 def test_sharing_may_differ_by_space_and_width_by_task():
-    by_name = Recipe("tinynet", 2, sharing={"stem.conv": 0.5}, widths=[1, 0.5], pruning=0.2)
+    by_name = FamilyRecipe("tinynet", 2, sharing={"stem.conv": 0.5}, widths=[1, 0.5], pruning=0.2)
     assert by_name.planted["stem.conv"].widths == (16, 8)
     assert by_name.planted["stem.conv"].shared_width == 4
     assert by_name.planted["block1.1.conv"].shared_width == 7
-    by_rule = Recipe("tinynet", 2, sharing=lambda space: 1.0 if space.startswith("stem") else 0.0)
+    by_rule = FamilyRecipe("tinynet", 2, sharing=lambda space: 1.0 if space.startswith("stem") else 0.0)
     assert [by_rule.planted[name].shared_width for name in ("stem.conv", "block2.1.conv")] == [20, 0]
 
 
 def test_clusters_share_what_is_left():
-    space = Recipe("tinynet", 4, sharing=0.5, clusters=[(0, 1), (2, 3)], cluster_sharing=0.6).planted["stem.conv"]
+    space = FamilyRecipe("tinynet", 4, sharing=0.5, clusters=[(0, 1), (2, 3)], cluster_sharing=0.6).planted["stem.conv"]
     assert [(sorted(block.tasks), block.width) for block in space.blocks] == [
         ([0, 1, 2, 3], 10), ([0, 1], 6), ([2, 3], 6), ([0], 4), ([1], 4), ([2], 4), ([3], 4)
     ]  # fmt: skip
@@ -152,7 +154,7 @@ def test_answers_are_of_order_one_and_depend_on_the_picture(architecture, norm):
     [("resnet18", 0.9, 64), ("resnet50", 0.75, 64), ("vgg16", 0.9, 32), ("mobilenet", 0.5, 64)],
 )
 def test_answers_of_deep_networks_are_of_order_one_too(architecture, pruning, resolution):
-    net = Recipe(architecture, 2, pruning=pruning, resolution=resolution, classes=50).net(1)
+    net = FamilyRecipe(architecture, 2, pruning=pruning, resolution=resolution, classes=50).net(1)
     (answers,) = run(net, *images((net,)))
     assert 0.1 < answers.std() < 10
 
@@ -168,7 +170,7 @@ def test_answers_of_deep_networks_are_of_order_one_too(architecture, pruning, re
     ],
 )
 def test_sizes_are_those_of_the_networks_they_are_named_after(architecture, pruning, classes, mmacs, millions):
-    net = Recipe(architecture, 1, pruning=pruning, classes=classes).net(0)
+    net = FamilyRecipe(architecture, 1, pruning=pruning, classes=classes).net(0)
     assert macs(net) / 1e6 == pytest.approx(mmacs, rel=0.01)
     assert parameters(net) / 1e6 == pytest.approx(millions, rel=0.01)
 

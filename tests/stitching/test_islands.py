@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from tests.stitching.files import model, node, numbers
 from tests.stitching.outcomes import STITCHED, outcome
-from tests.tuning.test_export import CASES, formats, network_of
 from tests.tuning.onnx_nets import chain
+from tests.tuning.test_export import CASES, formats, network_of
 from weft.cli.main import main
 from weft.stitching.graph import Builder
 from weft.tuning.export import export

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
 from weft.errors import StitchError
-from weft.runtime.stitching import Measured, Runner, race
+from weft.runtime.stitching import GraphRunner, GraphTimer, race
 from weft.stitching.emit import plain_graph
 from weft.stitching.graph import DYNAMIC, Builder, Graph
 from weft.stitching.lowering import formed, lower
@@ -327,13 +327,13 @@ def test_what_the_runtime_cannot_load_is_an_error_of_ours():
     builder = Builder("broken")
     builder.output(builder.add("Relo", builder.input("x", (1, 2, 3, 3)), shape=(1, 2, 3, 3)), "y")
     with pytest.raises(StitchError, match=r"broken cannot be loaded by ONNX Runtime: .*Relo"):
-        Runner(builder.finish())
+        GraphRunner(builder.finish())
 
 
 def test_a_measured_plan_runs_and_equals_the_models():
     models = tiny(tasks=2)
     family = align(models.nets)
-    chosen = plan(family, models.planted, Measured(rounds=1, warm_ups=1), forms=["grouped", "separate"], slabs=True)
+    chosen = plan(family, models.planted, GraphTimer(rounds=1, warm_ups=1), forms=["grouped", "separate"], slabs=True)
     assert all(seconds > 0 for seconds in chosen.seconds.values())
     assert chosen.seconds[chosen.name] == min(chosen.seconds.values())
     assert chosen.name in (MIXED, "grouped", "separate")

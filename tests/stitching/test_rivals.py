@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests import ROOT
 from tests.stitching.families import pairs
 from tests.stitching.graphs import assert_close, separately
 from tests.stitching.nets import images, tiny
@@ -20,7 +19,7 @@ from weft.errors import StitchError
 from weft.stitching.discovery import discover
 from weft.stitching.parts import part
 from weft.stitching.reading.alignment import align
-from weft.stitching.running.measuring import Run, build, error, precision, prepare, reference, times_ms
+from weft.stitching.running.measuring import TimedWay, build, error, precision, prepare, reference, times_ms
 from weft.stitching.running.rivals import COMPILED, WAYS, Place, by_batch, draw, make
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -130,7 +129,7 @@ def test_precision_is_put_back():
 
 def test_runs_take_turns():
     said = []
-    runs = {name: Run(lambda name=name: said.append(name), (torch.zeros(1),), None, None, None) for name in "ab"}
+    runs = {name: TimedWay(lambda name=name: said.append(name), (torch.zeros(1),), None, None, None) for name in "ab"}
     found = times_ms(runs, rounds=2, replays=3)
     assert "".join(said) == "ab" + 2 * "aaabbb"
     assert min(found.values()) >= 0

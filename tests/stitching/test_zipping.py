@@ -14,7 +14,7 @@ from tests.stitching.nets import TINY, images, run, tiny
 from weft.errors import StitchError
 from weft.models.trained import TRAINED
 from weft.stitching.discovery import discover
-from weft.stitching.making.generator import Recipe
+from weft.stitching.making.generator import FamilyRecipe
 from weft.stitching.making.merging import Filters, common, damped, difference, greedy, merge, pair
 from weft.stitching.making.model_files import save_nets
 from weft.stitching.making.torch_training import Examples, accuracy, forward, tables, train
@@ -59,7 +59,7 @@ def pupils():
     nets = []
     for number, mine in enumerate(data):
         classes = int(mine.train.labels.max()) + 1
-        recipe = Recipe("tinynet", 1, widths=[0.5], channels=1, classes=classes, seed=number)
+        recipe = FamilyRecipe("tinynet", 1, widths=[0.5], channels=1, classes=classes, seed=number)
         nets.append(replace(train(recipe.net(0), mine.train, epochs=3, batch=32, seed=number), name=f"pupil-{number}"))
     return nets, data
 
@@ -170,7 +170,7 @@ def test_training_teaches_and_its_normalisations_are_tables_after_it(pupils):
 
 @pytest.mark.parametrize("architecture", TINY)
 def test_models_that_differ_only_in_order_come_together_without_loss(architecture):
-    found = Recipe(architecture, 3, pruning=0.4, sharing=1.0, classes=[5, 4, 3], norm="shared", seed=2)
+    found = FamilyRecipe(architecture, 3, pruning=0.4, sharing=1.0, classes=[5, 4, 3], norm="shared", seed=2)
     nets, pictures = list(found.nets()), np.random.default_rng(5).standard_normal((32, 3, 8, 8), np.float32)
     data = [Data(*[Examples(pictures, np.zeros(32, int))] * 2) for _ in nets]
     zipped = zip_nets(nets, data, sharing=1.0, finetune_steps=0, last_steps=0)
@@ -181,7 +181,7 @@ def test_models_that_differ_only_in_order_come_together_without_loss(architectur
 
 @pytest.mark.parametrize("architecture", TINY)
 def test_strangers_of_unequal_widths_share_exactly_too(architecture):
-    nets = list(Recipe(architecture, 2, pruning=0.6, sharing=0.0, widths=[1, 1.3], classes=[3, 2]).nets())
+    nets = list(FamilyRecipe(architecture, 2, pruning=0.6, sharing=0.0, widths=[1, 1.3], classes=[3, 2]).nets())
     pictures = np.random.default_rng(5).standard_normal((16, 3, 8, 8), np.float32)
     data = [Data(*[Examples(pictures, np.arange(16) % 2)] * 2) for _ in nets]
     zipped = zip_nets(nets, data, sharing=0.6, finetune_steps=1, last_steps=1, batch=8)

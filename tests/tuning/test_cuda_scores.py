@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests import ROOT
 from weft.models.classifiers import NAMES, model_path, validation
 from weft.numbers.arrays import rounded
 from weft.numbers.configuration import Configuration

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from weft.errors import TuneError
 from weft.tuning.descriptor import (
+    DescribedLayer,
     Descriptor,
-    Layer,
     as_toml,
     descriptor_of,
     load_descriptor,
@@ -65,7 +65,7 @@ words = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_si
 sizes = st.none() | st.floats(0, 1e30)
 counts = st.none() | st.integers(0, 10**12)
 layers = st.builds(
-    Layer, name=words, weights=counts, inputs=counts, weight_max=sizes, input_max=sizes, macs=counts,
+    DescribedLayer, name=words, weights=counts, inputs=counts, weight_max=sizes, input_max=sizes, macs=counts,
     branches=st.lists(words, max_size=2).map(tuple),
 )  # fmt: skip
 descriptors = st.builds(

@@ -14,7 +14,7 @@ from weft.tuning.exhaustive import exhaustive
 from weft.tuning.objective import parse_objective
 from weft.tuning.platform import Platform, parse_platform
 from weft.tuning.search.bias import BiasRule
-from weft.tuning.settings import Setting, space_of
+from weft.tuning.settings import TuningSetting, space_of
 
 
 def small(*formats: str) -> Platform:
@@ -27,7 +27,9 @@ def test_the_optimum_is_that_of_trying_everything():
     measure = parse_objective("weights + activations")
     found = exhaustive(net.network, net, platform=platform, biases=biases, margin=0.1)
     every = [
-        space.configuration(Setting(types, tuple(item.start + by for item, by in zip(space.items, shift, strict=True))))
+        space.configuration(
+            TuningSetting(types, tuple(item.start + by for item, by in zip(space.items, shift, strict=True)))
+        )
         for types in product(*(group.choices for group in space.groups))
         for shift in product(biases, repeat=len(space.items))
     ]

@@ -17,7 +17,7 @@ from weft.numbers.configuration import Configuration, parse_configuration
 from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
 from weft.numbers.twos_complement import TwosComplement
 from weft.runtime.quantised.opened import open_for_tuning
-from weft.runtime.quantised.runner import LayerFormats, Runner, Samples
+from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
 from weft.runtime.quantised.stages import make_plan
 from weft.tuning.export import FORMATS, export, write_export
 from weft.tuning.network import Network, Target
@@ -254,8 +254,8 @@ def test_graphs_of_any_shape_answer_as_their_pieces_do(net, style, tmp_path):
     opened, inputs = open_for_tuning(save(model, tmp_path)), samples(model, 12)
     plan = make_plan(opened, opened.layers, inputs)
     forms = formats(network_of(opened.model), [FIXED(4, 1), EXP(4, 8), FLOAT(6)], [FIXED(6, -2), FLOAT(7), EXP(5, 9)])
-    runner = Runner(plan, 0)
-    runner.add("all", Samples(inputs, np.arange(12)))
+    runner = PlanRunner(plan, 0)
+    runner.add("all", SampleOrder(inputs, np.arange(12)))
     layers = {
         each.name: LayerFormats(forms[f"{each.name}.weight"], forms[f"{each.name}.input"]) for each in opened.layers
     }

@@ -8,12 +8,23 @@ import pytest
 from onnx import helper
 
 from tests.models.onnx_graphs import F16, graph, node, tensor
-from tests.tuning.onnx_nets import CLASSES, NETS, chain, draw, model_of, outputs_by_twin, residual, samples, save, tangle
+from tests.tuning.onnx_nets import (
+    CLASSES,
+    NETS,
+    chain,
+    draw,
+    model_of,
+    outputs_by_twin,
+    residual,
+    samples,
+    save,
+    tangle,
+)
 from weft.errors import ModelError, TuneError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import EXP, FIXED, FLOAT
 from weft.runtime.quantised.opened import open_for_tuning
-from weft.runtime.quantised.runner import LayerFormats, Runner, Samples
+from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
 from weft.runtime.quantised.stages import make_plan
 
 COUNT = 11
@@ -22,8 +33,8 @@ FORMATS = (FIXED(5, -1), EXP(4, 7), FLOAT(6), FIXED(3), FLOAT(32))
 
 def run(opened, layers, configuration, inputs, cache_bytes=1 << 20):
     plan = make_plan(opened, layers, inputs)
-    runner = Runner(plan, cache_bytes)
-    runner.add("all", Samples(inputs, np.arange(COUNT)))
+    runner = PlanRunner(plan, cache_bytes)
+    runner.add("all", SampleOrder(inputs, np.arange(COUNT)))
     formats = {
         layer.name: LayerFormats(configuration[f"{layer.name}.weight"], configuration[f"{layer.name}.input"])
         for layer in layers

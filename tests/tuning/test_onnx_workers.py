@@ -18,7 +18,7 @@ from weft.errors import EvaluationError, TuneError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import FIXED
 from weft.runtime.quantised.evaluator import OnnxEvaluator
-from weft.runtime.quantised.runner import Samples
+from weft.runtime.quantised.runner import SampleOrder
 from weft.runtime.quantised.targets import find_targets
 
 COUNT = 500
@@ -140,7 +140,7 @@ def test_too_little_room_is_told(made, tmp_path, monkeypatch):
 def test_what_fails_inside_a_process_is_an_error_here(made, side_by_side):
     side_by_side.measure(FLOATS, *made[1:3])
     engine = side_by_side._engine
-    engine.add("beyond", Samples(made[1], np.full(COUNT, 10**6)))
+    engine.add("beyond", SampleOrder(made[1], np.full(COUNT, 10**6)))
     with pytest.raises(EvaluationError, match="IndexError") as caught:
         engine.run("beyond", side_by_side._formats(FLOATS), [0, 1])
     assert "Traceback" in caught.value.output

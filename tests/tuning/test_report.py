@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
 import json
 import math
 from base64 import b64decode
@@ -12,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from weft.errors import EvaluationError, InputError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import EXP, FIXED, FLOAT16
 from weft.numbers.spelling import spell
 from weft.reports.tuning import draw_search, move_text, phase_spans
 from weft.reports.tuning_page import write_tuning_page
-from weft.reports.tuning_result import Other, Result, kept_places
+from weft.reports.tuning_result import Other, TuningResult, kept_places
 from weft.tuning import Network, Target, Trial, Tuning, tune
 from weft.tuning.baselines.stripes import stripes
 from weft.tuning.callables import CallableEvaluator
@@ -133,7 +133,7 @@ def test_the_file_is_strict_json_and_says_what_failed() -> None:
         return softly(configuration, subset)
 
     tuning = tune(network(), CallableEvaluator(picky), margin=0.01, on_failure="skip")
-    result = Result(tuning=tuning, objective="weights + activations", seconds=1.0)
+    result = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0)
     written = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     failed = [trial for trial in written["trials"] if "failure" in trial]
     assert failed and all(trial["score"] is None and trial["failure"] == "no shifter" for trial in failed)
@@ -143,7 +143,7 @@ def test_the_file_is_strict_json_and_says_what_failed() -> None:
 
 def test_the_way_in_the_file_gets_smaller_and_ends_at_the_result() -> None:
     tuning = searched()
-    written = Result(tuning=tuning, objective="weights + activations", seconds=1.0).as_dict()
+    written = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0).as_dict()
     way = [written["trials"][place] for place in written["path"]]
     assert way[-1]["formats"] == tuning.configuration.text
     small = [trial["objective"] for trial in way if trial["subset"] == "small"]
@@ -167,7 +167,7 @@ def page(path: Path) -> dict[str, object]:
 def test_the_page_shows_the_layers_the_way_and_the_picture_itself(tmp_path: Path) -> None:
     tuning = searched(1, two_passes=False)
     others = (Other("Other </script><b>", "8 bits", 4000, 6272, 0.5, False, 3),)
-    result = Result(tuning=tuning, objective="weights + activations", seconds=1.0, others=others)
+    result = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0, others=others)
     picture = tmp_path / "search.svg"
     picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     write_tuning_page(tmp_path / "report.html", result, picture, ["it is small"])
@@ -183,7 +183,7 @@ def test_the_page_shows_the_layers_the_way_and_the_picture_itself(tmp_path: Path
 
 
 def test_a_page_without_its_picture_is_refused(tmp_path: Path) -> None:
-    result = Result(tuning=searched(1, two_passes=False), objective="weights - 1e9", seconds=1.0)
+    result = TuningResult(tuning=searched(1, two_passes=False), objective="weights - 1e9", seconds=1.0)
     with pytest.raises(InputError, match="cannot read the picture"):
         write_tuning_page(tmp_path / "report.html", result, tmp_path / "search.svg", [])
 
@@ -196,7 +196,7 @@ def test_trials_are_what_the_picture_expects() -> None:
 
 def test_the_formats_page_names_every_key_of_the_file() -> None:
     page = (ROOT / "docs/formats.md").read_text()
-    written = Result(tuning=searched(1), objective="weights + activations", seconds=1.0).as_dict()
+    written = TuningResult(tuning=searched(1), objective="weights + activations", seconds=1.0).as_dict()
     nested = [written, written["score"], written["objective"], written["layers"][0]["weight"], written["trials"][0]]
     keys = {key for each in nested for key in each} | set(Other._fields)
     assert sorted(key for key in keys if f"`{key}`" not in page) == []

@@ -18,17 +18,17 @@ from weft.tuning.moves import (
 )
 from weft.tuning.network import Network, Target
 from weft.tuning.platform import Unbiased, load_platform, parse_platform
-from weft.tuning.settings import Setting, Space, first_scale, space_of
+from weft.tuning.settings import SearchSpace, TuningSetting, first_scale, space_of
 
 LENET = Network("lenet", (Target("conv1", 500, 784, 0.579, 0.996), Target("conv2", 25000, 2880, 0.165, 5.06)))
 """The chapter's example."""
 
 
-def space(layerwise: str = "WGT-ONLY", platform: str = "fpga") -> Space:
+def space(layerwise: str = "WGT-ONLY", platform: str = "fpga") -> SearchSpace:
     return space_of(LENET, load_platform(platform), layerwise)  # type: ignore[arg-type]
 
 
-def uniform(kind: str, bits: int, layerwise: str = "WGT-ONLY") -> Setting:
+def uniform(kind: str, bits: int, layerwise: str = "WGT-ONLY") -> TuningSetting:
     return space(layerwise).uniform(lambda group: Unbiased(kind, bits))  # type: ignore[arg-type]
 
 

@@ -10,13 +10,13 @@ from weft.models.onnx_import import import_onnx
 from weft.models.sources import load_model
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import EXP, FIXED
-from weft.tuning.geometry import Work, network_of, node_names, places, work_of
+from weft.tuning.geometry import LayerWork, network_of, node_names, places, work_of
 from weft.tuning.network import Network, Target
 from weft.tuning.speed import SPEED_MODELS, bit_serial, bit_serial_ideal, word_packing
 
-WIDE = Work("wide", windows=64, channels=32, kernel=9, filters=256, groups=1, convolution=True)
-SLIM = Work("slim", windows=24 * 24, channels=1, kernel=25, filters=20, groups=1, convolution=True)
-DENSE = Work("dense", windows=1, channels=800, kernel=1, filters=500, groups=1, convolution=False)
+WIDE = LayerWork("wide", windows=64, channels=32, kernel=9, filters=256, groups=1, convolution=True)
+SLIM = LayerWork("slim", windows=24 * 24, channels=1, kernel=25, filters=20, groups=1, convolution=True)
+DENSE = LayerWork("dense", windows=1, channels=800, kernel=1, filters=500, groups=1, convolution=False)
 
 
 def inputs(**bits):
@@ -38,7 +38,7 @@ def test_a_full_array_reaches_the_ideal():
 
 
 def test_windows_that_do_not_fill_the_columns_are_lost():
-    partly = Work("wide", windows=17, channels=16, kernel=1, filters=16, groups=1, convolution=True)
+    partly = LayerWork("wide", windows=17, channels=16, kernel=1, filters=16, groups=1, convolution=True)
     assert bit_serial([partly], inputs(wide=4)).network == 17 / (2 * 4)
     assert bit_serial([partly], inputs(wide=16)).network == 17 / 32  # slower than bit-parallel
 
@@ -69,9 +69,9 @@ def test_geometry_comes_from_the_model():
     model = import_onnx(model_path("lenet"))
     network = Network("lenet", tuple(Target(name, 1, 1, 1.0, 1.0) for name in ("conv1", "conv2", "ip1")))
     assert work_of(model, network) == (
-        Work("conv1", 24 * 24, 1, 25, 20, 1, True),
-        Work("conv2", 8 * 8, 20, 25, 50, 1, True),
-        Work("ip1", 1, 800, 1, 500, 1, False),
+        LayerWork("conv1", 24 * 24, 1, 25, 20, 1, True),
+        LayerWork("conv2", 8 * 8, 20, 25, 50, 1, True),
+        LayerWork("ip1", 1, 800, 1, 500, 1, False),
     )
 
 

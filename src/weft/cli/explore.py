@@ -22,7 +22,7 @@ from weft.errors import InputError
 
 if TYPE_CHECKING:
     from weft.costs.explore import Exploration
-    from weft.devices import Platform
+    from weft.devices import Board
     from weft.models.layer import Model
 
 app = typer.Typer(help="Search for the hardware that suits a model.", no_args_is_help=True)
@@ -132,7 +132,7 @@ def _parse_weights(text: str | None) -> list[float] | None:
         raise InputError(f"--weights {text!r} is not of the form 1,1,2") from None
 
 
-def _parse_bandwidth(text: str | None, board: Platform) -> float | None:
+def _parse_bandwidth(text: str | None, board: Board) -> float | None:
     if text is None:
         return None
     try:

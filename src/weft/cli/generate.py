@@ -38,7 +38,7 @@ def command(
     ] = True,
 ) -> None:
     """Write models of one architecture that share a part of their weights, drawn at random."""
-    from weft.stitching.making.generator import Recipe
+    from weft.stitching.making.generator import FamilyRecipe
     from weft.stitching.making.model_files import save_nets
 
     for option, part in (("--pruning", pruning), ("--sharing", sharing)):
@@ -51,7 +51,7 @@ def command(
         "permute": permute, "batches": 1 if batch is None else batch, "widths": _numbers("--widths", widths, float),
         "classes": _one_or_many(_numbers("--classes", classes, int)),
     }  # fmt: skip
-    recipe = Recipe(architecture, tasks, **settings)
+    recipe = FamilyRecipe(architecture, tasks, **settings)
     with progress_bar(f"drawing {architecture}", tasks) as advance:
         for net in recipe.nets():
             for path in save_nets([net], Path(output), dynamic=batch is None):

@@ -15,7 +15,7 @@ from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from weft.mapping.scenario import Case, Scenario
+    from weft.mapping.scenario import MappingCase, Scenario
     from weft.models.layer import Model
 
 
@@ -194,7 +194,7 @@ def _scenario(path: str | None, given: Mapping[str, Any]) -> Scenario:
     return parse_scenario(read | stated, path)
 
 
-def _prepare(scenario: Scenario, phase: int | None) -> Case:
+def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
     from weft.mapping.scenario import prepare, prepare_phases
 
     count = len(scenario.phase)

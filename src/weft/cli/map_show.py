@@ -17,7 +17,7 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.mapping.problem import Objective
-    from weft.mapping.scenario import Case
+    from weft.mapping.scenario import MappingCase
     from weft.mapping.schedule import Outcome
     from weft.mapping.solver import Certificate, Improvement, Solution
 
@@ -34,7 +34,7 @@ WORTH_SAYING = 5e-4
 STARTING = "starting (the first run compiles, which takes about 20 s)"
 
 
-def solve_shown(case: Case) -> Solution:
+def solve_shown(case: MappingCase) -> Solution:
     """Search, and say how far it is where somebody watches."""
     from weft.mapping.solver import solve
 
@@ -44,7 +44,7 @@ def solve_shown(case: Case) -> Solution:
         return solve(case.problem, case.options, _teller(status.update, case.options.objective))
 
 
-def beside_z3(case: Case, solution: Solution) -> Solution:
+def beside_z3(case: MappingCase, solution: Solution) -> Solution:
     """The solution with Z3's schedule among the baselines."""
     from weft.mapping.parity import solve_like_the_paper
 
@@ -70,7 +70,7 @@ def _value(value: float, objective: Objective) -> str:
     return f"{value * 1e3:.3f} ms" if objective == "latency" else f"a sum of 1/T of {value:.1f}/s"
 
 
-def print_solution(case: Case, solution: Solution) -> None:
+def print_solution(case: MappingCase, solution: Solution) -> None:
     _print_schedules(case, solution)
     console.print()
     _print_mapping(case, solution)
@@ -79,7 +79,7 @@ def print_solution(case: Case, solution: Solution) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def _energy_lines(case: Case, solution: Solution) -> list[str]:
+def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
     from weft.mapping.limits import energy_j
 
     budget_j = case.options.limits.energy_budget_j
@@ -99,7 +99,7 @@ def _idling_lines(solution: Solution) -> list[str]:
     return [f"with pauses of any length the same mapping comes to {_value(idled, objective)} ({idled / ours - 1:+.2%})"]
 
 
-def _print_schedules(case: Case, solution: Solution) -> None:
+def _print_schedules(case: MappingCase, solution: Solution) -> None:
 
     problem, objective = case.problem, case.options.objective
     names, goal = " + ".join(task.name for task in problem.tasks), {"latency": "least", "throughput": "most"}[objective]
@@ -141,7 +141,7 @@ def _numbers(outcome: Outcome, rival: Outcome | None, objective: Objective) -> t
     )
 
 
-def _print_mapping(case: Case, solution: Solution) -> None:
+def _print_mapping(case: MappingCase, solution: Solution) -> None:
     from weft.mapping.export import segment_line, segments
 
     problem = case.problem
@@ -192,7 +192,7 @@ def _better(certificate: Certificate, bound: float) -> float:
 # Files
 
 
-def check_files(case: Case, *, png: str | None, devices: str | None, others: Sequence[str | None]) -> None:
+def check_files(case: MappingCase, *, png: str | None, devices: str | None, others: Sequence[str | None]) -> None:
     """Refuse a file that cannot be written, before a long search and not after it."""
     from weft.mapping.export import check_device_list
 
@@ -206,7 +206,7 @@ def check_files(case: Case, *, png: str | None, devices: str | None, others: Seq
 
 
 def write_files(
-    case: Case,
+    case: MappingCase,
     solution: Solution,
     *,
     json_file: str | None,
@@ -248,7 +248,7 @@ def _told(what: str, path: str) -> None:
     console.print(f"{what:<9} {path}", highlight=False, markup=False)
 
 
-def _write_json(path: str, case: Case, solution: Solution) -> None:
+def _write_json(path: str, case: MappingCase, solution: Solution) -> None:
     from weft.jsonfile import write_json
     from weft.mapping.export import solution_as_dict
     from weft.reports.mapping import mapping_report
@@ -258,7 +258,7 @@ def _write_json(path: str, case: Case, solution: Solution) -> None:
     _told("json", path)
 
 
-def _write_page(path: str, case: Case, solution: Solution) -> None:
+def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
     from weft.mapping.export import finite
     from weft.reports.mapping_page import write_mapping_page
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.stitching.graph import Graph
     from weft.stitching.net import Net
     from weft.stitching.planning.balance import Contest
-    from weft.stitching.planning.cost import Cost, Modelled
+    from weft.stitching.planning.cost import GraphCost, Modelled
     from weft.stitching.sharing import Sharing
     from weft.stitching.summary import Summary
 
@@ -102,13 +102,13 @@ class Steps:
         return Modelled(machine(self.asked.machine))
 
     @cached_property
-    def cost(self) -> Cost:
+    def cost(self) -> GraphCost:
         """What plans go by."""
         if not self.asked.measure:
             return self.modelled
-        from weft.runtime.stitching import Measured
+        from weft.runtime.stitching import GraphTimer
 
-        return Measured(threads=self.asked.threads)
+        return GraphTimer(threads=self.asked.threads)
 
     @property
     def files(self) -> Mapping[str, Path]:
@@ -126,7 +126,7 @@ class Steps:
     def stitch(self) -> None:
         from weft.stitching.assembly import PLANNED, assemble
         from weft.stitching.lowering import formed
-        from weft.stitching.planning.budget import Limits, stitch_groups
+        from weft.stitching.planning.budget import BudgetLimits, stitch_groups
         from weft.stitching.planning.planner import ANYWHERE
 
         asked, both = self.asked, (self.family, self.sharing)
@@ -138,7 +138,7 @@ class Steps:
         }  # fmt: skip
         if asked.in_groups:
             with progress_bar("grouping", 3 * self.family.tasks) as advance:
-                limits = Limits(asked.memory_bytes, asked.seconds)
+                limits = BudgetLimits(asked.memory_bytes, asked.seconds)
                 self.groups = stitch_groups(*both, limits, **settings, progress=advance)
             return
         steps = len(formed(self.family)) * len(ANYWHERE) + 1 if asked.form == PLANNED else 0

@@ -12,7 +12,7 @@ from weft.cli.common import add_row, console, number, plain_table
 
 if TYPE_CHECKING:
     from weft.numbers.configuration import Configuration
-    from weft.reports.tuning_result import Result
+    from weft.reports.tuning_result import TuningResult
     from weft.tuning.network import Network, Role, Target
     from weft.tuning.trials import Progress
 
@@ -62,7 +62,7 @@ class ProgressLine:
         self._bar.update(self._task, description=f"{self._what}: {text}")
 
 
-def print_result(result: Result, written: Mapping[str, Path]) -> None:
+def print_result(result: TuningResult, written: Mapping[str, Path]) -> None:
     """Tables, then sentences, then files."""
     _print_layers(result)
     if result.others:
@@ -77,7 +77,7 @@ def print_result(result: Result, written: Mapping[str, Path]) -> None:
         _line(f"{what:{width}}  {path}  ({path.stat().st_size / 1e3:,.1f} kB)")
 
 
-def _print_layers(result: Result) -> None:
+def _print_layers(result: TuningResult) -> None:
     tuning = result.tuning
     title = f"{tuning.network.name}: formats that keep {1 - tuning.margin:.4g} of the score, on {tuning.platform}"
     table = plain_table(title, LAYERS)
@@ -101,7 +101,7 @@ def _total(values: int, bits: int) -> tuple[str, ...]:
     return f"{values:,}", "", _kb(values * 32), _kb(bits)
 
 
-def _print_methods(result: Result) -> None:
+def _print_methods(result: TuningResult) -> None:
     tuning = result.tuning
     plain = 32 * tuning.network.weights, 32 * tuning.network.inputs
     table = plain_table("other methods, on the same samples", METHODS)
@@ -126,7 +126,7 @@ def _print_methods(result: Result) -> None:
     console.print(table)
 
 
-def sentences(result: Result) -> list[str]:
+def sentences(result: TuningResult) -> list[str]:
     """What came out, in words."""
     tuning, asked = result.tuning, result.tuning.thresholds["full"]
     lines = [
@@ -146,13 +146,13 @@ def sentences(result: Result) -> list[str]:
     return lines
 
 
-def _samples(result: Result) -> str:
+def _samples(result: TuningResult) -> str:
     """Nothing where nobody counted them."""
     count = sum(result.tuning.samples.values())
     return f"{count:,} samples, " if count else ""
 
 
-def _doubts(result: Result) -> list[str]:
+def _doubts(result: TuningResult) -> list[str]:
     """What looks like a mistake in what was measured."""
     tuning = result.tuning
     scores = {trial.score for trial in tuning.trials if trial.subset == "full" and not trial.failure}
@@ -170,14 +170,14 @@ def _objects(network: Network) -> list[str]:
     return [name for target in network.targets for role in ROLES for name in target.objects(role)]
 
 
-def _test(result: Result) -> str:
+def _test(result: TuningResult) -> str:
     if result.test_score is None or result.test_base is None:
         return ""
     kept = result.test_score / result.test_base if result.test_base else 0.0
     return f"; on the test set {result.test_score:.4f} after {result.test_base:.4f} ({kept:.2%} of it)"
 
 
-def _priced(result: Result) -> list[str]:
+def _priced(result: TuningResult) -> list[str]:
     from weft.tuning.objective import DEFAULT
 
     tuning, lines = result.tuning, []

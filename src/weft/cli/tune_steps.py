@@ -17,7 +17,7 @@ from weft.cli.tune_subject import Request, make_evaluator, prepare, setting
 from weft.errors import EvaluationError, InputError, TuneError
 
 if TYPE_CHECKING:
-    from weft.reports.tuning_result import Other, Result
+    from weft.reports.tuning_result import Other, TuningResult
     from weft.tuning.baselines.base import Baseline
     from weft.tuning.trials import Progress
 
@@ -39,7 +39,7 @@ class Steps:
         self._evaluator = make_evaluator(asked, self._subject)
         margin = setting(asked, self._subject.descriptor, "margin")
         self._margin = 0.01 if margin is None else float(margin)
-        self._result: Result | None = None
+        self._result: TuningResult | None = None
         self._iteration: int | None = None
         """None until the model itself was scored."""
         self._written: dict[str, Path] = {}
@@ -54,7 +54,7 @@ class Steps:
 
     def search(self) -> None:
         """Tune, and measure what was found."""
-        from weft.reports.tuning_result import Result
+        from weft.reports.tuning_result import TuningResult
         from weft.tuning.command import CommandEvaluator
         from weft.tuning.objective import DEFAULT
         from weft.tuning.tuner import tune
@@ -83,7 +83,7 @@ class Steps:
                 on_failure=asked.on_failure,  # type: ignore[arg-type]
                 progress=partial(self._told, line),
             )
-        self._result = Result(
+        self._result = TuningResult(
             tuning=tuning, objective=objective, bias_rule=asked.bias_rule, seconds=time.perf_counter() - begun_s
         )
         self._measure_test()

@@ -110,7 +110,7 @@ class _Shape(NamedTuple):
     """mrmc_pct, tbwdc, cbp, rate_n"""
 
 
-class _File(BaseModel):
+class _MatrixFile(BaseModel):
     """The keys of a matrix file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -129,9 +129,9 @@ class _File(BaseModel):
 def read_matrix(path: str | Path) -> Matrix:
     """The matrix of a JSON file with own_gb_s, external_gb_s and achieved_gb_s."""
     try:
-        file = _File.model_validate(read_json(path, InputError))
+        file = _MatrixFile.model_validate(read_json(path, InputError))
     except ValidationError as error:
-        raise InputError(f"{path}: {first_problem(error, _File)}") from error
+        raise InputError(f"{path}: {first_problem(error, _MatrixFile)}") from error
     try:
         found = _make(file.own_gb_s, file.external_gb_s, file.achieved_gb_s, file.noise_pct)
     except InputError as error:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.costs.tiled import Floats, Mode, best_times, by_mode, other_time_s, products
-from weft.devices import Platform, TiledNpu, parse_tiled
+from weft.devices import Board, TiledNpu, parse_tiled
 from weft.devices.tiled import Batching, Edges, Elementwise, PReading
 from weft.errors import InputError
 from weft.models.layer import Model
@@ -26,7 +26,7 @@ CHUNK = 1024
 Progress = Callable[[int, int], None]
 
 
-class Tile(NamedTuple):
+class TileSizes(NamedTuple):
     """The sizes of the tiles, one per design."""
 
     t_r: Floats
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     t_c: Floats
 
 
-class Part(NamedTuple):
+class ProductGroup(NamedTuple):
     """The products of a model that take a batch alike: every one once, and how often it occurs."""
 
     mode: Mode
@@ -46,13 +46,13 @@ class Part(NamedTuple):
 class Exploration:
     """Every design that fits and what it comes to. Arrays run over the designs, in order of T_P and then T_C."""
 
-    platform: Platform
+    platform: Board
     template: TiledNpu
     """The options all designs share; its tile is the first design's."""
     models: tuple[str, ...]
     weights: tuple[float, ...]
     """What each batch size counts in the score, from 1."""
-    tile: Tile
+    tile: TileSizes
     times_s: Floats
     """Model x batch size - 1 x design: one pass over the model with that batch."""
     gops: Floats
@@ -110,7 +110,7 @@ class Exploration:
 
 def explore(
     models: Sequence[Model],
-    platform: Platform,
+    platform: Board,
     *,
     max_batch: int = 8,
     weights: Sequence[float] | None = None,
@@ -139,7 +139,7 @@ def explore(
         {
             "name": platform.name,
             "source": "weft explore npu",
-            **{name: int(sizes[0]) for name, sizes in zip(Tile._fields, tile, strict=True)},
+            **{name: int(sizes[0]) for name, sizes in zip(TileSizes._fields, tile, strict=True)},
             "clock_mhz": platform.clock_mhz if clock_mhz is None else clock_mhz,
             "bandwidth_gb_s": platform.bandwidth_gb_s if bandwidth_gb_s is None else bandwidth_gb_s,
             "element_bits": element_bits,
@@ -157,7 +157,7 @@ def explore(
     return Exploration(platform, template, names, tuple(counted.tolist()), tile, times, gops, scores)
 
 
-def design_points(platform: Platform, *, element_bits: int = 16, even: bool = True) -> Tile:
+def design_points(platform: Board, *, element_bits: int = 16, even: bool = True) -> TileSizes:
     """Every (T_P, T_C) within the DSPs, each with the most rows the memory holds.
 
     even: an even number of rows, as stackable PEs halve them (so are all the rows Table I prints).
@@ -171,7 +171,7 @@ def design_points(platform: Platform, *, element_bits: int = 16, even: bool = Tr
     fits = t_r >= 1
     if not fits.any():
         raise InputError(f"{platform.name}: its {platform.bram_bits} bits of BRAM do not hold the tiles of any design")
-    return Tile(t_r[fits], t_p[fits], t_c[fits])
+    return TileSizes(t_r[fits], t_p[fits], t_c[fits])
 
 
 def pareto_front(costs: Floats, values: Floats) -> list[int]:
@@ -197,7 +197,7 @@ def _weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
 
 
 def _all_times(
-    models: Sequence[Model], template: TiledNpu, tile: Tile, max_batch: int, progress: Progress | None
+    models: Sequence[Model], template: TiledNpu, tile: TileSizes, max_batch: int, progress: Progress | None
 ) -> Floats:
     shapes = bent(tile) if template.stackable else np.stack(tile, axis=-1)[:, None]
     times = np.zeros((len(models), max_batch, len(shapes)))
@@ -216,17 +216,17 @@ def _all_times(
     return times
 
 
-def _parts(model: Model, template: TiledNpu) -> list[Part]:
+def _parts(model: Model, template: TiledNpu) -> list[ProductGroup]:
     found = []
     for mode, indices in by_mode(model.layers, template).items():
         rows, counts = np.unique(products([model.layers[index] for index in indices]), axis=0, return_counts=True)
-        found.append(Part(mode, rows, counts.astype(np.float64)))
+        found.append(ProductGroup(mode, rows, counts.astype(np.float64)))
     if not found:
         raise InputError(f"{model.name}: no layer is a matrix product, so every design serves it alike")
     return found
 
 
-def bent(tile: Tile) -> Floats:
+def bent(tile: TileSizes) -> Floats:
     """Design -> the tiles stackable PEs can take, as ``TiledNpu.shapes`` gives them; a zero: not possible."""
     t_r, t_p, t_c = tile
     half = t_r // 2

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.costs.contention import FEWEST, Fit, Matrix
-from weft.devices.soc import Sharing, Soc, Unit
+from weft.devices.soc import BandwidthSharing, Soc, Unit
 from weft.errors import InputError
 from weft.kernels.streaming import BLOCK, stream
 
@@ -45,7 +45,7 @@ QUICK_LEVELS, QUICK_S = 4, 3.0
 """For a first look."""
 
 
-class _Window(NamedTuple):
+class _ReadWindow(NamedTuple):
     """What a thread did in a window."""
 
     bytes: int
@@ -57,7 +57,7 @@ class _Window(NamedTuple):
         return self.bytes / max(self.seconds, 1e-9) / 1e9
 
 
-NOTHING = _Window(0, 0.0)
+NOTHING = _ReadWindow(0, 0.0)
 
 
 def usable_cores() -> list[int]:
@@ -85,7 +85,7 @@ def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress:
     windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)
     window_s = max(LEAST_WINDOW_S, seconds / windows)
     with _running(cores, cache) as (own, others):
-        return _Survey(own, others, window_s, levels, windows, on_progress).matrix(cores)
+        return _ContentionSurvey(own, others, window_s, levels, windows, on_progress).matrix(cores)
 
 
 def host_soc(matrix: Matrix, fit: Fit, *, name: str = "host", unit: str = "cpu", instances: int = 1) -> Soc:
@@ -100,7 +100,7 @@ def host_soc(matrix: Matrix, fit: Fit, *, name: str = "host", unit: str = "cpu",
             Unit(
                 name=unit,
                 instances=instances,
-                contention=fit.model if fit.contended else Sharing(),
+                contention=fit.model if fit.contended else BandwidthSharing(),
                 bandwidth_gb_s=round(float(matrix.own_gb_s[-1]), 3),
             ),
         ),
@@ -118,13 +118,13 @@ def last_level_cache() -> int:
 
 
 @dataclass
-class _Reader:
+class _ReaderThread:
     """A thread, pinned to a core, that reads its own memory while it is told to."""
 
     core: int
     data: Floats
     steps: int = 0
-    done: _Window = NOTHING
+    done: _ReadWindow = NOTHING
     quit: bool = False
     go: threading.Event = field(default_factory=threading.Event)
     idle: threading.Event = field(default_factory=threading.Event)
@@ -148,14 +148,14 @@ class _Reader:
                 stream(self.data, place * CALL_BLOCKS * BLOCK, CALL_BLOCKS, self.steps)
                 place = (place + 1) % places
                 read += CALL_BLOCKS * BLOCK_BYTES
-                self.done = _Window(read, time.thread_time() - began)
+                self.done = _ReadWindow(read, time.thread_time() - began)
 
     def start(self, steps: int) -> None:
         self.steps, self.done = steps, NOTHING
         self.idle.clear()
         self.go.set()
 
-    def stop(self) -> _Window:
+    def stop(self) -> _ReadWindow:
         """What it read since it was started: at least one piece."""
         while not self.done.bytes:
             time.sleep(1e-4)
@@ -165,12 +165,12 @@ class _Reader:
 
 
 @contextmanager
-def _running(cores: Sequence[int], cache: int) -> Iterator[tuple[_Reader, list[_Reader]]]:
+def _running(cores: Sequence[int], cache: int) -> Iterator[tuple[_ReaderThread, list[_ReaderThread]]]:
     """A reader on the first core and one on each other; arrays so large that no cache holds them."""
     spread = 2 * cache // (len(cores) - 1)
     sizes = [2 * cache] + [spread] * (len(cores) - 1)
     readers = [
-        _Reader(core, np.ones(min(LARGEST_SLICE, max(LEAST_SLICE, size)) // 8))
+        _ReaderThread(core, np.ones(min(LARGEST_SLICE, max(LEAST_SLICE, size)) // 8))
         for core, size in zip(cores, sizes, strict=True)
     ]
     threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
@@ -190,11 +190,11 @@ def _running(cores: Sequence[int], cache: int) -> Iterator[tuple[_Reader, list[_
 
 
 @dataclass
-class _Survey:
+class _ContentionSurvey:
     """The measurement, window by window."""
 
-    own: _Reader
-    others: list[_Reader]
+    own: _ReaderThread
+    others: list[_ReaderThread]
     window_s: float
     levels: int
     windows: int

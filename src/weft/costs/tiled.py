@@ -56,7 +56,7 @@ class Best(NamedTuple):
     b_r: Ints
 
 
-class Choice(NamedTuple):
+class TiledChoice(NamedTuple):
     """How a layer takes a batch, and what that costs."""
 
     at_once: int
@@ -82,7 +82,7 @@ class LookupTable:
     device: str
     layers: tuple[str, ...]
     """The layers that are products; the others need no entry."""
-    rows: tuple[tuple[Choice, ...], ...]
+    rows: tuple[tuple[TiledChoice, ...], ...]
     """Batch size - 1 -> a choice per layer."""
 
     @property
@@ -104,7 +104,7 @@ def layer_times_s(model: Model, device: TiledNpu, batch: int) -> tuple[float, ..
     return tuple(choice.time_s for choice in choices(model, device, batch))
 
 
-def choices(model: Model, device: TiledNpu, batch: int) -> tuple[Choice, ...]:
+def choices(model: Model, device: TiledNpu, batch: int) -> tuple[TiledChoice, ...]:
     """The best (B_R, k) of every layer at that batch size; a layer that is no product has nothing to choose."""
     if batch < 1:
         raise InputError(f"{model.name}: a batch has at least one sample, not {batch}")
@@ -114,7 +114,7 @@ def choices(model: Model, device: TiledNpu, batch: int) -> tuple[Choice, ...]:
         best = best_times(products([model.layers[index] for index in indices]), shapes, device, mode, batch)
         for place, index in enumerate(indices):
             k = device.shapes[best.shape[0, place]].k
-            found[index] = Choice(mode.at_once(batch), int(best.b_r[0, place]), k, float(best.times_s[0, place]))
+            found[index] = TiledChoice(mode.at_once(batch), int(best.b_r[0, place]), k, float(best.times_s[0, place]))
     return tuple(found)
 
 
@@ -204,5 +204,5 @@ def other_time_s(layer: Layer, device: TiledNpu, batch: int) -> float:
     return elements * device.element_bytes / device.bandwidth_bytes_per_s
 
 
-def _without_product(layer: Layer, device: TiledNpu, batch: int) -> Choice:
-    return Choice(batch, batch, 1.0, 0.0 if layer.gemm else other_time_s(layer, device, batch))
+def _without_product(layer: Layer, device: TiledNpu, batch: int) -> TiledChoice:
+    return TiledChoice(batch, batch, 1.0, 0.0 if layer.gemm else other_time_s(layer, device, batch))

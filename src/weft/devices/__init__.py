@@ -3,10 +3,10 @@
 from weft.devices.host import HOST, Host, HostModel, parse_host, read_host, write_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
-from weft.devices.soc import Pccs, Sharing, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
+from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
 from weft.devices.tiled import (
+    Board,
     PeShape,
-    Platform,
     TiledNpu,
     as_toml,
     check_platform,
@@ -19,14 +19,14 @@ from weft.devices.tiled import (
 
 __all__ = [
     "HOST",
+    "BandwidthSharing",
+    "Board",
     "Host",
     "HostModel",
     "Lanes",
     "Npu",
     "Pccs",
     "PeShape",
-    "Platform",
-    "Sharing",
     "Soc",
     "TiledNpu",
     "Unit",

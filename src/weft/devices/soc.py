@@ -28,7 +28,7 @@ SHARING, PCCS = range(2)
 """First column of ``Soc.contention_table``."""
 
 
-class Sharing(BaseModel):
+class BandwidthSharing(BaseModel):
     """Bandwidth in proportion to demand, once the memory is full."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -60,7 +60,7 @@ class Pccs(BaseModel):
     """No unit falls below this percentage of its speed, whatever the lines say beyond the calibration."""
 
 
-Contention = Annotated[Sharing | Pccs, Field(discriminator="model")]
+Contention = Annotated[BandwidthSharing | Pccs, Field(discriminator="model")]
 
 
 class Unit(BaseModel):
@@ -71,7 +71,7 @@ class Unit(BaseModel):
     name: Name
     instances: Annotated[int, Field(ge=1, le=16)] = 1
     """How many there are; a model may go from one to another of its kind at no cost."""
-    contention: Contention = Sharing()
+    contention: Contention = BandwidthSharing()
     peak_tflops: Positive | None = None
     """Multiplications and additions per second, in 10^12; for estimates only."""
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -127,7 +127,7 @@ class Soc(BaseModel):
         model = self.units[unit].contention
         if own_gb_s <= 0 or others_gb_s <= 0:
             return 1.0
-        if isinstance(model, Sharing):
+        if isinstance(model, BandwidthSharing):
             return max(1.0, (own_gb_s + others_gb_s) / self.bandwidth_gb_s)
         return 100.0 / relative_speed(model, own_gb_s, others_gb_s)
 
@@ -189,7 +189,7 @@ def parse_soc(raw: dict[str, Any], where: str) -> Soc:
     try:
         return Soc.model_validate(raw)
     except ValidationError as error:
-        raise DeviceError(f"{where}: {first_problem(error, Soc, Unit, Pccs, Sharing)}") from error
+        raise DeviceError(f"{where}: {first_problem(error, Soc, Unit, Pccs, BandwidthSharing)}") from error
 
 
 def soc_as_toml(soc: Soc) -> str:

@@ -1,7 +1,7 @@
 """An NPU that computes every layer as one tiled matrix product and bends to the layer and the batch.
 
 ``T_C`` processing elements, each a tree of ``T_P`` multipliers, stream ``T_R`` rows at a time; the three
-tiles are double-buffered on chip (Fluid Batching, sections II-C and III-A). A ``Platform`` is the board
+tiles are double-buffered on chip (Fluid Batching, sections II-C and III-A). A ``Board`` is the board
 such a design must fit. Descriptions only: what a layer costs is in ``weft.costs.tiled``.
 """
 
@@ -35,7 +35,7 @@ class Calibration(BaseModel):
     reason: str
 
 
-class Platform(BaseModel):
+class Board(BaseModel):
     """What a board offers a design. The field names are the keys of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -162,12 +162,12 @@ def platforms() -> list[str]:
     return shipped("platform")
 
 
-def load_platform(name_or_path: str) -> Platform:
+def load_platform(name_or_path: str) -> Board:
     """A platform by name, or the one a TOML file describes."""
     try:
-        return Platform.model_validate(read_description("platform", name_or_path))
+        return Board.model_validate(read_description("platform", name_or_path))
     except ValidationError as error:
-        raise DeviceError(f"{name_or_path}: {first_problem(error, Platform)}") from error
+        raise DeviceError(f"{name_or_path}: {first_problem(error, Board)}") from error
 
 
 def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
@@ -200,7 +200,7 @@ def parse_tiled(raw: dict[str, Any], where: str) -> TiledNpu:
     return device
 
 
-def check_platform(device: TiledNpu, platform: Platform, where: str) -> None:
+def check_platform(device: TiledNpu, platform: Board, where: str) -> None:
     """Refuse a design that needs more of the board than there is; *where* opens the error."""
     for resource, demand, bound, way_out in (
         ("DSPs (T_P x T_C)", device.dsps, platform.dsps, "lower t_p or t_c"),

@@ -1,6 +1,6 @@
 """The loop, its sources of work and its executors; ``compiled`` gives the same orders from kernels."""
 
-from weft.engine.arrivals import Answer, Arrivals
+from weft.engine.arrivals import Arrivals, Ending
 from weft.engine.engine import Completion, Engine, Executor, Offer, Source
 from weft.engine.requests import Requests
 from weft.engine.saturated import SaturatedStreams
@@ -9,9 +9,9 @@ from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 
 __all__ = [
-    "Answer",
     "Arrivals",
     "Completion",
+    "Ending",
     "Engine",
     "Executor",
     "Offer",

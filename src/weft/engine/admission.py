@@ -17,7 +17,7 @@ Rests = Callable[[], Sequence[tuple[Candidate, int]]]
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class WaitingLine:
     """Requests that wait for their turn, and how many may."""
 
     places: int = NO_DEADLINE

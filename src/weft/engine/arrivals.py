@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from weft.engine.admission import Line
+from weft.engine.admission import WaitingLine
 from weft.engine.engine import Completion
 from weft.engine.requests import Job, Terms, Ticket
 from weft.policies.base import NO_DEADLINE
@@ -17,7 +17,7 @@ Sure = Mapping[int, float]
 """After how many layers an exit comes, and how sure a request's answer is there."""
 
 
-class Answer(NamedTuple):
+class Ending(NamedTuple):
     """What became of one request."""
 
     stream: int
@@ -47,7 +47,7 @@ class Arrivals:
         strict: bool = False,
         leaves: Sequence[Iterator[int] | None] | None = None,
         sure: Sequence[Iterator[Sure] | None] | None = None,
-        lines: Sequence[Line | None] | None = None,
+        lines: Sequence[WaitingLine | None] | None = None,
     ) -> None:
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
         self._leaves = leaves or [None] * len(terms)
@@ -56,7 +56,7 @@ class Arrivals:
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [[0] * term.clients for term in terms]
         """When clients will be back, as heaps: who was refused comes later than who was served after him."""
-        self.answers: list[Answer] = []
+        self.answers: list[Ending] = []
         """What became of each request, in order."""
         self._batches: list[tuple[int, int]] = []  # stream and oldest arrival of each batch that was served
 
@@ -135,6 +135,6 @@ class Arrivals:
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
         """Record what became of a request; the client of a closed stream will be back."""
-        self.answers.append(Answer(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
+        self.answers.append(Ending(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
             heapq.heappush(self._returning[ticket.stream], now + self._terms[ticket.stream].think)

@@ -16,7 +16,7 @@ from weft.errors import WorkloadError
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.replay import replay
-from weft.kernels.rollout import Rules, Streams, weave_rollout
+from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 from weft.policies.aimt import AiMt
 from weft.policies.base import Policy, Setting
 from weft.policies.in_order import Fifo, RoundRobin
@@ -64,8 +64,10 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
     fetch, compute, first = layer_arrays(setting)
     heavy = np.array([program.compute_bound for program in setting.programs])
     if type(policy) is Weft:  # a subclass may decide otherwise, and is asked
-        streams = Streams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
-        rules = Rules(setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units)
+        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
+        rules = RolloutRules(
+            setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
+        )
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if policy.band:

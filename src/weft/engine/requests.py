@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from weft.costs.program import Program
 from weft.devices.decoupled import NpuState
-from weft.engine.admission import Admission, Line, Refusal, Rests
+from weft.engine.admission import Admission, Refusal, Rests, WaitingLine
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
 from weft.engine.steering import Steered
@@ -65,7 +65,7 @@ class Ticket:
     """After how many layers it is done, where that is known beforehand; 0: after all."""
     sure: Mapping[int, float] | None = None
     """How sure its answer is after so many layers, where that is known beforehand and decides when it leaves."""
-    line: Line | None = None
+    line: WaitingLine | None = None
     """Of its sender, where that has one."""
     guessed: bool = False
     """Nobody ever measured what it takes, so it is not refused for that."""
@@ -212,7 +212,7 @@ class Requests:
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
         self._foresight, self._refills, self._waits = policy.foresight, policy.refills, policy.waits
         self._batches = policy.batches
-        self.line = Line(places)
+        self.line = WaitingLine(places)
         """All requests that no lane has begun."""
         self.admission = Admission(self, policy, rests)
         self._watched: list[tuple[int, int, Ticket]] = []

@@ -21,7 +21,7 @@ AT_ONCE = 1e-6
 """Ticks of work that count as none."""
 
 
-class Work(NamedTuple):
+class DrawnWork(NamedTuple):
     """What a segment really takes."""
 
     before: int
@@ -37,7 +37,7 @@ class Crowd:
     lanes: Lanes
     kinds: Sequence[int]
     """Program -> kind of work."""
-    work_of: Callable[[Candidate], Work]
+    work_of: Callable[[Candidate], DrawnWork]
 
 
 @dataclass(eq=False, slots=True)

@@ -86,7 +86,7 @@ class Steered:
         return self.steering.threshold(self._pressure.value)
 
 
-class Shares:
+class ExitShares:
     """Which part of the samples leaves at each exit, learned from those that left, the last ones most."""
 
     def __init__(self, expected: Sequence[float]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.engine.compiled import compiled_order, replayed
 from weft.policies.base import Policy, Setting
-from weft.policies.bound import LEAST_SHARE, Demand, Prices, demand_of, mix_prices, prices
+from weft.policies.bound import LEAST_SHARE, Prices, QueryDemand, demand_of, mix_prices, prices
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""
@@ -37,14 +37,14 @@ class Tried(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class TrialJudge:
     """What queries of the models are worth, whoever serves them and however they are cut."""
 
-    demands: tuple[Demand, ...]
+    demands: tuple[QueryDemand, ...]
     dual: Prices
 
     @classmethod
-    def of(cls, setting: Setting) -> Judge:
+    def of(cls, setting: Setting) -> TrialJudge:
         demands = tuple(demand_of(program, setting.buffer) for program in setting.uncut)
         quota = setting.quota
         return cls(demands, mix_prices(demands, quota) if quota else prices(demands))
@@ -67,7 +67,7 @@ def settled(policy: Policy) -> Policy:
     """The policy for the run: the best contender at the pieces that pay, or itself where it has no rivals."""
     if len(list(policy.contenders())) == 1:
         return policy
-    setting, judge, kind = policy.setting, Judge.of(policy.setting), type(policy)
+    setting, judge, kind = policy.setting, TrialJudge.of(policy.setting), type(policy)
     best: list[Tried] = []
     for pieces in policy.cuts if setting.pieces is None else (setting.pieces,):
         cut = setting.cut(pieces)
@@ -92,7 +92,7 @@ def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _final(tried: Sequence[Tried], judge: Judge) -> Sequence[Tried]:
+def _final(tried: Sequence[Tried], judge: TrialJudge) -> Sequence[Tried]:
     """Those that are close to the best, after a longer run if the real one is longer."""
     least = (1 - CLOSE) * max(map(_stp, tried))
     close = [each for each in tried if each.stp >= least]
@@ -105,7 +105,7 @@ def _stp(outcome: Tried) -> float:
     return outcome.stp
 
 
-def _tried(policy: Policy, judge: Judge, rounds: int) -> Tried:
+def _tried(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
     """A short run. Who keeps no band and leaves a stream less than its least share comes to nothing."""
     short = replace(policy.setting, rounds=min(policy.setting.rounds, rounds))
     shares = judge.shares(replace(policy, setting=short))

@@ -22,7 +22,7 @@ WIDTH = 32
 _FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
 
 
-class Lanes:
+class SimdVector:
     """A vector of float32 or of 32 bits while code is made for it."""
 
     def __init__(self, builder: Any, value: Any, width: int) -> None:
@@ -32,87 +32,87 @@ class Lanes:
     def floating(self) -> bool:
         return bool(self.value.type == _of(_FLOAT, self.width))
 
-    def made(self, value: Any) -> Lanes:
-        return Lanes(self.builder, value, self.width)
+    def made(self, value: Any) -> SimdVector:
+        return SimdVector(self.builder, value, self.width)
 
-    def __add__(self, other: Lanes) -> Lanes:
+    def __add__(self, other: SimdVector) -> SimdVector:
         add = self.builder.fadd if self.floating else self.builder.add
         return self.made(add(self.value, other.value))
 
-    def __sub__(self, other: Lanes) -> Lanes:
+    def __sub__(self, other: SimdVector) -> SimdVector:
         return self.made(self.builder.fsub(self.value, other.value))
 
-    def __mul__(self, other: Lanes) -> Lanes:
+    def __mul__(self, other: SimdVector) -> SimdVector:
         return self.made(self.builder.fmul(self.value, other.value))
 
-    def __neg__(self) -> Lanes:
+    def __neg__(self) -> SimdVector:
         return self.made(self.builder.fneg(self.value))
 
-    def __and__(self, other: Lanes) -> Lanes:
+    def __and__(self, other: SimdVector) -> SimdVector:
         return self.made(self.builder.and_(self.value, other.value))
 
-    def __xor__(self, other: Lanes) -> Lanes:
+    def __xor__(self, other: SimdVector) -> SimdVector:
         return self.made(self.builder.xor(self.value, other.value))
 
-    def __rshift__(self, other: Lanes | int) -> Lanes:
+    def __rshift__(self, other: SimdVector | int) -> SimdVector:
         if isinstance(other, int):
             other = _splat(self.builder, _WORD(other), self.width)
         return self.made(self.builder.lshr(self.value, other.value))
 
-    def __ge__(self, other: Lanes) -> Lanes:
+    def __ge__(self, other: SimdVector) -> SimdVector:
         return self.made(self.builder.fcmp_ordered(">=", self.value, other.value))
 
-    def __lt__(self, other: Lanes) -> Lanes:
+    def __lt__(self, other: SimdVector) -> SimdVector:
         return self.made(self.builder.fcmp_ordered("<", self.value, other.value))
 
     def __eq__(self, other: object) -> Any:
-        assert isinstance(other, Lanes)
+        assert isinstance(other, SimdVector)
         return self.made(self.builder.fcmp_ordered("==", self.value, other.value))
 
-    def __abs__(self) -> Lanes:
+    def __abs__(self) -> SimdVector:
         return self.instruction("llvm.fabs")
 
-    def instruction(self, name: str, *others: Lanes) -> Lanes:
+    def instruction(self, name: str, *others: SimdVector) -> SimdVector:
         kind = self.value.type
         suffix = ("" if self.width == 1 else f"v{self.width}") + ("f32" if self.floating else "i32")
         shape = ir.FunctionType(kind, [kind] * (1 + len(others)))
         function = cgutils.get_or_insert_function(self.builder.module, shape, f"{name}.{suffix}")
         return self.made(self.builder.call(function, [self.value, *(other.value for other in others)]))
 
-    def cast(self, kind: Any) -> Lanes:
+    def cast(self, kind: Any) -> SimdVector:
         return self.made(self.builder.bitcast(self.value, _of(kind, self.width)))
 
 
 def lesser(a: Any, b: Any) -> Any:
     """NaN if either is: one instruction, which a comparison and a choice are not everywhere."""
-    return a.instruction("llvm.minimum", b) if isinstance(a, Lanes) else np.minimum(a, b)
+    return a.instruction("llvm.minimum", b) if isinstance(a, SimdVector) else np.minimum(a, b)
 
 
 def greater(a: Any, b: Any) -> Any:
-    return a.instruction("llvm.maximum", b) if isinstance(a, Lanes) else np.maximum(a, b)
+    return a.instruction("llvm.maximum", b) if isinstance(a, SimdVector) else np.maximum(a, b)
 
 
 def with_sign(a: Any, b: Any) -> Any:
-    return a.instruction("llvm.copysign", b) if isinstance(a, Lanes) else np.copysign(a, b)
+    return a.instruction("llvm.copysign", b) if isinstance(a, SimdVector) else np.copysign(a, b)
 
 
 def multiply_add(a: Any, b: Any, c: Any) -> Any:
     """a b + c, rounded once or twice: only for products that are exact."""
-    return a.instruction("llvm.fmuladd", b, c) if isinstance(a, Lanes) else a * b + c
+    return a.instruction("llvm.fmuladd", b, c) if isinstance(a, SimdVector) else a * b + c
 
 
 def choose(condition: Any, a: Any, b: Any) -> Any:
-    if isinstance(condition, Lanes):
+    if isinstance(condition, SimdVector):
         return condition.made(condition.builder.select(condition.value, a.value, b.value))
     return np.where(condition, a, b)
 
 
 def bits_of(a: Any) -> Any:
-    return a.cast(_WORD) if isinstance(a, Lanes) else a.view(np.uint32)
+    return a.cast(_WORD) if isinstance(a, SimdVector) else a.view(np.uint32)
 
 
 def value_of(a: Any) -> Any:
-    return a.cast(_FLOAT) if isinstance(a, Lanes) else a.view(np.float32)
+    return a.cast(_FLOAT) if isinstance(a, SimdVector) else a.view(np.float32)
 
 
 def compiled(formula: Callable[..., Any], width: int) -> Callable[..., None]:
@@ -133,7 +133,7 @@ def compiled(formula: Callable[..., Any], width: int) -> Callable[..., None]:
                 )
                 for kind, array in zip(kinds[:2], arguments[:2], strict=True)
             ]
-            value = Lanes(builder, builder.load(places[0], align=4), width)
+            value = SimdVector(builder, builder.load(places[0], align=4), width)
             fixed = [_splat(builder, each, width) for each in cgutils.unpack_tuple(builder, arguments[3])]
             builder.store(formula(value, *fixed).value, places[1], align=4)
             return context.get_dummy_value()
@@ -149,10 +149,10 @@ def _of(kind: Any, width: int) -> Any:
     return kind if width == 1 else ir.VectorType(kind, width)
 
 
-def _splat(builder: Any, scalar: Any, width: int) -> Lanes:
+def _splat(builder: Any, scalar: Any, width: int) -> SimdVector:
     if width == 1:
-        return Lanes(builder, scalar, width)
+        return SimdVector(builder, scalar, width)
     vector = _of(scalar.type, width)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _WORD(0))
     same = ir.Constant(_of(_WORD, width), [0] * width)
-    return Lanes(builder, builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), same), width)
+    return SimdVector(builder, builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), same), width)

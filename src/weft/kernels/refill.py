@@ -1,8 +1,8 @@
 """One stream of requests whose batches shrink at exits and are refilled, on a device that computes one layer at a time.
 
 Compiled twin of ``weft.engine.Engine`` over ``Requests`` and ``SimulatedHost`` with one lane. All state lives in the
-arrays of ``State``, so a run is fed its arrivals block by block and its memory does not grow. Times are ticks; only
-what ``top-up`` compares are floats, added up in the same order as there.
+arrays of ``RefillState``, so a run is fed its arrivals block by block and its memory does not grow. Times are ticks;
+only what ``top-up`` compares are floats, added up in the same order as there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ AT, MANY, KNOWN = range(3)
 NOBODY = -1
 
 
-class Model(NamedTuple):
+class RefillModel(NamedTuple):
     """The stream's programs; row b - 1 is batch b."""
 
     compute: Ints
@@ -69,7 +69,7 @@ class Model(NamedTuple):
     """The number of the first program, for the log."""
 
 
-class Rules(NamedTuple):
+class RefillRules(NamedTuple):
     """The policy's terms and the run's."""
 
     policy: int
@@ -90,7 +90,7 @@ class Rules(NamedTuple):
     """Requests that arrive earlier are served but not counted."""
 
 
-class State(NamedTuple):
+class RefillState(NamedTuple):
     """Everything that changes."""
 
     clocks: Ints
@@ -108,7 +108,7 @@ class State(NamedTuple):
     histogram: Ints
 
 
-class Log(NamedTuple):
+class RefillLog(NamedTuple):
     """Room for what happened, or none.
 
     issues: stream, query, layer, program, four times; answers: stream, arrival, end, layers.
@@ -118,20 +118,27 @@ class Log(NamedTuple):
     answers: Ints
 
 
-def fresh_state(max_batch: int, slots: int, places: int) -> State:
+def fresh_state(max_batch: int, slots: int, places: int) -> RefillState:
     """Nothing has happened yet. slots: how many batches may be under way; places: how many requests a queue holds."""
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    return State(
+    return RefillState(
         zeros(9), np.empty((places, 2), np.int64), zeros(2), np.empty((places, 2), np.int64), zeros(2),
         zeros(slots, 7), zeros(slots, max_batch, 2), zeros(10), zeros(BINS),
     )  # fmt: skip
 
 
 def serve(
-    model: Model, rules: Rules, state: State, log: Log, arrivals: Ints, leaves: Ints, known: Ints, more: bool
+    model: RefillModel,
+    rules: RefillRules,
+    state: RefillState,
+    log: RefillLog,
+    arrivals: Ints,
+    leaves: Ints,
+    known: Ints,
+    more: bool,
 ) -> bool:
     """Serve until the known arrivals are used up and more are to come (False), or all is done (True).
 
@@ -287,7 +294,7 @@ def _sort_out_jobs(model, rules, state):
 
 
 @part
-def _waits(rules: Rules, now: int, queue: Ints, queue_at: Ints) -> bool:
+def _waits(rules: RefillRules, now: int, queue: Ints, queue_at: Ints) -> bool:
     """Whether the queue waits to become a full batch."""
     return bool(queue_at[LENGTH] < rules.max_batch and queue[queue_at[HEAD], ARRIVAL] + rules.wait > now)
 
@@ -309,7 +316,7 @@ def _in_flight(jobs: Ints) -> tuple[int, int, int]:
 
 
 @part
-def _first_due(rules: Rules, size: int, members: Ints, latest: int) -> int:
+def _first_due(rules: RefillRules, size: int, members: Ints, latest: int) -> int:
     """The first deadline of a batch's members that is not before *latest*; NONE if there is none."""
     first = NONE
     for place in range(size):
@@ -320,7 +327,7 @@ def _first_due(rules: Rules, size: int, members: Ints, latest: int) -> int:
 
 
 @part
-def _set_due(rules: Rules, job: Ints, members: Ints) -> None:
+def _set_due(rules: RefillRules, job: Ints, members: Ints) -> None:
     """When a batch with other members is due."""
     if not job[LATE]:
         first = _first_due(rules, job[SIZE], members, job[DUE])
@@ -328,7 +335,7 @@ def _set_due(rules: Rules, job: Ints, members: Ints) -> None:
 
 
 @part
-def _judge(rules: Rules, remaining: Ints, now: int, job: Ints, members: Ints) -> None:
+def _judge(rules: RefillRules, remaining: Ints, now: int, job: Ints, members: Ints) -> None:
     """See whether a batch is late."""
     if job[LATE] and rules.policy == WHOLE:
         return
@@ -361,7 +368,7 @@ def _begin(rules, state, size):
 
 
 @part
-def _merge(rules: Rules, jobs: Ints, members: Ints, slot: int) -> None:
+def _merge(rules: RefillRules, jobs: Ints, members: Ints, slot: int) -> None:
     """Let the batch that stands where this one stands join it; the one that began first stays."""
     for other in range(len(jobs)):
         if other == slot or not jobs[other, USED] or jobs[other, LAYER] != jobs[slot, LAYER]:

@@ -1,8 +1,8 @@
 """Requests with deadlines on the decoupled NPU, compiled; twin of ``weft.engine.Engine`` over ``Requests``.
 
 One loop: admit, part with the late, list what could go next, choose, issue, answer. All state lives in the arrays of
-``State``, so a run is fed its arrivals block by block and its memory does not grow. Times are ticks. One pointer into
-the columns of ``buffer`` serves all heads, because the ends of issued layers only move forward.
+``LoopState``, so a run is fed its arrivals block by block and its memory does not grow. Times are ticks. One pointer
+into the columns of ``buffer`` serves all heads, because the ends of issued layers only move forward.
 """
 
 from __future__ import annotations
@@ -53,21 +53,28 @@ from weft.kernels.request_state import (
     WAS_REFUSED,
     WEAVE,
     Bools,
-    Heads,
     Ints,
-    Log,
+    LoopHeads,
+    LoopLog,
+    LoopNpu,
+    LoopRules,
+    LoopState,
+    LoopTerms,
     Models,
-    Npu,
-    Rules,
-    State,
-    Terms,
     count_done,
     count_refused,
 )
 
 
 def serve(
-    models: Models, terms: Terms, rules: Rules, state: State, log: Log, arrivals: Ints, known: Ints, more: Bools
+    models: Models,
+    terms: LoopTerms,
+    rules: LoopRules,
+    state: LoopState,
+    log: LoopLog,
+    arrivals: Ints,
+    known: Ints,
+    more: Bools,
 ) -> bool:
     """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
 
@@ -77,7 +84,7 @@ def serve(
     further ones follow.
     """
     most = len(terms.base) * (state.jobs.shape[1] + 2)
-    heads = Heads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
+    heads = LoopHeads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
     return bool(_serve(models, terms, rules, state, log, heads, arrivals, known, more))
 
 
@@ -86,7 +93,7 @@ def _serve(models, terms, rules, state, log, heads, arrivals, known, more):
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     arrivals, known, more = borrowed((arrivals, known, more))
     clocks = state.clocks
-    npu = Npu(clocks[CHANNEL], clocks[ARRAY], clocks[FETCHED], clocks[ISSUES], clocks[POINTER])
+    npu = LoopNpu(clocks[CHANNEL], clocks[ARRAY], clocks[FETCHED], clocks[ISSUES], clocks[POINTER])
     done = False
     while True:
         if npu.n + 1 >= len(state.before):
@@ -101,7 +108,7 @@ def _serve(models, terms, rules, state, log, heads, arrivals, known, more):
             if event == NONE:
                 done = True
                 break
-            npu = Npu(event, npu.array, npu.fetched, npu.n, npu.seen)
+            npu = LoopNpu(event, npu.array, npu.fetched, npu.n, npu.seen)
             continue
         _allow(models, rules, state, heads, count, on_time, npu)
         best = choose(models, terms, rules, state, heads, count, npu)
@@ -128,7 +135,7 @@ def _forget(rules, state, npu):
         shift += 1
     for i in range(npu.n + 1 - shift):
         before[i], peak[i] = before[i + shift], peak[i + shift]
-    return Npu(npu.channel, npu.array, npu.fetched, npu.n - shift, max(0, npu.seen - shift))
+    return LoopNpu(npu.channel, npu.array, npu.fetched, npu.n - shift, max(0, npu.seen - shift))
 
 
 # Requests come
@@ -430,7 +437,7 @@ def _issue(models, rules, state, log, stream, place, at, program, npu):
     job[LAYER], job[LAST] = at + 1, clocks[STEPS]
     clocks[STEPS] += 1
     clocks[COMPUTED] += busy
-    return Npu(end, array, fetched, n, seen)
+    return LoopNpu(end, array, fetched, n, seen)
 
 
 @part

@@ -26,7 +26,7 @@ BEGUN, PLACES, PUNCTUAL = range(3)
 USED, LATE, PROGRAM, LAYER, ON_TIME, SIZE, QUERY, LAST = range(8)
 ARRIVED, COMPLETED, VIOLATED, DROPPED, REFUSED, LATENCY_SUM, LATENCY_MAX, DEEPEST, BATCHES, QUERIES = range(10)
 OF, JOB, NEXT, RUNS, CAME, DUE = range(6)
-"""Columns of ``Heads``."""
+"""Columns of ``LoopHeads``."""
 READY, BELATED = -1, -2
 """In place of a job: a batch that could begin, of requests in the queue or of late ones."""
 WAS_REFUSED = -2
@@ -48,7 +48,7 @@ class Models(NamedTuple):
     """Per program."""
 
 
-class Terms(NamedTuple):
+class LoopTerms(NamedTuple):
     """What was agreed for each stream."""
 
     base: Ints
@@ -61,7 +61,7 @@ class Terms(NamedTuple):
     """Ticks from an answer to the client's next request; -1 for open streams."""
 
 
-class Rules(NamedTuple):
+class LoopRules(NamedTuple):
     """The policy's terms and the run's."""
 
     policy: int
@@ -78,7 +78,7 @@ class Rules(NamedTuple):
     """Closed streams send nothing from here on."""
 
 
-class State(NamedTuple):
+class LoopState(NamedTuple):
     """Everything that changes."""
 
     clocks: Ints
@@ -103,7 +103,7 @@ class State(NamedTuple):
     """(streams, BINS) latencies by ``bin_of``."""
 
 
-class Log(NamedTuple):
+class LoopLog(NamedTuple):
     """Room for what happened, or none.
 
     issues: stream, query, layer, program, four times; answers: stream, arrival, end.
@@ -113,7 +113,7 @@ class Log(NamedTuple):
     answers: Ints
 
 
-class Heads(NamedTuple):
+class LoopHeads(NamedTuple):
     """What could go next; room for the most there can be."""
 
     table: Ints
@@ -123,7 +123,7 @@ class Heads(NamedTuple):
     may_go: Bools
 
 
-class Npu(NamedTuple):
+class LoopNpu(NamedTuple):
     """The device: when channel and array are free, ticks fetched, issues known, and how many of them are done with."""
 
     channel: int

@@ -25,7 +25,7 @@ within_lag = inlined(shared.within_lag)
 priced_idle = inlined(shared.priced_idle)
 
 
-class Streams(NamedTuple):
+class RolloutStreams(NamedTuple):
     """The layers of all streams, the progress each makes, and which models are compute-bound."""
 
     fetch: Ints
@@ -35,7 +35,7 @@ class Streams(NamedTuple):
     compute_bound: Bools
 
 
-class Rules(NamedTuple):
+class RolloutRules(NamedTuple):
     """What stays the same during a run: ticks, prices of an idle tick, progress units."""
 
     buffer: int
@@ -65,7 +65,7 @@ class Clocks(NamedTuple):
 
 
 def weave_rollout(
-    streams: Streams, rules: Rules, horizon: int, commit: int, work: int, quota: Ints, chosen: Ints
+    streams: RolloutStreams, rules: RolloutRules, horizon: int, commit: int, work: int, quota: Ints, chosen: Ints
 ) -> int:
     """Issue the best plays until *work* is issued or *chosen* is full; returns the number of issues.
 

@@ -30,7 +30,7 @@ from weft.kernels.soc import (
 Floats = npt.NDArray[np.float64]
 
 
-class Prices(NamedTuple):
+class ActivityPrices(NamedTuple):
     """What a second of each activity costs, such that whatever goes on at once costs at most 1 a second; several sets.
 
     So the priced cheapest way to the end, summed over the tasks, is a lower bound on the time left."""
@@ -49,7 +49,7 @@ SAME_LATER, NOWHERE_EARLIER = range(2)
 """A state that only lies later: what follows it follows the other as well, sooner. Or any that is nowhere earlier."""
 
 
-class Rules(NamedTuple):
+class BoundRules(NamedTuple):
     """What is asked for."""
 
     throughput: bool

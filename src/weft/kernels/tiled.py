@@ -21,7 +21,7 @@ EDGES_ADDED, EDGES_WITHIN, EDGES_NONE = range(3)
 """What the load of the first tiles and the write of a last one cost; see ``TiledNpu.edges``."""
 
 
-class Work(NamedTuple):
+class ProductWork(NamedTuple):
     """What a product asks of the two resources."""
 
     cycles: float
@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 @numba.njit(cache=True)
-def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> Work:
+def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> ProductWork:
     """Cycles and traffic of *batch* samples, B_R of them below each other.
 
     product: rows, depth, columns, groups; tile: T_R, T_P, T_C.
@@ -61,7 +61,7 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> W
     first_rows = tall_lanes * tall + (short if first_lanes > full else 0.0)
     tall_columns = min(t_c, tall_lanes * columns)
     short_columns = min(t_c, min(first_lanes, full + 1.0) * columns) - tall_columns
-    return Work(
+    return ProductWork(
         groups * b_r * rows * np.ceil(depth / t_p) * passes,
         groups * (rows * depth * fetches + depth * columns * row_tiles * lanes + batch * rows * columns),
         min(depth, t_p) * (first_rows + first_columns),
@@ -82,7 +82,7 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
 
 
 @numba.njit(cache=True)
-def time_s(work: Work, s_per_cycle: float, s_per_element: float, edges: int) -> float:
+def time_s(work: ProductWork, s_per_cycle: float, s_per_element: float, edges: int) -> float:
     """The roofline of the two resources, and the edges as they are read."""
     compute, traffic = work.cycles * s_per_cycle, work.elements * s_per_element
     if edges == EDGES_NONE:

@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 30.0
 
 
-class Target(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where a server is."""
 
     url: str
@@ -50,7 +50,7 @@ class Taker(Protocol):
     def broken(self, number: int, why: str, now_s: float) -> None: ...
 
 
-def parse_url(url: str, context: ssl.SSLContext | None = None) -> Target:
+def parse_url(url: str, context: ssl.SSLContext | None = None) -> ServerAddress:
     """The server that *url* names; https takes the system's certificates where there is no *context*."""
     try:
         parts = urlsplit(url)
@@ -63,7 +63,7 @@ def parse_url(url: str, context: ssl.SSLContext | None = None) -> Target:
     if parts.username is not None or not url.isprintable() or " " in url:
         raise InputError(f"--url {url!r} may hold no user name and no blanks; a key goes into --api-key")
     secure = parts.scheme == "https"
-    return Target(
+    return ServerAddress(
         url.rstrip("/"),
         parts.hostname,
         port or (443 if secure else 80),
@@ -74,7 +74,7 @@ def parse_url(url: str, context: ssl.SSLContext | None = None) -> Target:
 
 
 def request_bytes(
-    target: Target, method: str, path: str, *, key: str | None = None, head: str = "", body: bytes = b""
+    target: ServerAddress, method: str, path: str, *, key: str | None = None, head: str = "", body: bytes = b""
 ) -> bytes:
     """A whole request; *head*: further header lines, each with its line end."""
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Connections to one server; a request takes the one used last, or a new one, or waits in line."""
 
-    def __init__(self, target: Target, limit: int) -> None:
+    def __init__(self, target: ServerAddress, limit: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.target = target
         self.limit = limit

@@ -65,7 +65,7 @@ ANSWER_HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Preparation:
     """What the server was asked before the run."""
 
     server: dict[str, Any]
@@ -130,7 +130,7 @@ async def drive(
     try:
         plan = await _prepare(workload, control, deadlines, api_key)
         overheads = [await _overhead_s(control, each.requests[0], alone) for each in plan.payloads]
-        run = _Run(workload, plan, pool, clock)
+        run = _LoadRun(workload, plan, pool, clock)
         await _reach(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
         started, cpu_s = datetime.now(UTC), time.thread_time()
         await run.go(progress)
@@ -320,10 +320,10 @@ class _Closed(_Open):
             self._pool.send(self, number)
 
 
-class _Run:
+class _LoadRun:
     """The streams of a workload, and the order in which the open ones send."""
 
-    def __init__(self, workload: Workload, plan: _Plan, pool: Pool, clock: _Clock) -> None:
+    def __init__(self, workload: Workload, plan: _Preparation, pool: Pool, clock: _Clock) -> None:
         self.workload = workload
         self.pool = pool
         self.clock = clock
@@ -334,7 +334,7 @@ class _Run:
         self._next = 0
         self._order()
 
-    def _stream(self, index: int, plan: _Plan) -> _Open:
+    def _stream(self, index: int, plan: _Preparation) -> _Open:
         stream = self.workload.stream[index]
         # Numbers of their own: with samples or without, the arrivals are the same.
         rng = np.random.default_rng([self.workload.seed, index, SAMPLING])
@@ -418,7 +418,7 @@ class _Run:
         self.clock.loop.call_later(PROGRESS_S, self._tell, progress)
 
 
-async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str | None) -> _Plan:
+async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str | None) -> _Preparation:
     """Ask the server what it is and what its models take; build every stream's request."""
     await _reach(control, 1)
     server = await _asked(control, "v2", key)
@@ -440,7 +440,7 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
                 folder=workload.folder,
             )
         )
-    return _Plan(server, tuple(payloads), tuple(tell_exits), await _round_trip_s(control, key))
+    return _Preparation(server, tuple(payloads), tuple(tell_exits), await _round_trip_s(control, key))
 
 
 async def _reach(pool: Pool, count: int) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from weft.errors import InputError, WorkloadError, unknown_name
-from weft.load.client import Target, request_bytes
+from weft.load.client import ServerAddress, request_bytes
 from weft.load.samples import Ints, Samples, read_samples
 from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
@@ -89,7 +89,7 @@ def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
 def build_payload(
     stream: Stream,
     inputs: Sequence[TensorSpec],
-    target: Target,
+    target: ServerAddress,
     *,
     deadlines: str = "strict",
     binary: bool = True,
@@ -116,7 +116,7 @@ class _Form(NamedTuple):
 
     stream: Stream
     inputs: tuple[TensorSpec, ...]
-    target: Target
+    target: ServerAddress
     parameters: Mapping[str, object]
     binary: bool
     key: str | None

@@ -7,11 +7,11 @@ schedule comes to. ``map_models`` goes from names to a solution, ``run_dynamic``
 from weft.mapping.baselines import BASELINES
 from weft.mapping.dynamic import DynamicLog, run_dynamic
 from weft.mapping.finding import find_profile
-from weft.mapping.limits import Limits
+from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
 from weft.mapping.profiles import SocProfile, read_soc_profile, write_soc_profile
 from weft.mapping.scenario import Scenario, map_models, read_scenario
-from weft.mapping.schedule import Move, Outcome, Piece, Schedule
+from weft.mapping.schedule import Outcome, Schedule, Stint, Transfer
 from weft.mapping.simulator import simulate
 from weft.mapping.solver import Certificate, Improvement, Options, Solution, solve
 
@@ -21,18 +21,18 @@ __all__ = [
     "DynamicLog",
     "Group",
     "Improvement",
-    "Limits",
-    "Move",
     "Objective",
     "Options",
     "Outcome",
-    "Piece",
     "Problem",
     "Scenario",
     "Schedule",
     "SocProfile",
     "Solution",
+    "Stint",
     "Task",
+    "TaskLimits",
+    "Transfer",
     "UnitCost",
     "find_profile",
     "map_models",

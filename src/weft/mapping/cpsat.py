@@ -72,7 +72,7 @@ def contention_free(
     if hint and (max_switches is None or most_switches(problem, hint.units) <= max_switches):
         mappings.append(hint.units)
     best = min((_plan(problem, objective, *way) for way in _openings(problem, mappings)), key=_value)
-    model = _Model(sat.CpModel(), problem, [spent for spent, _ in alone], max_switches)
+    model = _CpModel(sat.CpModel(), problem, [spent for spent, _ in alone], max_switches)
     model.aim(objective)
     model.hint(best[1])
     solver = _solver(sat, time_limit_s, seed, workers)
@@ -178,7 +178,7 @@ def _rate(task: Task, finish_s: float) -> float:
     return task.repeats / max(finish_s, 1e-12)
 
 
-class _Model:
+class _CpModel:
     """The constraints, in ticks: one unit per step, flows from unit to unit, starts, ends, and who is where."""
 
     def __init__(self, cp: Any, problem: Problem, alone_s: Sequence[float], max_switches: int | None) -> None:

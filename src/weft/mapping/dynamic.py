@@ -20,7 +20,7 @@ from weft.mapping.following import ends_s
 from weft.mapping.limits import check_feasible, keeps_to
 from weft.mapping.planner import LOST, News, Planner
 from weft.mapping.problem import Objective, Problem
-from weft.mapping.scenario import Case, Scenario, prepare_phases
+from weft.mapping.scenario import MappingCase, Scenario, prepare_phases
 from weft.mapping.schedule import Schedule, worth
 from weft.mapping.solver import NAIVE, Options, solve
 from weft.version import __version__
@@ -33,7 +33,7 @@ TINY = 1e-6
 """An improvement by a smaller share is none."""
 
 
-class Clock(Protocol):
+class PlanClock(Protocol):
     def now_s(self) -> float: ...
 
     def sleep_until(self, time_s: float) -> None: ...
@@ -145,10 +145,10 @@ def log_as_dict(log: DynamicLog) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Known:
+class _BestKnown:
     """The best that is known of one case, in whatever phase it was found."""
 
-    case: Case
+    case: MappingCase
     schedule: Schedule
     value: float
     latency_s: float
@@ -182,7 +182,7 @@ class _Phase:
 
     number: int
     start_s: float
-    first: _Known
+    first: _BestKnown
     """As it was when the phase began."""
     job: int | None = None
     version: int = 0
@@ -200,7 +200,7 @@ def run_dynamic(
     scenario: Scenario,
     on_frame: Callable[[Frame], None] | None = None,
     *,
-    clock: Clock | None = None,
+    clock: PlanClock | None = None,
     planner: Planner | None = None,
     oracle: bool = True,
 ) -> DynamicLog:
@@ -237,16 +237,16 @@ def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, flo
 class _Loop:
     """Frames after frames, and what became of them."""
 
-    def __init__(self, clock: Clock, planner: Planner, on_frame: Callable[[Frame], None] | None) -> None:
+    def __init__(self, clock: PlanClock, planner: Planner, on_frame: Callable[[Frame], None] | None) -> None:
         self._clock, self._planner, self._on_frame = clock, planner, on_frame
         self._origin_s = self._end_s = self._free_s = clock.now_s()
-        self.known: dict[int, _Known] = {}
+        self.known: dict[int, _BestKnown] = {}
         """By the identity of a case: equal phases share it."""
         self._phases: list[_Phase] = []
         self._frames: list[Frame] = []
         self._events: list[Event] = []
 
-    def run_phase(self, case: Case, duration_s: float) -> None:
+    def run_phase(self, case: MappingCase, duration_s: float) -> None:
         phase = self._begin(case)
         known = self.known[id(case)]
         self._end_s += duration_s
@@ -262,20 +262,20 @@ class _Loop:
             what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.unfair_frames}"
             self._events.append(Event(phase.start_s, phase.number, f"{what}; none within them was known yet"))
 
-    def _begin(self, case: Case) -> _Phase:
+    def _begin(self, case: MappingCase) -> _Phase:
         known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s
         job = None if known and known.proved else self._planner.plan(case.problem, case.options)
         if known is None:
             schedule, value, latency_s = best_naive(case.problem, case.options)
             bound = float("-inf") if case.options.objective == "latency" else float("inf")
             fair = keeps_to(case.problem, schedule, case.options.limits)
-            known = self.known[id(case)] = _Known(case, schedule, value, latency_s, bound, fair=fair)
+            known = self.known[id(case)] = _BestKnown(case, schedule, value, latency_s, bound, fair=fair)
         self._phases.append(
             _Phase(len(self._phases), start_s, replace(known), job, last=(known.value, known.latency_s))
         )
         return self._phases[-1]
 
-    def _run_frame(self, phase: _Phase, known: _Known, start_s: float) -> None:
+    def _run_frame(self, phase: _Phase, known: _BestKnown, start_s: float) -> None:
         for place, update in enumerate(phase.updates):
             if update.version == phase.version and update.used_s is None:
                 phase.updates[place] = replace(update, used_s=start_s)
@@ -286,7 +286,7 @@ class _Loop:
         if self._on_frame:
             self._on_frame(frame)
 
-    def _take(self, phase: _Phase, known: _Known) -> None:
+    def _take(self, phase: _Phase, known: _BestKnown) -> None:
         """What the planner has found since the last frame."""
         for news in self._planner.news() if phase.job is not None else ():
             found = news.found
@@ -296,7 +296,7 @@ class _Loop:
             elif found.job == phase.job:
                 self._learn(phase, known, news)
 
-    def _learn(self, phase: _Phase, known: _Known, news: News) -> None:
+    def _learn(self, phase: _Phase, known: _BestKnown, news: News) -> None:
         found, since_s = news.found, news.at_s - self._origin_s - phase.start_s
         known.sharpen(found.bound)
         if found.schedule is not None and known.better(found.value):
@@ -308,12 +308,12 @@ class _Loop:
         if found.kind == "ended" and found.proved and known.fair:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
 
-    def oracles(self) -> dict[int, _Known]:
+    def oracles(self) -> dict[int, _BestKnown]:
         """The best schedule of every case, within its limits, where there is one."""
         found = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
         return {key: each for key, each in found.items() if each.fair}
 
-    def _oracle(self, known: _Known) -> _Known:
+    def _oracle(self, known: _BestKnown) -> _BestKnown:
         """The best of what is known and what a search without haste finds."""
         try:
             solved = _solved(known.case)
@@ -328,7 +328,7 @@ class _Loop:
         best.sharpen(solved.bound)
         return best
 
-    def log(self, scenario: Scenario, oracles: dict[int, _Known]) -> DynamicLog:
+    def log(self, scenario: Scenario, oracles: dict[int, _BestKnown]) -> DynamicLog:
         first = self._phases[0].first.case
         return DynamicLog(
             soc=first.problem.soc.name,
@@ -341,14 +341,14 @@ class _Loop:
         )
 
 
-def _solved(case: Case) -> _Known:
+def _solved(case: MappingCase) -> _BestKnown:
     solution = solve(case.problem, case.options)
     certificate = solution.certificate
     latency_s = solution.outcome.makespan_s
-    return _Known(case, solution.schedule, certificate.value, latency_s, certificate.bound, certificate.proved)
+    return _BestKnown(case, solution.schedule, certificate.value, latency_s, certificate.bound, certificate.proved)
 
 
-def _phase_log(phase: _Phase, oracle: _Known | None) -> PhaseLog:
+def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
     first = phase.first
     better = [update for update in phase.updates if first.better(update.value)]
     near_s = None

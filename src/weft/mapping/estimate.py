@@ -17,7 +17,7 @@ from weft.errors import ProfileError
 from weft.jsonfile import first_problem
 from weft.mapping.grouping import LayerGroup, follows, group_layers
 from weft.mapping.problem import MAX_STEPS
-from weft.mapping.profiles import Cost, ProfileGroup, SocProfile, distinct, merge_groups, readable
+from weft.mapping.profiles import ProfileCost, ProfileGroup, SocProfile, distinct, merge_groups, readable
 from weft.models.layer import Layer, Model
 
 
@@ -120,12 +120,12 @@ def _refused(parts: list[Kernel], unit: Unit) -> set[str]:
     return {op for kernel in parts for op in kernel.ops if op in unit.refuses}
 
 
-def _cost(parts: list[Kernel], unit: Unit, soc: Soc, out_s: float) -> Cost:
+def _cost(parts: list[Kernel], unit: Unit, soc: Soc, out_s: float) -> ProfileCost:
     time_s = sum(_time_s(kernel, unit, soc) for kernel in parts)
     moved_gb = sum(kernel.moved_bytes for kernel in parts) / 1e9
     demand_gb_s = min(moved_gb / time_s, soc.bandwidth_gb_s) if time_s else 0.0
     energy_j = unit.power_w * time_s if unit.power_w is not None else None
-    return Cost(time_s=time_s, demand_gb_s=demand_gb_s, out_s=out_s, energy_j=energy_j)
+    return ProfileCost(time_s=time_s, demand_gb_s=demand_gb_s, out_s=out_s, energy_j=energy_j)
 
 
 def _time_s(kernel: Kernel, unit: Unit, soc: Soc) -> float:

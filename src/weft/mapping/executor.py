@@ -22,7 +22,7 @@ from weft.devices.decoupled import Issue, NpuState
 from weft.engine.engine import Completion
 from weft.errors import WorkloadError
 from weft.mapping.problem import Problem
-from weft.mapping.schedule import Move, Outcome, Piece, Schedule
+from weft.mapping.schedule import Outcome, Schedule, Stint, Transfer
 from weft.policies.base import Candidate, Running, Start
 
 TICKS_PER_S = 10**15
@@ -92,8 +92,8 @@ class SimulatedSoc:
         self._done: list[Completion] = []
         self._last: dict[tuple[int, int], int] = {}
         """Where the latest piece of a step lies in ``pieces``."""
-        self.pieces: list[Piece] = []
-        self.moves: list[Move] = []
+        self.pieces: list[Stint] = []
+        self.moves: list[Transfer] = []
         self.finish_s = [0.0] * len(problem.tasks)
         """When the last step of each task that is through was through."""
 
@@ -196,7 +196,7 @@ class SimulatedSoc:
     def _record(self, job: _Job, to_s: float) -> None:
         """Another piece of a step, or a longer one where its pace did not change."""
         key = job.task, job.step
-        piece = Piece(job.task, job.step, job.unit, job.instance, self._now_s, to_s, job.slow_down)
+        piece = Stint(job.task, job.step, job.unit, job.instance, self._now_s, to_s, job.slow_down)
         if key in self._last:
             before = self.pieces[self._last[key]]
             if to_s == self._now_s:
@@ -210,7 +210,7 @@ class SimulatedSoc:
     def _arrive(self, job: _Job) -> None:
         job.there_s = self._now_s
         if job.there_s > job.began_s or OUTSIDE != job.source != job.unit:
-            self.moves.append(Move(job.task, job.step, job.source, job.unit, job.began_s, job.there_s))
+            self.moves.append(Transfer(job.task, job.step, job.source, job.unit, job.began_s, job.there_s))
         self._waiting.append(job)
 
     def _end(self, job: _Job) -> None:
@@ -225,7 +225,7 @@ class SimulatedSoc:
         self._leaving.append(job)
 
     def _leave(self, job: _Job) -> None:
-        self.moves.append(Move(job.task, job.step + 1, job.unit, OUTSIDE, job.ended_s, self._now_s))
+        self.moves.append(Transfer(job.task, job.step + 1, job.unit, OUTSIDE, job.ended_s, self._now_s))
         self._complete(job)
 
     def _complete(self, job: _Job) -> None:
@@ -234,7 +234,7 @@ class SimulatedSoc:
         self._done.append(Completion(job.candidate, times))
 
 
-def _place(entry: Piece | Move) -> tuple[float, int, int]:
+def _place(entry: Stint | Transfer) -> tuple[float, int, int]:
     return entry.start_s, entry.task, entry.step
 
 

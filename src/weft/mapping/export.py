@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from weft.errors import InputError
 from weft.jsonfile import write_json
-from weft.mapping.limits import Limits, energy_j, keeps_to
+from weft.mapping.limits import TaskLimits, energy_j, keeps_to
 from weft.mapping.problem import Group, Problem
-from weft.mapping.scenario import Case
+from weft.mapping.scenario import MappingCase
 from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.solver import Improvement, Solution
 from weft.version import __version__
@@ -30,7 +30,7 @@ MOST_LAYERS = 100_000
 """Of a group that gives its layers by number."""
 
 
-class Segment(NamedTuple):
+class UnitSegment(NamedTuple):
     """Groups that a task runs in a row on one unit, in one run."""
 
     task: int
@@ -56,9 +56,9 @@ class LayerDevice(NamedTuple):
     """Which of the unit's instances, from 0: the core id."""
 
 
-def segments(problem: Problem, schedule: Schedule) -> tuple[Segment, ...]:
+def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:
     """Every task's way through the units."""
-    found: list[Segment] = []
+    found: list[UnitSegment] = []
     for task, units in enumerate(schedule.units):
         groups = len(problem.tasks[task].groups)
         for step, unit in enumerate(units):
@@ -67,11 +67,11 @@ def segments(problem: Problem, schedule: Schedule) -> tuple[Segment, ...]:
             if last and group and (last.task, last.run, last.unit) == (task, run, unit):
                 found[-1] = last._replace(last=group)
             else:
-                found.append(Segment(task, run, unit, group, group))
+                found.append(UnitSegment(task, run, unit, group, group))
     return tuple(found)
 
 
-def segment_line(problem: Problem, its: Sequence[Segment]) -> str:
+def segment_line(problem: Problem, its: Sequence[UnitSegment]) -> str:
     """One run of one task, as "gpu 0-4 | dla 5-9"."""
     parts = [
         f"{problem.units[each.unit]} {each.first}" + (f"-{each.last}" if each.last > each.first else "") for each in its
@@ -199,7 +199,7 @@ def _check_trtexec_layer(task: str, group: str, layer: str | None) -> str:
 # JSON
 
 
-def solution_as_dict(case: Case, solution: Solution) -> dict[str, Any]:
+def solution_as_dict(case: MappingCase, solution: Solution) -> dict[str, Any]:
     """A solution as a file tells it; ``weft map --json`` adds the report."""
     problem, options = case.problem, case.options
     return {
@@ -226,7 +226,7 @@ def solution_as_dict(case: Case, solution: Solution) -> dict[str, Any]:
     }
 
 
-def _task(case: Case, n: int) -> dict[str, Any]:
+def _task(case: MappingCase, n: int) -> dict[str, Any]:
     task = case.problem.tasks[n]
     profile = case.profiles[task.name]
     return {
@@ -240,7 +240,7 @@ def _task(case: Case, n: int) -> dict[str, Any]:
     }
 
 
-def outcome_as_dict(outcome: Outcome, limits: Limits) -> dict[str, Any]:
+def outcome_as_dict(outcome: Outcome, limits: TaskLimits) -> dict[str, Any]:
     """What a schedule does and what it comes to; units and tasks by name."""
     problem, schedule = outcome.problem, outcome.schedule
     names = [task.name for task in problem.tasks]
@@ -271,7 +271,7 @@ def improvement_as_dict(found: Improvement) -> dict[str, Any]:
     }
 
 
-def gain(case: Case, solution: Solution) -> float | None:
+def gain(case: MappingCase, solution: Solution) -> float | None:
     """What the schedule gains over the best baseline: share of the makespan, or of the throughput."""
     name = solution.best_baseline
     if name is None:

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from weft.kernels.soc import follow
-from weft.kernels.soc_bound import Rules, value_of
+from weft.kernels.soc_bound import BoundRules, value_of
 from weft.kernels.soc_delays import shift
-from weft.mapping.limits import Limits
+from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import Floats, Ints, Objective, Problem
 from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.search import rules
@@ -44,7 +44,7 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
     problem, schedule = outcome.problem, outcome.schedule
     if int(problem.tables.steps.sum()) > MOST_STEPS:
         return schedule
-    given = rules(problem, objective, Limits(), strict=True)
+    given = rules(problem, objective, TaskLimits(), strict=True)
     units, order = _units(problem, schedule), _order(problem, schedule)
     delays, starts, ended = _delays(outcome), np.zeros(units.shape), np.zeros(len(problem.tasks))
     before = _value(problem, given, units, order, delays, ended)
@@ -62,7 +62,9 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
     return replace(schedule, starts_s=rows, made_by=f"{schedule.made_by}, idling")
 
 
-def _without_needless(problem: Problem, given: Rules, units: Ints, order: Ints, delays: Floats, best: float) -> float:
+def _without_needless(
+    problem: Problem, given: BoundRules, units: Ints, order: Ints, delays: Floats, best: float
+) -> float:
     """Take out delays that only said when a unit became free."""
     for place in np.argwhere(delays > 0):
         kept, delays[tuple(place)] = delays[tuple(place)], 0.0
@@ -73,7 +75,7 @@ def _without_needless(problem: Problem, given: Rules, units: Ints, order: Ints, 
     return best
 
 
-def _value(problem: Problem, given: Rules, units: Ints, order: Ints, delays: Floats, ended: Floats) -> float:
+def _value(problem: Problem, given: BoundRules, units: Ints, order: Ints, delays: Floats, ended: Floats) -> float:
     follow(problem.tables, units, order, delays, np.zeros(units.shape), ended)
     return float(value_of(given, ended))
 

@@ -13,7 +13,7 @@ from weft.mapping.switches import check_switches, most_switches
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TaskLimits:
     """What is asked of every task, or of all together."""
 
     max_switches: int | None = None
@@ -22,7 +22,7 @@ class Limits:
     """Of all tasks together."""
 
 
-def check_feasible(problem: Problem, limits: Limits) -> None:
+def check_feasible(problem: Problem, limits: TaskLimits) -> None:
     """Refuse limits that no schedule can keep, and say by how much."""
     check_switches(problem, limits.max_switches)
     budget = limits.energy_budget_j
@@ -61,7 +61,7 @@ def energy_j(problem: Problem, schedule: Schedule) -> float:
     return float(sum(problem.tables.energy[n, i, u] for n, row in enumerate(schedule.units) for i, u in enumerate(row)))
 
 
-def keeps_to(problem: Problem, schedule: Schedule, limits: Limits) -> bool:
+def keeps_to(problem: Problem, schedule: Schedule, limits: TaskLimits) -> bool:
     """Whether a schedule is within the limits."""
     switches, budget = limits.max_switches, limits.energy_budget_j
     return (switches is None or most_switches(problem, schedule.units) <= switches) and (

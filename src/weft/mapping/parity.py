@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.errors import WorkloadError
-from weft.mapping.limits import Limits
+from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import Problem
 from weft.mapping.simulator import simulate
 from weft.mapping.solver import Certificate, Improvement, Solution
@@ -13,9 +13,9 @@ CLASS = "a task moves on as soon as a step has ended; a step whose data is there
 ROUNDED = f"times in {TICKS} parts of the longest step"
 
 
-def solve_like_the_paper(problem: Problem, limits: Limits | None = None, time_limit_s: float = 60.0) -> Solution:
+def solve_like_the_paper(problem: Problem, limits: TaskLimits | None = None, time_limit_s: float = 60.0) -> Solution:
     """The least makespan by Z3: a proof for a handful of groups, and whatever it has when the time is up beyond."""
-    limits = limits or Limits()
+    limits = limits or TaskLimits()
     if limits.energy_budget_j is not None:
         raise WorkloadError("the Z3 model knows no energy budget; use the search")
     found = solve_z3(problem, time_limit_s=time_limit_s, max_switches=limits.max_switches)

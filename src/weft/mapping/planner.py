@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 
 from weft.devices.soc import Soc, Unit
 from weft.errors import WeftError
-from weft.mapping.planner_worker import Found, Job, receive, send
+from weft.mapping.planner_worker import PlanJob, PlanReport, receive, send
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.solver import Options
 
@@ -35,7 +35,7 @@ class News(NamedTuple):
     """Something the planner's process said, and when it arrived."""
 
     at_s: float
-    found: Found
+    found: PlanReport
 
 
 class Planner:
@@ -47,7 +47,7 @@ class Planner:
         self._core = _last_core() if core is None else core
         self._changed = Condition()
         self._news: deque[News] = deque()
-        self._job: Job | None = None
+        self._job: PlanJob | None = None
         """What is searched for; None once it has ended."""
         self._number = 0
         self._ready = False
@@ -60,7 +60,7 @@ class Planner:
         """Search for this problem from now on; returns the number that its news carry."""
         with self._changed:
             self._number += 1
-            self._job = Job(self._number, problem, options)
+            self._job = PlanJob(self._number, problem, options)
             self._news = deque(each for each in self._news if each.found.kind == LOST)
             if self._given_up:
                 self._start()
@@ -127,13 +127,13 @@ class Planner:
             [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert process.stdin is not None
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[PlanJob | None] = SimpleQueue()
         self._reader = Thread(target=self._read, args=(process, self._jobs), daemon=True)
         self._writer = Thread(target=_write, args=(process.stdin, self._jobs), daemon=True)
         self._reader.start()
         self._writer.start()
 
-    def _read(self, process: subprocess.Popen[bytes], jobs: SimpleQueue[Job | None]) -> None:
+    def _read(self, process: subprocess.Popen[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
         """In a thread: what the process says, until it ends."""
         assert process.stdout is not None
         with suppress(EOFError), process.stdout as stream:
@@ -144,9 +144,9 @@ class Planner:
         with self._changed:
             self._ready = False
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
-            self._put(Found(self._number, LOST, message=f"the planner's process ended {how}"))
+            self._put(PlanReport(self._number, LOST, message=f"the planner's process ended {how}"))
 
-    def _hear(self, found: Found) -> None:
+    def _hear(self, found: PlanReport) -> None:
         with self._changed:
             if found.kind == "ready":
                 self._ready = True
@@ -154,7 +154,7 @@ class Planner:
             elif found.job == self._number:
                 self._put(found)
 
-    def _put(self, found: Found) -> None:
+    def _put(self, found: PlanReport) -> None:
         self._news.append(News(self._now(), found))
         self._changed.notify_all()
 
@@ -171,10 +171,10 @@ class Planner:
             return []
         self._job = None
         why = f"the planner's process has died {self.restarts} times; no more is searched for these models now"
-        return [News(self._now(), Found(self._number, LOST, message=why))]
+        return [News(self._now(), PlanReport(self._number, LOST, message=why))]
 
 
-def _write(stream: IO[bytes], jobs: SimpleQueue[Job | None]) -> None:
+def _write(stream: IO[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
     """In a thread: send jobs, however long the process takes to read them, until it has ended."""
     with suppress(BrokenPipeError), stream:  # it has ended; its reader will say so
         while (job := jobs.get()) is not None:

@@ -25,7 +25,7 @@ from weft.mapping.solver import Improvement, Options, solve
 HEAD = struct.Struct("<Q")
 
 
-class Job(NamedTuple):
+class PlanJob(NamedTuple):
     """A problem to be solved."""
 
     number: int
@@ -33,7 +33,7 @@ class Job(NamedTuple):
     options: Options
 
 
-class Found(NamedTuple):
+class PlanReport(NamedTuple):
     """What the worker says about a job."""
 
     job: int
@@ -72,9 +72,9 @@ class Superseded(BaseException):  # nobody on the way may take it for a failure
 class Worker:
     """Solves one job at a time, and drops it for a newer one."""
 
-    def __init__(self, tell: Callable[[Found], None]) -> None:
+    def __init__(self, tell: Callable[[PlanReport], None]) -> None:
         self._tell = tell
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._jobs: SimpleQueue[PlanJob] = SimpleQueue()
         self._newest = -1
         self._running: int | None = None
         """The job that may be interrupted just now."""
@@ -103,7 +103,7 @@ class Worker:
             except Superseded:
                 continue
 
-    def _solve(self, job: Job) -> None:
+    def _solve(self, job: PlanJob) -> None:
         try:
             self._running = job.number
             self.interrupted()
@@ -111,18 +111,18 @@ class Worker:
             self._running = None
         except Exception as error:  # whatever is wrong with this job: the next one may be fine
             self._running = None
-            self._tell(Found(job.number, "failed", message=_in_a_line(error)))
+            self._tell(PlanReport(job.number, "failed", message=_in_a_line(error)))
             return
         known = solution.certificate
         numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
-        self._tell(Found(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
+        self._tell(PlanReport(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
 
-    def _better(self, job: Job, found: Improvement) -> None:
+    def _better(self, job: PlanJob, found: Improvement) -> None:
         at_once = job.options.objective == "latency"
         makespan_s = found.value if at_once else simulate(job.problem, found.schedule).makespan_s
         numbers = found.seconds, found.value, found.bound, makespan_s
         self._running = None  # whole messages only: nothing interrupts while one is written
-        self._tell(Found(job.number, "better", *numbers, found.schedule))
+        self._tell(PlanReport(job.number, "better", *numbers, found.schedule))
         self._running = job.number
         self.interrupted()
 
@@ -142,7 +142,7 @@ def main(core: int | None) -> None:
     signal.signal(signal.SIGINT, worker.interrupted)
     Thread(target=worker.read, args=(jobs,), daemon=True).start()
     try:
-        send(answers, Found(-1, "ready"))
+        send(answers, PlanReport(-1, "ready"))
         worker.work()
     except BrokenPipeError:
         os._exit(0)

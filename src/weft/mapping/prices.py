@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.devices.soc import Soc
-from weft.kernels.soc_bound import Prices
+from weft.kernels.soc_bound import ActivityPrices
 from weft.mapping.problem import Floats, Problem, Tables
 
 MOST_CONSTRAINTS = 2500
@@ -67,7 +67,7 @@ def _chains(waits: npt.NDArray[np.bool_]) -> list[list[int]]:
     return [list(line) for line in sorted(prefixes)]
 
 
-def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> Prices:
+def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityPrices:
     """The sets side by side, with the cheapest ways to the end that spend at most so many switches (-1: any)."""
     tasks, steps, units = tables.time.shape
     run = np.stack([each.run for each in sets], axis=-1)
@@ -94,10 +94,10 @@ def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> Prices:
                         fewer = done + togo[n, i + 1, :units, spare - 1] if spare else np.full(done.shape, np.inf)
                         ahead = np.where(np.eye(units + 1, units, dtype=np.bool_)[..., None], ahead, fewer)
                 togo[n, i, :, spare] = (free + ahead).min(axis=1)
-    return Prices(np.ascontiguousarray(run), np.ascontiguousarray(move), togo, energy)
+    return ActivityPrices(np.ascontiguousarray(run), np.ascontiguousarray(move), togo, energy)
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """Steps of one task on one unit that share a price."""
 
     task: int
@@ -138,7 +138,7 @@ def best_sets(problem: Problem) -> list[PriceSet]:
     return sets
 
 
-def _kinds(tables: Tables) -> list[Kind]:
+def _kinds(tables: Tables) -> list[StepKind]:
     """One kind per step and unit where that makes a programme of bearable size, else fewer."""
     most = int(tables.steps.max())
     while most > 1 and _count_together(tables, most) > MOST_CONSTRAINTS:
@@ -149,7 +149,7 @@ def _kinds(tables: Tables) -> list[Kind]:
         by_demand = sorted(allowed, key=lambda i: (tables.demand[n, i, unit], i))
         for part in np.array_split(np.array(by_demand, dtype=np.int64), min(most, len(allowed)) or 1):
             if len(part):
-                kinds.append(Kind(n, unit, tuple(part.tolist()), float(tables.demand[n, part, unit].min())))
+                kinds.append(StepKind(n, unit, tuple(part.tolist()), float(tables.demand[n, part, unit].min())))
     return kinds
 
 
@@ -165,7 +165,7 @@ def _count_together(tables: Tables, most: int) -> int:
     return sum(counts)
 
 
-def _limits(soc: Soc, tables: Tables, kinds: Sequence[Kind]) -> Floats:
+def _limits(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
     """A row for everything that can go on at once: what each kind gets done per second at most, and who is moving."""
     ordered = _closure(tables.waits).tolist()
     rows = []
@@ -179,7 +179,9 @@ def _limits(soc: Soc, tables: Tables, kinds: Sequence[Kind]) -> Floats:
     return np.array(rows)
 
 
-def _together(tables: Tables, kinds: Sequence[Kind], ordered: Sequence[Sequence[bool]]) -> Iterator[tuple[int, ...]]:
+def _together(
+    tables: Tables, kinds: Sequence[StepKind], ordered: Sequence[Sequence[bool]]
+) -> Iterator[tuple[int, ...]]:
     """The kinds that can run at once, in every combination."""
     mine = [[k for k, kind in enumerate(kinds) if kind.task == n] for n in range(len(tables.steps))]
     free = tables.instances.tolist()
@@ -220,7 +222,7 @@ def _movers(ordered: Sequence[Sequence[bool]], at_work: Sequence[int]) -> list[t
     return found
 
 
-def _speed(soc: Soc, tables: Tables, kinds: Sequence[Kind], kind: int, running: Sequence[int]) -> float:
+def _speed(soc: Soc, tables: Tables, kinds: Sequence[StepKind], kind: int, running: Sequence[int]) -> float:
     """The most a kind gets done per second beside the others: they draw as little as they can."""
     others = sum(kinds[k].least_gb_s for k in running if k != kind)
     task, unit, steps, _ = kinds[kind]
@@ -234,7 +236,7 @@ def _points(steps: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(even + (ahead if len(steps) > 1 else [])))
 
 
-def _add_ways(solver: Any, tables: Tables, kinds: Sequence[Kind], prices: Sequence[Any]) -> list[list[list[Any]]]:
+def _add_ways(solver: Any, tables: Tables, kinds: Sequence[StepKind], prices: Sequence[Any]) -> list[list[list[Any]]]:
     """[task][step]: variables for the cheapest way from before a step to the end, by unit it may come from."""
     move = prices[len(kinds) :]
     price = {(kind.task, i, kind.unit): prices[k] for k, kind in enumerate(kinds) for i in kind.steps}
@@ -269,7 +271,7 @@ def _at_most(solver: Any, variable: Any, terms: Sequence[tuple[Any, float]]) -> 
         limit.SetCoefficient(other, -float(factor))
 
 
-def _spread(tables: Tables, kinds: Sequence[Kind], limits: Floats, found: Floats) -> PriceSet:
+def _spread(tables: Tables, kinds: Sequence[StepKind], limits: Floats, found: Floats) -> PriceSet:
     """Prices of kinds as prices of steps, made a hair smaller where the solver's rounding broke a limit."""
     found = found / max(1.0, float((limits @ found).max()))
     prices = np.zeros(tables.time.shape)

@@ -44,7 +44,7 @@ def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
 Layers = Annotated[tuple[Name, ...] | Name, BeforeValidator(_tuple), AfterValidator(_ascending)]
 
 
-class Cost(BaseModel):
+class ProfileCost(BaseModel):
     """A group on one unit, alone on the SoC."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -69,7 +69,7 @@ class ProfileGroup(BaseModel):
     """Their names, or the first and the last of them by number: "0-9"."""
     leave: bool = True
     """Whether the model may go to another unit after this group."""
-    costs: Annotated[dict[Name, Cost], Field(min_length=1, max_length=64)]
+    costs: Annotated[dict[Name, ProfileCost], Field(min_length=1, max_length=64)]
     """By unit; a unit that is not named may not run the group."""
 
 
@@ -157,7 +157,7 @@ def parse_soc_profile(raw: Any, where: str) -> SocProfile:
     try:
         return SocProfile.model_validate(raw)
     except ValidationError as error:
-        problem = _whose(raw, error) + first_problem(error, SocProfile, ProfileGroup, Cost)
+        problem = _whose(raw, error) + first_problem(error, SocProfile, ProfileGroup, ProfileCost)
         # A key of the file may hold anything.
         raise ProfileError(f"{where}: {problem if problem.isprintable() else ascii(problem)[1:-1]}") from error
 
@@ -263,14 +263,14 @@ def _joined(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
         raise ProfileError(f"group {shortened(name)!r}: {first_problem(error)}") from error
 
 
-def _sum(left: Cost, right: Cost) -> Cost:
+def _sum(left: ProfileCost, right: ProfileCost) -> ProfileCost:
     time_s = left.time_s + right.time_s
     moved_gb = left.time_s * left.demand_gb_s + right.time_s * right.demand_gb_s
     larger_gb_s = max(left.demand_gb_s, right.demand_gb_s)
     demand_gb_s = min(larger_gb_s, moved_gb / time_s) if time_s else larger_gb_s  # min: against rounding
     both = left.energy_j is not None and right.energy_j is not None
     energy_j = (left.energy_j or 0.0) + (right.energy_j or 0.0) if both else None
-    return Cost(time_s=time_s, demand_gb_s=demand_gb_s, in_s=left.in_s, out_s=right.out_s, energy_j=energy_j)
+    return ProfileCost(time_s=time_s, demand_gb_s=demand_gb_s, in_s=left.in_s, out_s=right.out_s, energy_j=energy_j)
 
 
 def _all_layers(left: ProfileGroup, right: ProfileGroup) -> tuple[str, ...] | str:

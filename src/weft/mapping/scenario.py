@@ -18,7 +18,7 @@ from weft.devices.soc import Soc, load_soc
 from weft.errors import WorkloadError, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.mapping.finding import find_profile
-from weft.mapping.limits import Limits
+from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import MAX_STEPS, Objective, Problem
 from weft.mapping.profiles import Origin, SocProfile, merge_groups
 from weft.mapping.solver import Improvement, Options, Solution, solve
@@ -91,7 +91,7 @@ class Scenario(BaseModel):
     @property
     def options(self) -> Options:
         """How to search."""
-        limits = Limits(self.max_switches, self.energy_budget_j)
+        limits = TaskLimits(self.max_switches, self.energy_budget_j)
         return Options(
             objective=self.objective,
             limits=limits,
@@ -120,7 +120,7 @@ class Scenario(BaseModel):
 
 
 @dataclass(frozen=True)
-class Case:
+class MappingCase:
     """A scenario, or one phase of it, ready to be solved."""
 
     problem: Problem
@@ -169,19 +169,19 @@ def parse_scenario(raw: Mapping[str, Any], where: str) -> Scenario:
 # From names to problems
 
 
-def prepare(scenario: Scenario) -> Case:
+def prepare(scenario: Scenario) -> MappingCase:
     """All tasks of *scenario*, together."""
     soc = load_soc(scenario.path(scenario.soc))
     return _case(scenario, soc, find_profiles(scenario, soc), scenario.names)
 
 
-def prepare_phases(scenario: Scenario) -> list[Case]:
+def prepare_phases(scenario: Scenario) -> list[MappingCase]:
     """Each phase of *scenario*; phases with the same tasks are the same case."""
     if not scenario.phase:
         raise WorkloadError("the scenario has no phases; add [[phase]] with tasks and duration_s")
     soc = load_soc(scenario.path(scenario.soc))
     profiles = find_profiles(scenario, soc)
-    cases: dict[tuple[str, ...], Case] = {}
+    cases: dict[tuple[str, ...], MappingCase] = {}
     for phase in scenario.phase:
         if phase.tasks not in cases:
             cases[phase.tasks] = _case(scenario, soc, profiles, phase.tasks)
@@ -205,13 +205,13 @@ def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
     return profile
 
 
-def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], names: Sequence[str]) -> Case:
+def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], names: Sequence[str]) -> MappingCase:
     tasks = dict(zip(scenario.names, scenario.task, strict=True))
     for name in names:
         if name not in tasks:
             raise WorkloadError("a phase names an " + unknown_name("task", name, tasks))
     made = [profiles[name].task(name, after=tasks[name].after, repeats=tasks[name].repeats) for name in names]
-    return Case(Problem(soc, tuple(made)), scenario.options, {name: profiles[name] for name in names})
+    return MappingCase(Problem(soc, tuple(made)), scenario.options, {name: profiles[name] for name in names})
 
 
 def map_models(

@@ -26,7 +26,7 @@ class Schedule:
     made_by: str = ""
 
 
-class Piece(NamedTuple):
+class Stint(NamedTuple):
     """A running group between two events: nothing else begins or ends meanwhile, so its slow-down is constant."""
 
     task: int
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     slow_down: float
 
 
-class Move(NamedTuple):
+class Transfer(NamedTuple):
     """A task on its way to the unit of its next step, or out after its last."""
 
     task: int
@@ -59,9 +59,9 @@ class Outcome:
 
     problem: Problem
     schedule: Schedule
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Stint, ...]
     """In order of their start."""
-    moves: tuple[Move, ...]
+    moves: tuple[Transfer, ...]
     finish_s: tuple[float, ...]
     """When each task's last run is through."""
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from weft.kernels import soc_search as kernel
 from weft.kernels.soc import BOUNDARY, DONE, HELD, LEAVING, RUNNING, phase_of, step_of
-from weft.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, Prices, Rules
-from weft.mapping.limits import Limits
+from weft.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, ActivityPrices, BoundRules
+from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import Ints, Objective, Problem, Tables
 from weft.mapping.schedule import Schedule
 
@@ -27,9 +27,11 @@ NOISE = 0.01
 """How far a shaken dive may misjudge a state, as a share of its bound."""
 
 
-def rules(problem: Problem, objective: Objective, limits: Limits, *, strict: bool, deadline_s: float = inf) -> Rules:
+def rules(
+    problem: Problem, objective: Objective, limits: TaskLimits, *, strict: bool, deadline_s: float = inf
+) -> BoundRules:
     """The rules of a search. strict: drop only states after which nothing can be better, beyond any doubt."""
-    return Rules(
+    return BoundRules(
         objective == "throughput",
         np.array([float(task.repeats) for task in problem.tasks]),
         -1 if limits.max_switches is None else limits.max_switches,
@@ -42,7 +44,7 @@ def rules(problem: Problem, objective: Objective, limits: Limits, *, strict: boo
 class Search:
     """One run of the search: the best value so far, the bound, and the states between."""
 
-    def __init__(self, problem: Problem, rules: Rules, prices: Prices, best: float = inf) -> None:
+    def __init__(self, problem: Problem, rules: BoundRules, prices: ActivityPrices, best: float = inf) -> None:
         """best: the value of a schedule that is known; only better ones are looked for."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape

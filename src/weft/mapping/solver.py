@@ -20,7 +20,7 @@ from weft.mapping.alone import shortest
 from weft.mapping.baselines import BASELINES
 from weft.mapping.cpsat import contention_free
 from weft.mapping.following import ends_s, idle_freely
-from weft.mapping.limits import Limits, check_feasible, keeps_to
+from weft.mapping.limits import TaskLimits, check_feasible, keeps_to
 from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets
 from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
 from weft.mapping.schedule import Outcome, Schedule, worth
@@ -133,7 +133,7 @@ class Options:
     """How to search."""
 
     objective: Objective = "latency"
-    limits: Limits = field(default_factory=Limits)
+    limits: TaskLimits = field(default_factory=TaskLimits)
     time_limit_s: float = 60.0
     seed: int = 0
     """Of the dives that misjudge states a little; the rest of the search has nothing random."""
@@ -155,7 +155,7 @@ def solve(
         if options.objective == "throughput" and shortest(problem, n)[0] == 0:
             raise WorkloadError(f"{task.name} can do with no time at all: its throughput has no limit; give it time_s")
     load_kernels()
-    return _Run(problem, options, on_improvement).run()
+    return _SolverRun(problem, options, on_improvement).run()
 
 
 @cache
@@ -163,7 +163,7 @@ def load_kernels() -> None:
     """Compile what is compiled, or load it, so that no search is charged for it."""
     group = Group("any", {unit: UnitCost(1e-3, 1.0) for unit in ("a", "b")})
     soc = Soc(name="any", bandwidth_gb_s=1.0, units=(Unit(name="a"), Unit(name="b")))
-    _Run(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None).run()
+    _SolverRun(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None).run()
 
 
 class _Verdict(NamedTuple):
@@ -178,7 +178,7 @@ class _Verdict(NamedTuple):
     first_proof_s: float | None = None
 
 
-class _Run:
+class _SolverRun:
     """One search, from the baselines to the proof."""
 
     def __init__(self, problem: Problem, options: Options, tell: Callable[[Improvement], None] | None) -> None:

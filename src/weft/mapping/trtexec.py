@@ -24,7 +24,7 @@ from weft.jsonfile import first_problem
 from weft.mapping.estimate import kernels, move_s
 from weft.mapping.grouping import LayerGroup, group_layers
 from weft.mapping.profiles import (
-    Cost,
+    ProfileCost,
     ProfileGroup,
     SocProfile,
     distinct,
@@ -54,7 +54,7 @@ _JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KernelEntry:
     """One kernel of a file, with the copies into its format."""
 
     name: str
@@ -67,7 +67,7 @@ class _Placed:
     """A kernel on the common line: the places it covers, first and last."""
 
     unit: str
-    entry: Entry
+    entry: KernelEntry
     first: int
     last: int
 
@@ -104,13 +104,13 @@ def read_trtexec(
 # One file
 
 
-def read_entries(path: str | Path) -> list[Entry]:
+def read_entries(path: str | Path) -> list[KernelEntry]:
     """The kernels of one file in their order; a copy into another format counts to the kernel after it."""
     raw = read_limited(path)
     if not isinstance(raw, list):
         raise ProfileError(f"{path}: not a profile of trtexec, which is a list; write it with --exportProfile")
     runs = _runs(raw, path)
-    entries: list[Entry] = []
+    entries: list[KernelEntry] = []
     waiting_s = 0.0
     for place, each in enumerate(raw):
         if isinstance(each, dict) and "name" not in each and "count" in each:
@@ -119,7 +119,7 @@ def read_entries(path: str | Path) -> list[Entry]:
         if _REFORMAT.match(name):
             waiting_s += time_s
             continue
-        entries.append(Entry(name, _layers(name), time_s + waiting_s))
+        entries.append(KernelEntry(name, _layers(name), time_s + waiting_s))
         waiting_s = 0.0
     if not entries:
         raise ProfileError(
@@ -127,7 +127,7 @@ def read_entries(path: str | Path) -> list[Entry]:
         )
     if waiting_s:
         last = entries.pop()
-        entries.append(Entry(last.name, last.layers, last.time_s + waiting_s))
+        entries.append(KernelEntry(last.name, last.layers, last.time_s + waiting_s))
     return entries
 
 
@@ -180,7 +180,7 @@ class _Line:
     """The model's, one for each place, where it is known."""
 
     @classmethod
-    def of(cls, model: Model | str, entries: Sequence[Entry]) -> _Line:
+    def of(cls, model: Model | str, entries: Sequence[KernelEntry]) -> _Line:
         if isinstance(model, Model):
             groups = group_layers(model)
             places = {node: place for place, group in enumerate(groups) for node in group.nodes}
@@ -193,7 +193,9 @@ class _Line:
         return cls(names, len(entries), ())
 
 
-def _placed(entries: Mapping[str, Sequence[Entry]], line: _Line, files: Mapping[str, str | Path]) -> list[_Placed]:
+def _placed(
+    entries: Mapping[str, Sequence[KernelEntry]], line: _Line, files: Mapping[str, str | Path]
+) -> list[_Placed]:
     placed: list[_Placed] = []
     for unit, its in entries.items():
         known = [[line.places[name] for name in entry.layers if name in line.places] for entry in its]
@@ -212,7 +214,7 @@ def _placed(entries: Mapping[str, Sequence[Entry]], line: _Line, files: Mapping[
     return placed
 
 
-def _check_known(its: Sequence[Entry], known: Sequence[Sequence[int]], path: str | Path) -> None:
+def _check_known(its: Sequence[KernelEntry], known: Sequence[Sequence[int]], path: str | Path) -> None:
     """Refuse the profile of another network: kernels that are named after none of the model's nodes."""
     strange = [entry for entry, found in zip(its, known, strict=True) if not found and not _ADDED.search(entry.name)]
     if strange:
@@ -297,7 +299,7 @@ class _Side:
         for unit in units:
             its = [each.entry for each in found if each.unit == unit]
             time_s = sum(entry.time_s for entry in its)
-            costs[unit] = Cost(time_s=time_s, demand_gb_s=self._demand_gb_s(unit, its, layers), out_s=out_s)
+            costs[unit] = ProfileCost(time_s=time_s, demand_gb_s=self._demand_gb_s(unit, its, layers), out_s=out_s)
         named = [each.entry.name for each in found if each.unit == units[0]]
         inner = list(dict.fromkeys(node for group in layers for node in group.nodes)) or named
         title = readable(named[0]) if len(named) == 1 else f"{readable(named[0])} .. {readable(named[-1])}"
@@ -311,7 +313,7 @@ class _Side:
         # Where each has a kernel that no other knows, the one with the most of them is believed.
         return able or [max(here, key=lambda unit: sum(each.unit == unit for each in known))]
 
-    def _demand_gb_s(self, unit: str, its: Sequence[Entry], layers: Sequence[LayerGroup]) -> float:
+    def _demand_gb_s(self, unit: str, its: Sequence[KernelEntry], layers: Sequence[LayerGroup]) -> float:
         time_s, peak_gb_s = sum(entry.time_s for entry in its), self.soc.bandwidth_gb_s
         if unit in self.demands:
             given = [entry.time_s * _given(entry, self.demands[unit], unit, peak_gb_s) for entry in its]
@@ -329,7 +331,7 @@ class _Side:
         return min(demand_gb_s, peak_gb_s)
 
 
-def _given(entry: Entry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
+def _given(entry: KernelEntry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
     name = next((each for each in (entry.name, *sorted(entry.layers)) if each in demands), None)
     if name is None:
         logger.warning("no demand of %s on %s is given; it is taken as 0", shortened(repr(entry.name)), unit)

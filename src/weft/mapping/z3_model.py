@@ -42,13 +42,13 @@ class Z3Result:
     """How long it took."""
 
 
-class _Found(NamedTuple):
+class _Z3Found(NamedTuple):
     makespan_s: float
     units: Units
     starts_s: tuple[tuple[float, ...], ...]
 
 
-class _Step(NamedTuple):
+class _Z3Step(NamedTuple):
     task: int
     step: int
     second: Any
@@ -61,7 +61,7 @@ def solve_z3(problem: Problem, *, time_limit_s: float, max_switches: int | None 
     """The least makespan, contention included, on a SoC of two units with one instance each."""
     _check_soc(problem)
     check_switches(problem, max_switches)
-    model = _Model(_load(), problem, max_switches)
+    model = _Z3Model(_load(), problem, max_switches)
     began = perf_counter()
     found, proved = model.solve(time_limit_s)
     seconds = perf_counter() - began
@@ -87,7 +87,7 @@ def _load() -> Any:
     return z3
 
 
-class _Model:
+class _Z3Model:
     """Times in ticks; beside the paper's constraints two that follow from them, which make Z3 faster: what is left of a
     task, and what a unit has to do."""
 
@@ -106,7 +106,7 @@ class _Model:
         self._tails()
         self._loads()
 
-    def solve(self, time_limit_s: float) -> tuple[_Found | None, bool]:
+    def solve(self, time_limit_s: float) -> tuple[_Z3Found | None, bool]:
         """The best model, if any, and whether it was proved the best in time."""
         self._solver.set("timeout", max(1, int(time_limit_s * 1000)))
         self._solver.minimize(self._makespan)
@@ -122,8 +122,8 @@ class _Model:
             models.append(self._solver.model())
         return (self._read(models[-1]) if models else None), proved
 
-    def _read(self, model: Any) -> _Found:
-        return _Found(
+    def _read(self, model: Any) -> _Z3Found:
+        return _Z3Found(
             self._seconds(model, self._makespan),
             tuple(
                 tuple(int(self._z3.is_true(model.eval(step.second, model_completion=True))) for step in chain)
@@ -138,22 +138,22 @@ class _Model:
     def _ticks(self, seconds: float) -> Any:
         return self._z3.RealVal(round(seconds / self._tick_s))
 
-    def _pick(self, step: _Step, values_s: Sequence[float]) -> Any:
+    def _pick(self, step: _Z3Step, values_s: Sequence[float]) -> Any:
         """Ticks of the value of the step's unit; zero where the unit may not run it."""
         first, second = (self._ticks(value if isfinite(value) else 0.0) for value in values_s)
         return self._z3.If(step.second, second, first)
 
-    def _chain(self, n: int, count: int) -> list[_Step]:
+    def _chain(self, n: int, count: int) -> list[_Z3Step]:
         z3 = self._z3
-        chain: list[_Step] = []
+        chain: list[_Z3Step] = []
         for i in range(count):
-            step = _Step(n, i, z3.Bool(f"u{n}_{i}"), z3.Real(f"s{n}_{i}"), z3.Real(f"e{n}_{i}"))
+            step = _Z3Step(n, i, z3.Bool(f"u{n}_{i}"), z3.Real(f"s{n}_{i}"), z3.Real(f"e{n}_{i}"))
             before = chain[-1] if chain else None
             self._solver.add(step.start >= (before.end if before else 0) + self._moved(before, step))
             chain.append(step)
         return chain
 
-    def _moved(self, before: _Step | None, step: _Step) -> Any:
+    def _moved(self, before: _Z3Step | None, step: _Z3Step) -> Any:
         """Time between two steps; a forbidden move is ruled out."""
         move, z3 = self._problem.tables.move[step.task, step.step], self._z3
         if before is None:
@@ -164,7 +164,7 @@ class _Model:
         first, second = (self._pick(step, move[source].tolist()) for source in (0, 1))
         return z3.If(before.second, second, first)
 
-    def _through(self, last: _Step) -> Any:
+    def _through(self, last: _Z3Step) -> Any:
         return last.end + self._pick(last, self._problem.tables.leave[last.task].tolist())
 
     def _order(self) -> None:
@@ -198,7 +198,7 @@ class _Model:
     def _contend(self) -> None:
         """One step at a time on a unit; every step as long as those beside it make it."""
         z3 = self._z3
-        beside: dict[tuple[int, int], list[tuple[_Step, Any]]] = {}
+        beside: dict[tuple[int, int], list[tuple[_Z3Step, Any]]] = {}
         for one, other in self._meetings():
             apart = z3.Or(one.end <= other.start, other.end <= one.start)
             self._solver.add(z3.Or(one.second != other.second, apart))
@@ -212,7 +212,7 @@ class _Model:
             for unit in (0, 1):
                 self._last(step, unit, beside.get(step[:2], []))
 
-    def _last(self, step: _Step, unit: int, beside: Sequence[tuple[_Step, Any]]) -> None:
+    def _last(self, step: _Z3Step, unit: int, beside: Sequence[tuple[_Z3Step, Any]]) -> None:
         """How long a step takes on one unit; whoever runs together with it is then on the other."""
         tables, z3 = self._problem.tables, self._z3
         alone_s, own = float(tables.time[step.task, step.step, unit]), float(tables.demand[step.task, step.step, unit])
@@ -226,7 +226,7 @@ class _Model:
             longer.append(z3.Q(lost, TICKS) * both)
         self._solver.add(z3.Implies(step.second == bool(unit), step.end - step.start >= z3.Sum(longer)))
 
-    def _meetings(self) -> Iterator[tuple[_Step, _Step]]:
+    def _meetings(self) -> Iterator[tuple[_Z3Step, _Z3Step]]:
         """Pairs of steps that may run together."""
         for n, m in combinations(range(len(self._chains)), 2):
             if not (self._waits(n, m) or self._waits(m, n)):

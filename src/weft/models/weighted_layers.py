@@ -97,7 +97,7 @@ def _replace(repeated: Any, wanted: list[Any]) -> None:
 
 def find_layers(model: ModelProto) -> tuple[WeightedLayer, ...]:
     """All of them, in the order of the graph."""
-    constants = _Constants(model)
+    constants = _FoldedTensors(model)
     taken: set[str] = set()
     found = []
     for position, node in enumerate(model.graph.node):
@@ -120,7 +120,7 @@ def find_layers(model: ModelProto) -> tuple[WeightedLayer, ...]:
     return tuple(found)
 
 
-class _Constants:
+class _FoldedTensors:
     """The tensors of a graph that depend on none of its inputs."""
 
     def __init__(self, model: ModelProto) -> None:

@@ -27,7 +27,7 @@ _SETTLE_LAYERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class QueryDemand:
     """What one query of a stream asks of the device, in ticks."""
 
     compute: int
@@ -48,20 +48,20 @@ class Prices:
         """The largest system throughput any schedule can reach."""
         return self.compute + self.memory
 
-    def of(self, demand: Demand) -> float:
+    def of(self, demand: QueryDemand) -> float:
         """What that much of both resources is worth."""
         return self.compute * demand.compute + self.memory * demand.memory
 
     def queries(self, program: Program, layers: int) -> float:
         """Queries that so many layers issued in order are; the one in flight counts by its share at these prices."""
         whole, begun = divmod(layers, len(program))
-        total = self.of(Demand(program.total_compute, program.total_fetch, 0.0))
-        done = self.of(Demand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
+        total = self.of(QueryDemand(program.total_compute, program.total_fetch, 0.0))
+        done = self.of(QueryDemand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
         return whole + (done / total if total else 0.0)
 
 
-def demand_of(program: Program, buffer: int) -> Demand:
-    return Demand(program.total_compute, program.total_fetch, alone_ticks(program, buffer))
+def demand_of(program: Program, buffer: int) -> QueryDemand:
+    return QueryDemand(program.total_compute, program.total_fetch, alone_ticks(program, buffer))
 
 
 @lru_cache(maxsize=256)  # one run asks for the same few models many times
@@ -87,7 +87,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
     return float(ends[-1] - ends[settle - 1]) / (queries - settle)
 
 
-def prices(demands: Sequence[Demand]) -> Prices:
+def prices(demands: Sequence[QueryDemand]) -> Prices:
     """The dual corner: the cheapest prices at which no stream is worth more than what it uses."""
     corners = [(max(d.alone / d.compute for d in demands), 0.0)] if all(d.compute for d in demands) else []
     if all(d.memory for d in demands):
@@ -104,11 +104,11 @@ def prices(demands: Sequence[Demand]) -> Prices:
     return Prices(*min(corners, key=sum))
 
 
-def _covers(corner: tuple[float, float], demands: Sequence[Demand]) -> bool:
+def _covers(corner: tuple[float, float], demands: Sequence[QueryDemand]) -> bool:
     return all(corner[0] * d.compute + corner[1] * d.memory >= d.alone * (1 - 1e-12) for d in demands)
 
 
-def mix_prices(demands: Sequence[Demand], mix: Sequence[float]) -> Prices:
+def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
     """Prices when the proportion of queries is given: the busier resource carries the whole bound."""
     worth = sum(part * d.alone for part, d in zip(mix, demands, strict=True))
     compute = sum(part * d.compute for part, d in zip(mix, demands, strict=True))
@@ -116,7 +116,7 @@ def mix_prices(demands: Sequence[Demand], mix: Sequence[float]) -> Prices:
     return Prices(worth / compute, 0.0) if compute >= memory else Prices(0.0, worth / memory)
 
 
-def best_mix(demands: Sequence[Demand]) -> tuple[float, ...]:
+def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     """Queries per tick of each stream at the optimum, every stream keeping its least share."""
     least = [LEAST_SHARE / (len(demands) * d.alone) for d in demands]
     room_c = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
@@ -131,7 +131,7 @@ def best_mix(demands: Sequence[Demand]) -> tuple[float, ...]:
     return _evened([rate + more for rate, more in zip(least, extra, strict=True)], demands)
 
 
-def _evened(rates: Sequence[float], demands: Sequence[Demand]) -> tuple[float, ...]:
+def _evened(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     """Equal shares of the time instead, where that costs no more than EVENING of the throughput."""
     equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
     worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))
@@ -139,7 +139,7 @@ def _evened(rates: Sequence[float], demands: Sequence[Demand]) -> tuple[float, .
 
 
 def _corners(
-    demands: Sequence[Demand], room_c: float, room_m: float
+    demands: Sequence[QueryDemand], room_c: float, room_m: float
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Streams and their rates at every corner of the program with these capacities."""
     corners: list[tuple[tuple[int, ...], tuple[float, ...]]] = []

@@ -21,7 +21,7 @@ PATIENCE = 20
 """How many times its own length a request that missed its deadline gives way to those that can still be on time."""
 
 
-class _Plan(NamedTuple):
+class _DueWork(NamedTuple):
     """A candidate with what it takes and when it should be done."""
 
     candidate: Candidate
@@ -79,13 +79,13 @@ class Punctual(Policy):
     def _alone(self, candidate: Candidate) -> int:
         return candidate.remaining * (100 + self.margin) // 100
 
-    def _plan(self, candidate: Candidate, now: int) -> _Plan:
+    def _plan(self, candidate: Candidate, now: int) -> _DueWork:
         need = self._alone(candidate) // self.setting.lanes
         due = _due(candidate, now + need)
         yields = due > candidate.deadline and _waited(candidate, now) < PATIENCE * candidate.whole
-        return _Plan(candidate, need, due, yields, need / _worth(candidate, now))
+        return _DueWork(candidate, need, due, yields, need / _worth(candidate, now))
 
-    def _savable(self, plans: list[_Plan], now: int) -> list[_Plan]:
+    def _savable(self, plans: list[_DueWork], now: int) -> list[_DueWork]:
         """The largest set that can be on time, by deadline."""
         left_out: set[int] = set()
         dearest: list[tuple[bool, float, int]] = []
@@ -99,7 +99,7 @@ class Punctual(Policy):
                 end -= plans[worst].need
         return [plan for place, plan in enumerate(plans) if place not in left_out]
 
-    def _quickest(self, saved: list[_Plan], now: int) -> Candidate:
+    def _quickest(self, saved: list[_DueWork], now: int) -> Candidate:
         """The cheapest of those whose next segment leaves everybody due before it in time."""
         best, end, slack = saved[0], now, NO_DEADLINE
         for plan in saved:
@@ -110,7 +110,7 @@ class Punctual(Policy):
         return best.candidate
 
 
-def _order(plan: _Plan) -> tuple[int, bool, float, int, int]:
+def _order(plan: _DueWork) -> tuple[int, bool, float, int, int]:
     """By deadline; ties do not depend on the order of the candidates, or a segment could be stopped for one that then
     does not go."""
     return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query

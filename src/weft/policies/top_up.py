@@ -23,7 +23,7 @@ UNDER_WAY = 10
 """How many misses one costs that befalls a request under way: it needs little more, and has overtaken others."""
 
 
-class Part(NamedTuple):
+class Standing(NamedTuple):
     """Requests that stand at one layer."""
 
     layer: int
@@ -90,11 +90,13 @@ class TopUp(Refilling):
         most = len(road.rests)
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
-        cost, end = self._sweep(road, [Part(each.layer, each.size, sorted(each.dues)) for each in under_way], now, now)
+        cost, end = self._sweep(
+            road, [Standing(each.layer, each.size, sorted(each.dues)) for each in under_way], now, now
+        )
         left = seen.size + seen.waiting - taken
         following = min(left, most)
         if following:
-            more, end = self._sweep(road, [Part(0, following, sorted(seen.dues[taken:]))], end, now)
+            more, end = self._sweep(road, [Standing(0, following, sorted(seen.dues[taken:]))], end, now)
             cost += more
         left -= following
         if left:
@@ -103,7 +105,7 @@ class TopUp(Refilling):
             end += rules.backlog_ticks(left, most, full)
         return cost + self.backlog * (end - now)
 
-    def _sweep(self, road: Road, parts: Sequence[Part], start: int, now: int) -> tuple[float, int]:
+    def _sweep(self, road: Road, parts: Sequence[Standing], start: int, now: int) -> tuple[float, int]:
         """What the requests of *parts*, in order of layers, cost if the first of them starts then; and its end."""
         miss = road.rests[0][0] * self.miss // 100
         ahead = [(part, leaving(road.program, part.layer), UNDER_WAY if part.layer else 1) for part in parts]

@@ -21,7 +21,7 @@ from weft.errors import InputError
 from weft.kernels import rules
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Start, View
-from weft.policies.bound import Demand, alone_ticks, best_mix, mix_prices, prices
+from weft.policies.bound import QueryDemand, alone_ticks, best_mix, mix_prices, prices
 from weft.policies.fairness import Band, may_go
 from weft.policies.in_order import RoundRobin
 from weft.policies.layerweaver import Layerweaver
@@ -72,11 +72,11 @@ class Weft(Policy):
         return self.horizon * len(self.setting.programs)
 
     @cached_property
-    def _demands(self) -> list[Demand]:
+    def _demands(self) -> list[QueryDemand]:
         """What a query takes of each resource; the channel's idle time that no order avoids counts as taken."""
         buffer = self.setting.buffer
         return [
-            Demand(
+            QueryDemand(
                 program.total_compute, program.total_fetch + program.inherent_idle(buffer), alone_ticks(whole, buffer)
             )
             for program, whole in zip(self.setting.programs, self.setting.uncut, strict=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.mapping.alone import shortest
 from weft.mapping.problem import Problem
-from weft.mapping.schedule import Outcome, Piece
+from weft.mapping.schedule import Outcome, Stint
 from weft.reports.trace import Span, Trace
 from weft.version import __version__
 
@@ -25,7 +25,7 @@ CONTENDED = 1 + 1e-9
 """A slow-down above this is contention, below it rounding."""
 
 
-class Step(NamedTuple):
+class RanStep(NamedTuple):
     """One step as it ran."""
 
     task: int
@@ -40,7 +40,7 @@ class Step(NamedTuple):
     end_s: float
     work_s: float
     """Its stand-alone time there."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Stint, ...]
 
     @property
     def slow_down(self) -> float:
@@ -48,7 +48,7 @@ class Step(NamedTuple):
         return (self.end_s - self.start_s) / self.work_s if self.work_s else 1.0
 
 
-class Demand(NamedTuple):
+class MemoryDemand(NamedTuple):
     """What running groups ask the memory for, constant between two instants."""
 
     times_s: Floats
@@ -155,23 +155,23 @@ def report_of(outcome: Outcome) -> MappingReport:
     )
 
 
-def steps_of(outcome: Outcome) -> tuple[Step, ...]:
+def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
     """Every step, by task."""
-    pieces: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    pieces: dict[tuple[int, int], list[Stint]] = defaultdict(list)
     for piece in outcome.pieces:
         pieces[piece.task, piece.step].append(piece)
     moves = {(move.task, move.step): move for move in outcome.moves}
-    found: list[Step] = []
+    found: list[RanStep] = []
     for (task, step), row in sorted(pieces.items()):
         free_s = found[-1].end_s if step else _began_s(outcome, task)
         ready_s = moves[task, step].end_s if (task, step) in moves else free_s
         first, work_s = row[0], float(outcome.problem.tables.time[task, step, row[0].unit])
         span = first.start_s, row[-1].end_s
-        found.append(Step(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
+        found.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
     return tuple(found)
 
 
-def demand_of(outcome: Outcome) -> Demand:
+def demand_of(outcome: Outcome) -> MemoryDemand:
     """The memory demand of each task over time, from 0 to the makespan."""
     ends_s = {0.0, outcome.makespan_s, *(time_s for p in outcome.pieces for time_s in (p.start_s, p.end_s))}
     times_s = np.array(sorted(ends_s))
@@ -179,7 +179,7 @@ def demand_of(outcome: Outcome) -> Demand:
     edges = np.searchsorted(times_s, [(piece.start_s, piece.end_s) for piece in outcome.pieces])
     for piece, (first, last) in zip(outcome.pieces, edges.tolist(), strict=True):
         gb_s[first:last, piece.task] += outcome.problem.tables.demand[piece.task, piece.step, piece.unit]
-    return Demand(times_s, gb_s)
+    return MemoryDemand(times_s, gb_s)
 
 
 def lanes_of(problem: Problem) -> tuple[tuple[int, int], ...]:
@@ -211,7 +211,7 @@ def outcome_trace(outcome: Outcome) -> Trace:
     return Trace.from_spans(spans, [task.name for task in problem.tasks], settings)
 
 
-def _span(problem: Problem, step: Step) -> Span:
+def _span(problem: Problem, step: RanStep) -> Span:
     task = problem.tasks[step.task]
     times_s = step.moved_s, step.ready_s, step.start_s, step.end_s
     name = problem.step(step.task, step.step).name
@@ -224,13 +224,13 @@ def _began_s(outcome: Outcome, task: int) -> float:
 
 
 def _tasks(outcome: Outcome) -> tuple[TaskReport, ...]:
-    rows: list[list[Step]] = [[] for _ in outcome.problem.tasks]
+    rows: list[list[RanStep]] = [[] for _ in outcome.problem.tasks]
     for step in steps_of(outcome):
         rows[step.task].append(step)
     return tuple(_task(outcome, task, row) for task, row in enumerate(rows))
 
 
-def _task(outcome: Outcome, task: int, steps: list[Step]) -> TaskReport:
+def _task(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
     moves = [move for move in outcome.moves if move.task == task]
     began_s, finish_s = _began_s(outcome, task), outcome.finish_s[task]
     work_s, run_s = sum(step.work_s for step in steps), sum(step.end_s - step.start_s for step in steps)
@@ -263,7 +263,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _covered_s(pieces: list[Piece]) -> float:
+def _covered_s(pieces: list[Stint]) -> float:
     """How long at least one of them, in order of their start, runs."""
     covered_s = until_s = 0.0
     for piece in pieces:

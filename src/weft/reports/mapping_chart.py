@@ -21,9 +21,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from weft.errors import InputError
-from weft.mapping.schedule import Move, Outcome, Piece
+from weft.mapping.schedule import Outcome, Stint, Transfer
 from weft.reports.html import PALETTE
-from weft.reports.mapping import CONTENDED, Step, demand_of, lane_name, lanes_of, report_of, steps_of
+from weft.reports.mapping import CONTENDED, RanStep, demand_of, lane_name, lanes_of, report_of, steps_of
 from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, SUFFIXES, UNITS
 
 WIDE_INCHES, LANE_INCHES, DEMAND_INCHES, HEAD_INCHES, FOOT_INCHES = 12.0, 0.62, 0.62, 0.75, 0.6
@@ -149,7 +149,7 @@ def _darker(colour: str, share: float) -> str:
     return to_hex((red, green, blue))
 
 
-def _draw_piece(axes: Axes, piece: Piece, bottom: float, scale: _Scale) -> None:
+def _draw_piece(axes: Axes, piece: Stint, bottom: float, scale: _Scale) -> None:
     start, wide = piece.start_s * scale.per_second, (piece.end_s - piece.start_s) * scale.per_second
     tall, tone = TALL / piece.slow_down, scale.tone(piece.task, piece.slow_down)
     shade, mark = _darker(tone, 0.82), MARKS[piece.task % len(MARKS)]
@@ -160,7 +160,7 @@ def _draw_piece(axes: Axes, piece: Piece, bottom: float, scale: _Scale) -> None:
         axes.add_patch(lost)
 
 
-def _draw_step(axes: Axes, outcome: Outcome, step: Step, bottom: float, scale: _Scale) -> None:
+def _draw_step(axes: Axes, outcome: Outcome, step: RanStep, bottom: float, scale: _Scale) -> None:
     """A frame around a step with its name, and a dotted line while it waits for its unit."""
     start, end = step.start_s * scale.per_second, step.end_s * scale.per_second
     frame = Rectangle((start, bottom), end - start, TALL, facecolor="none", edgecolor=_dark(step.task), linewidth=0.8)
@@ -172,7 +172,7 @@ def _draw_step(axes: Axes, outcome: Outcome, step: Step, bottom: float, scale: _
     _name_step(axes, outcome.problem.step(step.task, step.step).name, step, bottom, scale)
 
 
-def _name_step(axes: Axes, name: str, step: Step, bottom: float, scale: _Scale) -> None:
+def _name_step(axes: Axes, name: str, step: RanStep, bottom: float, scale: _Scale) -> None:
     """Written into the widest piece of a step, with its slow-down, where they fit."""
     widest = max(step.pieces, key=lambda piece: piece.end_s - piece.start_s)
     start, end = widest.start_s * scale.per_second, widest.end_s * scale.per_second
@@ -187,7 +187,11 @@ def _name_step(axes: Axes, name: str, step: Step, bottom: float, scale: _Scale) 
 
 
 def _draw_move(
-    axes: Axes, move: Move, steps: dict[tuple[int, int], Step], place: dict[tuple[int, int], float], scale: _Scale
+    axes: Axes,
+    move: Transfer,
+    steps: dict[tuple[int, int], RanStep],
+    place: dict[tuple[int, int], float],
+    scale: _Scale,
 ) -> None:
     """Where a task stands before its next unit: a bar while it is on its way, and an arrow from the unit it left."""
     before, after = steps.get((move.task, move.step - 1)), steps.get((move.task, move.step))

@@ -13,11 +13,11 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.mapping.problem import Objective, Problem
-from weft.mapping.schedule import Move, Outcome
+from weft.mapping.schedule import Outcome, Transfer
 from weft.reports.html import PALETTE, json_ready, write_page
 from weft.reports.mapping import (
     MappingReport,
-    Step,
+    RanStep,
     demand_of,
     lane_name,
     lanes_of,
@@ -163,13 +163,13 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _step(problem: Problem, step: Step, on: Mapping[tuple[int, int], int]) -> list[float]:
+def _step(problem: Problem, step: RanStep, on: Mapping[tuple[int, int], int]) -> list[float]:
     times_us = _all_us(step.ready_s, step.start_s, step.end_s, step.work_s)
     demand = float(problem.tables.demand[step.task, step.step, step.unit])
     return [step.task, step.step, on[step.task, step.step], *times_us, demand]
 
 
-def _ends(move: Move, on: Mapping[tuple[int, int], int]) -> tuple[int, int]:
+def _ends(move: Transfer, on: Mapping[tuple[int, int], int]) -> tuple[int, int]:
     """Lanes a move leads from and to; -1 for the outside."""
     return on.get((move.task, move.step - 1), -1), on.get((move.task, move.step), -1)
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.mapping.problem import Problem
-from weft.mapping.schedule import Move, Outcome
-from weft.reports.mapping import Step, demand_of, lane_name, lanes_of, steps_of
+from weft.mapping.schedule import Outcome, Transfer
+from weft.reports.mapping import RanStep, demand_of, lane_name, lanes_of, steps_of
 from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
 from weft.reports.trace import Floats, Trace
 from weft.version import __version__
@@ -171,13 +171,13 @@ def _task_events(outcome: Outcome) -> Iterator[Event]:
         yield from _step_events(outcome.problem, step)
 
 
-def _move_event(problem: Problem, move: Move) -> Event:
+def _move_event(problem: Problem, move: Transfer) -> Event:
     ends = [problem.units[unit] if unit >= 0 else "outside" for unit in (move.source, move.target)]
     event = {"ph": "X", "pid": TASKS, "tid": move.task + 1, "cat": "move", "name": f"move {ends[0]} to {ends[1]}"}
     return {**event, "args": {"from": ends[0], "to": ends[1]}, **_stretch(move.start_s, move.end_s)}
 
 
-def _step_events(problem: Problem, step: Step) -> Iterator[Event]:
+def _step_events(problem: Problem, step: RanStep) -> Iterator[Event]:
     """A step in the track of its task: when it waits for its unit and when it runs."""
     name, unit = problem.step(step.task, step.step).name, lane_name(problem, step.unit, step.instance)
     event = {"ph": "X", "pid": TASKS, "tid": step.task + 1}

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.costs.program import Clock, Program
 from weft.policies.base import Setting
-from weft.policies.bound import Demand, Prices, demand_of, mix_prices, prices
+from weft.policies.bound import Prices, QueryDemand, demand_of, mix_prices, prices
 from weft.policies.fairness import ROUND, Band
 from weft.reports.trace import Trace
 
@@ -108,7 +108,9 @@ def report(
     )
 
 
-def _stream(trace: Trace, index: int, demand: Demand, dual: Prices, clock: Clock, program: Program) -> StreamReport:
+def _stream(
+    trace: Trace, index: int, demand: QueryDemand, dual: Prices, clock: Clock, program: Program
+) -> StreamReport:
     mine = trace.stream == index
     issued = int(mine.sum())
     completed = issued // len(program)

@@ -43,7 +43,7 @@ HATCH = 6 * "/"
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
 
-class Lane(NamedTuple):
+class DrawnLane(NamedTuple):
     """Stretches of time within the window: the spans they are part of, starts and durations in axis units."""
 
     spans: Ints
@@ -51,13 +51,13 @@ class Lane(NamedTuple):
     duration: Floats
 
 
-class Lanes(NamedTuple):
+class DrawnLanes(NamedTuple):
     """What is drawn of the two resources."""
 
-    channel: Lane
+    channel: DrawnLane
     """Transfers: a fetch, or the parts of one that stalled."""
-    array: Lane
-    stalls: Lane
+    array: DrawnLane
+    stalls: DrawnLane
 
     @property
     def dense(self) -> bool:
@@ -158,12 +158,12 @@ def _figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
     return figure
 
 
-def _lanes(trace: Trace, buffer: Occupancy, scale: Scale) -> Lanes:
+def _lanes(trace: Trace, buffer: Occupancy, scale: Scale) -> DrawnLanes:
     computes = Intervals(np.arange(len(trace)), trace.compute_start_s, trace.compute_end_s)
-    return Lanes(_lane(buffer.transfers, scale), _lane(computes, scale), _lane(buffer.stalls, scale))
+    return DrawnLanes(_lane(buffer.transfers, scale), _lane(computes, scale), _lane(buffer.stalls, scale))
 
 
-def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: Lanes, colours: dict[str, str]) -> None:
+def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: DrawnLanes, colours: dict[str, str]) -> None:
     for bottom, lane, stalls in ((UPPER, lanes.channel, lanes.stalls), (LOWER, lanes.array, None)):
         axes.axhspan(bottom, bottom + TALL, facecolor=GROUND, zorder=0)
         if lanes.dense:
@@ -181,7 +181,7 @@ def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: Lanes, colours: d
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
 
 
-def _draw_bars(axes: Axes, trace: Trace, lane: Lane, bottom: float, colours: dict[str, str]) -> None:
+def _draw_bars(axes: Axes, trace: Trace, lane: DrawnLane, bottom: float, colours: dict[str, str]) -> None:
     fills = _fills(trace, lane, colours)
     # A darker seam parts bars while there are few; a light one would look like idle time.
     few = len(np.unique(lane.spans)) <= READABLE_SPANS
@@ -191,7 +191,7 @@ def _draw_bars(axes: Axes, trace: Trace, lane: Lane, bottom: float, colours: dic
     _name_layers(axes, trace, lane, fills, bottom + TALL / 2)
 
 
-def _draw_stalls(axes: Axes, trace: Trace, stalls: Lane, bottom: float, colours: dict[str, str]) -> None:
+def _draw_stalls(axes: Axes, trace: Trace, stalls: DrawnLane, bottom: float, colours: dict[str, str]) -> None:
     """The time a fetch waits for space, in its model's colour but pale and hatched: nothing is moved."""
     models = np.array(trace.streams, dtype=object)[trace.stream[stalls.spans]]
     for model, colour in colours.items():
@@ -202,7 +202,7 @@ def _draw_stalls(axes: Axes, trace: Trace, stalls: Lane, bottom: float, colours:
 
 
 def _draw_shares(
-    axes: Axes, trace: Trace, lane: Lane, stalls: Lane | None, bottom: float, colours: dict[str, str]
+    axes: Axes, trace: Trace, lane: DrawnLane, stalls: DrawnLane | None, bottom: float, colours: dict[str, str]
 ) -> None:
     """Where bars would be narrower than a pixel: per column each model's share of the time, stacked."""
     edges = np.linspace(*axes.get_xlim(), COLUMNS + 1)
@@ -231,14 +231,14 @@ def _share(edges: Floats, start: Floats, duration: Floats) -> Floats:
     return np.append(share, share[-1])
 
 
-def _lane(stretches: Intervals, scale: Scale) -> Lane:
+def _lane(stretches: Intervals, scale: Scale) -> DrawnLane:
     start_s, end_s = np.maximum(stretches.start_s, scale.start_s), np.minimum(stretches.end_s, scale.end_s)
     inside = np.flatnonzero(end_s > start_s)
     start, end = start_s[inside] * scale.per_second, end_s[inside] * scale.per_second
-    return Lane(stretches.span[inside], start, end - start)
+    return DrawnLane(stretches.span[inside], start, end - start)
 
 
-def _fills(trace: Trace, lane: Lane, colours: dict[str, str]) -> list[str]:
+def _fills(trace: Trace, lane: DrawnLane, colours: dict[str, str]) -> list[str]:
     """The colour of each bar; odd queries are lighter, which shows where one query gives way to the next."""
     shades = [(colours[model], _toned(colours[model], 1.0, 0.38)) for model in trace.streams]
     streams, odd = trace.stream[lane.spans].tolist(), (trace.query[lane.spans] % 2).tolist()
@@ -251,7 +251,7 @@ def _toned(colour: str, towards: float, share: float) -> str:
     return to_hex((red, green, blue))
 
 
-def _name_layers(axes: Axes, trace: Trace, lane: Lane, fills: list[str], middle: float) -> None:
+def _name_layers(axes: Axes, trace: Trace, lane: DrawnLane, fills: list[str], middle: float) -> None:
     """Write a layer's name into its bar where it fits."""
     left, right = axes.get_xlim()
     characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.8  # a character: 4.8 points
@@ -266,7 +266,7 @@ def _name_layers(axes: Axes, trace: Trace, lane: Lane, fills: list[str], middle:
             axes.text(centre, middle, shown, ha="center", va="center", fontsize=7, color=ink)
 
 
-def _busy(lane: Lane, scale: Scale) -> float:
+def _busy(lane: DrawnLane, scale: Scale) -> float:
     return float(lane.duration.sum()) / ((scale.end_s - scale.start_s) * scale.per_second)
 
 

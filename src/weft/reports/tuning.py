@@ -37,7 +37,7 @@ DENSE = 1500
 """From here on the points are an image inside an SVG file."""
 
 
-class Span(NamedTuple):
+class PhaseSpan(NamedTuple):
     """A phase and the iterations it took, the first and the last included."""
 
     phase: int
@@ -83,12 +83,12 @@ def _figure(tuning: Tuning) -> Figure:
     return figure
 
 
-def phase_spans(trials: Sequence[Trial]) -> list[Span]:
+def phase_spans(trials: Sequence[Trial]) -> list[PhaseSpan]:
     """Which iterations each phase took; a phase that scored nothing new has none."""
-    found: dict[int, Span] = {}
+    found: dict[int, PhaseSpan] = {}
     for trial in trials:
         if trial.step != "base":
-            old = found.get(trial.phase, Span(trial.phase, trial.subset, trial.iteration, trial.iteration))
+            old = found.get(trial.phase, PhaseSpan(trial.phase, trial.subset, trial.iteration, trial.iteration))
             found[trial.phase] = old._replace(
                 first=min(old.first, trial.iteration), last=max(old.last, trial.iteration)
             )
@@ -118,13 +118,13 @@ def _change(before: Configuration, after: Configuration, name: str) -> str:
     return f"{label(old)} \N{RIGHTWARDS ARROW} {label(new)}"
 
 
-def _shade(axes: Axes, spans: Sequence[Span]) -> None:
+def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
     for number, span in enumerate(spans):
         if number % 2 == 0:
             axes.axvspan(span.first - 0.5, span.last + 0.5, color=GROUND, linewidth=0, zorder=0)
 
 
-def _name_phases(axes: Axes, spans: Sequence[Span]) -> None:
+def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
     """Above the picture, with as many words as there is room for."""
     whole = sum(span.last - span.first + 1 for span in spans)
     for span in spans:
@@ -137,7 +137,7 @@ def _name_phases(axes: Axes, spans: Sequence[Span]) -> None:
         )  # fmt: skip
 
 
-def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[Span]) -> None:
+def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
     scored = [trial for trial in tuning.trials if math.isfinite(trial.score) and trial.step != "base"]
     kept = {trial.iteration for trial in _kept(tuning)}
     floor, ceiling = _score_range(tuning)
@@ -165,7 +165,7 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[Span]) -> None:
         )  # fmt: skip
 
 
-def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[Span]) -> None:
+def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
     for number, span in enumerate(spans):
         ends = [span.first - 0.5, span.last + 0.5]
         names = ("threshold", "base") if number == 0 else (None, None)

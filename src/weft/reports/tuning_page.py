@@ -15,14 +15,14 @@ from weft.errors import InputError
 from weft.numbers.spelling import spell
 from weft.reports.html import write_page
 from weft.reports.tuning import move_text
-from weft.reports.tuning_result import Result
+from weft.reports.tuning_result import TuningResult
 from weft.tuning.network import ROLES, Target
 from weft.tuning.trials import FLOAT32_BITS, Tuning
 
 PHASES = {1: "coarse", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
 
 
-def write_tuning_page(path: Path | str, result: Result, picture: Path | str, told: Sequence[str]) -> None:
+def write_tuning_page(path: Path | str, result: TuningResult, picture: Path | str, told: Sequence[str]) -> None:
     """Write the page; *picture* is the search as SVG, *told* what came out in sentences."""
     try:
         drawn = Path(picture).read_bytes()
@@ -31,7 +31,7 @@ def write_tuning_page(path: Path | str, result: Result, picture: Path | str, tol
     write_page(path, "tuning.html", {**page_data(result, told), "picture": b64encode(drawn).decode("ascii")})
 
 
-def page_data(result: Result, told: Sequence[str]) -> dict[str, Any]:
+def page_data(result: TuningResult, told: Sequence[str]) -> dict[str, Any]:
     """All but the picture."""
     tuning = result.tuning
     return {
@@ -45,7 +45,7 @@ def page_data(result: Result, told: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _cards(result: Result) -> list[tuple[str, str, str]]:
+def _cards(result: TuningResult) -> list[tuple[str, str, str]]:
     """What it is about, how much, and compared with what."""
     tuning = result.tuning
     before = [_kb(FLOAT32_BITS * count) for count in (tuning.network.weights, tuning.network.inputs)]
@@ -68,7 +68,7 @@ def _layer(target: Target, tuning: Tuning) -> list[Any]:
     return row
 
 
-def _methods(result: Result) -> Iterator[list[str]]:
+def _methods(result: TuningResult) -> Iterator[list[str]]:
     tuning = result.tuning
     if not result.others:
         return

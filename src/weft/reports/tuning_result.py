@@ -41,7 +41,7 @@ class Other(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class TuningResult:
     """A search, and what was measured after it."""
 
     tuning: Tuning

@@ -71,7 +71,7 @@ def check_once(exits: Sequence[str]) -> None:
             raise ModelError(f"exit {name!r} is named twice; name each exit once, shallow to deep")
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Some samples of a batch."""
 
     values: Values
@@ -87,7 +87,7 @@ class Step(NamedTuple):
     """
 
     segment: int
-    parts: Sequence[Part]
+    parts: Sequence[BatchPart]
     rows: int
     """Of all who go on."""
 
@@ -114,7 +114,7 @@ class End(NamedTuple):
 Ended = Callable[[End], None]
 
 
-class Run(Protocol):
+class StartedStep(Protocol):
     """A step that was started."""
 
     def stop(self) -> None:
@@ -164,7 +164,7 @@ class LoadedModel(Protocol):
         """Have what batches of so many rows need there before the first of them comes; may take long."""
         ...
 
-    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a segment on a lane of the same backend; *ended* is called once, and nothing is raised.
 
         here: on the calling thread, so that it has ended when this returns; only where the backend is ``inline``.

@@ -28,7 +28,7 @@ _GROWTH = 1.1
 """Of the grain, while there are too many pieces."""
 
 
-class Tensor(NamedTuple):
+class SeenTensor(NamedTuple):
     """A tensor inside a graph, as it came up in a run."""
 
     element_type: int
@@ -37,7 +37,7 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ModelPiece:
     """What lies between two cuts, as a model of its own."""
 
     name: str
@@ -120,7 +120,7 @@ def _shared(one: set[int], all_of_them: Sequence[set[int]]) -> int:
     return len(one & set[int]().union(*(other for other in all_of_them if other is not one)))
 
 
-def crossing_bytes(graph: GraphProto, tensors: Mapping[str, Tensor]) -> list[int | None]:
+def crossing_bytes(graph: GraphProto, tensors: Mapping[str, SeenTensor]) -> list[int | None]:
     """For each cut, the two ends included, the bytes that cross it; None where a tensor of unknown type does.
 
     Inputs of the graph cross for nothing, and so do its outputs once no node needs them: they are in memory anyway.
@@ -200,7 +200,7 @@ def _path(before: Mapping[int, int], end: int) -> Iterator[int]:
         yield end
 
 
-def split(model: ModelProto, cuts: Sequence[int], types: Mapping[str, int]) -> list[Piece]:
+def split(model: ModelProto, cuts: Sequence[int], types: Mapping[str, int]) -> list[ModelPiece]:
     """One model for each stretch of nodes between *cuts*; *types* are the element types of what crosses them."""
     graph = model.graph
     last = _last_uses(graph)
@@ -219,7 +219,7 @@ def split(model: ModelProto, cuts: Sequence[int], types: Mapping[str, int]) -> l
 
 def _piece(
     model: ModelProto, nodes: Sequence[NodeProto], outputs: list[str], types: Mapping[str, int], *, steady: bool
-) -> Piece:
+) -> ModelPiece:
     graph = model.graph
     declared = {each.name: each for each in (*graph.input, *graph.output)}
     made = {name for node in nodes for name in node.output}
@@ -234,7 +234,7 @@ def _piece(
     )  # fmt: skip
     part = helper.make_model(body, opset_imports=model.opset_import, functions=model.functions)
     part.ir_version = model.ir_version
-    return Piece(name, part, tuple(inputs), tuple(outputs), steady)
+    return ModelPiece(name, part, tuple(inputs), tuple(outputs), steady)
 
 
 def _value(name: str, declared: Mapping[str, ValueInfoProto], types: Mapping[str, int]) -> ValueInfoProto:
@@ -242,7 +242,7 @@ def _value(name: str, declared: Mapping[str, ValueInfoProto], types: Mapping[str
     return declared[name] if name in declared else helper.make_tensor_value_info(name, types[name], None)
 
 
-def scratch_bytes(graph: GraphProto, tensors: Mapping[str, Tensor]) -> int:
+def scratch_bytes(graph: GraphProto, tensors: Mapping[str, SeenTensor]) -> int:
     """What the tensors made inside a graph take when most of them are in memory at once."""
     last = _last_uses(graph)
     change = [0] * (len(graph.node) + 1)

@@ -18,7 +18,7 @@ from typing import Protocol
 from weft.devices.decoupled import Issue, NpuState
 from weft.engine.engine import Completion
 from weft.policies.base import Candidate, Running, Start
-from weft.runtime.backend import Backend, DeviceLane, End, Ended, Made, Run
+from weft.runtime.backend import Backend, DeviceLane, End, Ended, Made, StartedStep
 
 log = logging.getLogger("weft.engine")
 
@@ -30,14 +30,14 @@ INLINE_TICKS = 200_000
 another costs as much."""
 
 
-class Work(Protocol):
+class LaneWork(Protocol):
     """One batch as a lane sees it."""
 
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its inputs hold."""
         ...
 
-    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> Run:
+    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> StartedStep:
         """Run a segment on the values the one before it left (``LoadedModel.start``)."""
         ...
 
@@ -47,11 +47,11 @@ class Work(Protocol):
 
 
 @dataclass(eq=False)
-class _Task:
+class _LaneTask:
     candidate: Candidate
-    work: Work
+    work: LaneWork
     submitted: int
-    run: Run | None = None
+    run: StartedStep | None = None
     """How it is told to stop."""
     aborted: bool = False
 
@@ -62,18 +62,18 @@ class Lane:
 
     index: int
     device: DeviceLane
-    task: _Task | None = None
+    task: _LaneTask | None = None
     busy_ticks: int = 0
 
 
-class Lanes:
+class LaneExecutor:
     """Runs segments on a backend; ``wake`` is called from its threads whenever one has ended."""
 
     def __init__(
         self,
         backend: Backend,
         count: int,
-        work_of: Callable[[Candidate], Work],
+        work_of: Callable[[Candidate], LaneWork],
         wake: Callable[[], None],
         *,
         pin: bool = False,
@@ -115,7 +115,7 @@ class Lanes:
     def idle_until(self, tick: int) -> None:
         """The thread that drives the engine waits elsewhere: for requests and for ``wake``."""
 
-    def runs_here(self, candidate: Candidate, work: Work) -> bool:
+    def runs_here(self, candidate: Candidate, work: LaneWork) -> bool:
         """Whether a segment is computed on the engine's own thread; it cannot be stopped there, so it must be sure."""
         return self.backend.inline and candidate.compute < INLINE_TICKS and work.steady(candidate.layer)
 
@@ -123,11 +123,11 @@ class Lanes:
         candidate = start.candidate
         work = self._work_of(candidate)
         lane = self._idle.pop()
-        task = lane.task = _Task(candidate, work, self.now())
+        task = lane.task = _LaneTask(candidate, work, self.now())
         here = self.runs_here(candidate, work)
         task.run = work.start(candidate.layer, lane.device, partial(self._end, lane, task), here=here)
 
-    def _end(self, lane: Lane, task: _Task, end: End) -> None:
+    def _end(self, lane: Lane, task: _LaneTask, end: End) -> None:
         """A segment has ended; called on a thread of the backend's, or on our own while it starts."""
         error = end.error
         if error is None:
@@ -162,7 +162,7 @@ class Lanes:
         """What runs, and how many ticks each is expected to run on."""
         return [(lane.task.candidate, self._rest(lane.task)) for lane in self.lanes if lane.task]
 
-    def _rest(self, task: _Task) -> int:
+    def _rest(self, task: _LaneTask) -> int:
         return 0 if task.aborted else max(0, task.submitted + task.candidate.compute - self.now())
 
     def close(self, patience_s: float | None = None) -> bool:
@@ -172,5 +172,5 @@ class Lanes:
         return all(left)
 
 
-def _abortable(task: _Task) -> bool:
+def _abortable(task: _LaneTask) -> bool:
     return task.candidate.compute >= ABORT_FROM_TICKS and not task.aborted

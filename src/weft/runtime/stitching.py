@@ -1,4 +1,4 @@
-"""Stitched graphs against the clock, in ONNX Runtime: ``race`` runs them in turn, ``Measured`` costs them for a plan.
+"""Stitched graphs against the clock, in ONNX Runtime: ``race`` runs them in turn, ``GraphTimer`` costs them for a plan.
 
 Contenders are run one after another in every round, so that what else the machine does meets all of them alike. A
 plan goes by processor time as long as one thread does the work: others on the machine make a run late, not busy.
@@ -46,7 +46,7 @@ class Times:
         return statistics.median(self.busy)
 
 
-class Runner:
+class GraphRunner:
     """A graph loaded in ONNX Runtime, with made-up inputs."""
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
@@ -93,7 +93,8 @@ def race(
     if rounds < 1:
         raise StitchError(f"{rounds} rounds measure nothing; run at least 1")
     runners = {
-        name: [Runner(graph, threads=threads, rows=rows) for graph in graphs] for name, graphs in contenders.items()
+        name: [GraphRunner(graph, threads=threads, rows=rows) for graph in graphs]
+        for name, graphs in contenders.items()
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
     for turn in range(warm_ups + rounds):
@@ -109,7 +110,7 @@ def race(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class GraphTimer:
     """The cost of graphs as they run: the least of several rounds, as whatever disturbs a run adds to it."""
 
     threads: int = 1

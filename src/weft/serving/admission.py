@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from weft.engine.admission import Line, Refusal
+from weft.engine.admission import Refusal, WaitingLine
 from weft.errors import Expired, Overloaded, RequestError
 from weft.serving.streams import Served
 
 
-def refused(model: Served, refusal: Refusal, everybody: Line) -> RequestError:
+def refused(model: Served, refusal: Refusal, everybody: WaitingLine) -> RequestError:
     """*everybody*: the line of all requests, whoever they are for."""
     match refusal.reason:
         case "all_full":

@@ -20,12 +20,12 @@ from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, Requ
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.runtime.backend import Backend
-from weft.runtime.lanes import Lanes
+from weft.runtime.lanes import LaneExecutor
 from weft.runtime.tensors import Array
 from weft.serving.admission import refused
 from weft.serving.leaving import EXIT
-from weft.serving.recorder import Recorder, Span
-from weft.serving.streams import Remaining, Served, Stream, Streams
+from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.streams import Remaining, Served, ServedStream, ServedStreams
 from weft.serving.tickets import Ask, Batch, LiveTicket, MixedBatch, Reply
 
 log = logging.getLogger("weft.engine")
@@ -53,12 +53,12 @@ class Dispatcher:
         programs: list[Program] = []
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
         self.policy = make_request_policy(policy, setting, options)
-        self.lanes = Lanes(backend, lanes, self._work_of, self._wake, pin=pin)
+        self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
         self._engine, self._source = request_engine(
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
         )
-        self.streams = Streams(self._source, programs)
+        self.streams = ServedStreams(self._source, programs)
         self._tickets: set[LiveTicket] = set()
         self.recorder = Recorder()
         self._last_job: dict[int, Job] = {}
@@ -234,7 +234,7 @@ class Dispatcher:
             model.statistics.merges += 1
         self._executed(self.streams[job.members[0].stream], joining)
 
-    def _executed(self, stream: Stream, work: Batch) -> None:
+    def _executed(self, stream: ServedStream, work: Batch) -> None:
         stream.seen += 1
         for model, rows in work.began.items():
             model.statistics.executed(rows, work.compute_ns)
@@ -342,7 +342,7 @@ class Dispatcher:
         self._note_preemption(lane, job)
         job.work.compute_ns += took
         self.recorder.add(
-            Span(
+            LaneSpan(
                 lane,
                 stream.model.name,
                 f"{candidate.layer + 1}/{len(self.streams.programs[candidate.program])}",

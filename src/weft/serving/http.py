@@ -1,6 +1,6 @@
 """A small HTTP/1.1 server: one event loop, one protocol object per connection, no coroutine per request.
 
-- ``HttpServer`` listens, keeps the connections and sweeps them for timeouts; ``Limits`` bounds what a client may cost.
+- ``HttpServer`` listens, keeps the connections and sweeps them for timeouts; ``ClientLimits`` bounds their cost.
 - ``Exchange`` is one request and the way to answer it, now or later; ``gone`` is called when the client leaves first.
 - ``Response`` is a status, a body and headers.
 
@@ -51,7 +51,7 @@ _SPENT_PARSER = httptools.HttpRequestParser(object())
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """What one client, and all of them together, may cost."""
 
     header_bytes: int = 16 * 1024
@@ -600,7 +600,7 @@ class HttpServer:
     (method and path are then empty where they are not known).
     """
 
-    def __init__(self, handler: Handler, limits: Limits = Limits(), log: AccessLog | None = None) -> None:  # noqa: B008
+    def __init__(self, handler: Handler, limits: ClientLimits = ClientLimits(), log: AccessLog | None = None) -> None:  # noqa: B008
         self.handler = handler
         self.limits = limits
         self.in_flight = 0

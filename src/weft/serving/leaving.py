@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.engine.steering import Shares, Steered, Steering
+from weft.engine.steering import ExitShares, Steered, Steering
 from weft.errors import ModelError, WorkloadError
 from weft.runtime.backend import LoadedModel
 from weft.runtime.exits import confidence
@@ -41,7 +41,7 @@ class Leaving:
         self.names = tuple(each.output for each in prepared.exits)
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
-        self.shares = Shares(record.rates(steering.top) if record else [1 / count] * count)
+        self.shares = ExitShares(record.rates(steering.top) if record else [1 / count] * count)
         self._kind = prepared.confidence
         self._by_segment = {each.segment: number for number, each in enumerate(prepared.exits, start=1)}
         self.layers = tuple(each.segment + 1 for each in prepared.exits[:-1])
@@ -70,7 +70,7 @@ class Leaving:
         return self.record.accuracy(self.threshold) if self.record else None
 
 
-class Rows:
+class RequestRows:
     """The rows of one request, some of which may have their answer while others go on."""
 
     __slots__ = ("_answers", "_exits", "_sure")

@@ -18,7 +18,7 @@ from weft.errors import ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.backend import Backend, LoadedModel, Recipe
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving, record_beside
-from weft.serving.repository import Entry, Repository
+from weft.serving.repository import ModelVersion, Repository
 from weft.serving.slots import Slot, signature
 from weft.serving.streams import Served
 
@@ -188,7 +188,7 @@ class Library:
             for slot in slots:
                 slot.loading = None
 
-    def _prepared(self, entry: Entry) -> Served:
+    def _prepared(self, entry: ModelVersion) -> Served:
         config = entry.config
         steering = Steering(config.exit_threshold, config.exit_floor)
         recipe = Recipe(
@@ -295,7 +295,7 @@ class Library:
             await asyncio.wait(self._closing, timeout=CLOSING_S)
 
 
-def _leaving(entry: Entry, prepared: LoadedModel, steering: Steering) -> Leaving | None:
+def _leaving(entry: ModelVersion, prepared: LoadedModel, steering: Steering) -> Leaving | None:
     """How requests leave a model at its exits; None where it has none."""
     config = entry.config
     if prepared.exits:

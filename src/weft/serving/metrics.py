@@ -44,7 +44,7 @@ class Sample(NamedTuple):
     suffix: str = ""
 
 
-class _Model(NamedTuple):
+class _ModelRow(NamedTuple):
     """One version of a model, when somebody looks."""
 
     labels: str
@@ -59,10 +59,10 @@ class _Look(NamedTuple):
     """All that is looked at."""
 
     service: Service
-    models: list[_Model]
+    models: list[_ModelRow]
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric."""
 
     name: str
@@ -77,20 +77,20 @@ def text(service: Service) -> str:
     return "".join(line for family in FAMILIES for line in _lines(family, look))
 
 
-def _model(service: Service, slot: Slot) -> _Model:
+def _model(service: Service, slot: Slot) -> _ModelRow:
     labels = f"{_label('model', slot.entry.name)},{_label('version', slot.entry.version)}"
     served = slot.served
     if served is None:
-        return _Model(labels, slot.statistics, 0, slot.waiters)
+        return _ModelRow(labels, slot.statistics, 0, slot.waiters)
     queued, leaving = served.line.waiting, served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
-    return _Model(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold)
+    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold)
 
 
 # The format
 
 
-def _lines(family: Family, look: _Look) -> Iterator[str]:
+def _lines(family: MetricFamily, look: _Look) -> Iterator[str]:
     name = family.name
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     for value, labels, suffix in family.samples(look):
@@ -124,17 +124,17 @@ def _server(value: Callable[[Service], float | None]) -> Callable[[_Look], Itera
     return samples
 
 
-def _model_each(value: Callable[[_Model], float]) -> Callable[[_Look], Iterator[Sample]]:
+def _model_each(value: Callable[[_ModelRow], float]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per model."""
     return lambda look: (Sample(value(model), model.labels) for model in look.models)
 
 
-def _model_some(value: Callable[[_Model], float | None]) -> Callable[[_Look], Iterator[Sample]]:
+def _model_some(value: Callable[[_ModelRow], float | None]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per model of which the value is known."""
     return lambda look: (Sample(found, model.labels) for model in look.models if (found := value(model)) is not None)
 
 
-def _model_by(label: str, values: Callable[[_Model], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
+def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per model and value of a label."""
     return lambda look: (
         Sample(value, f"{model.labels},{_label(label, key)}")
@@ -168,7 +168,7 @@ def _histogram(
 # Values
 
 
-def _triton_failures(model: _Model) -> dict[str, float]:
+def _triton_failures(model: _ModelRow) -> dict[str, float]:
     failures = model.seen.failures
     found = {name: sum(failures[reason] for reason in ours) for name, ours in TRITON_REASONS.items()}
     return {**found, "OTHER": failures.total() - sum(found.values())}
@@ -201,7 +201,7 @@ def _batch_rows(seen: Statistics) -> int:
     return sum(rows * count for rows, (count, _) in seen.batches.items())
 
 
-def _exits(model: _Model) -> dict[str, float]:
+def _exits(model: _ModelRow) -> dict[str, float]:
     count = len(model.leaving.names) if model.leaving else 0
     return {str(number): model.seen.exits[number] for number in range(1, count + 1)}
 
@@ -225,57 +225,57 @@ def _budget_bytes(service: Service) -> float:
 
 
 FAMILIES = (
-    Family(
+    MetricFamily(
         "nv_inference_request_success",
         "counter",
         "Requests that got a result.",
         _model_each(lambda m: m.seen.success),
     ),
-    Family(
+    MetricFamily(
         "nv_inference_request_failure",
         "counter",
         "Requests that got none, by Triton's reasons.",
         _model_by("reason", _triton_failures),
     ),
-    Family("nv_inference_count", "counter", "Rows computed.", _model_each(lambda m: m.seen.inferences)),
-    Family("nv_inference_exec_count", "counter", "Batches computed.", _model_each(lambda m: m.seen.executions)),
-    Family(
+    MetricFamily("nv_inference_count", "counter", "Rows computed.", _model_each(lambda m: m.seen.inferences)),
+    MetricFamily("nv_inference_exec_count", "counter", "Batches computed.", _model_each(lambda m: m.seen.executions)),
+    MetricFamily(
         "nv_inference_pending_request_count",
         "gauge",
         "Requests that no lane has begun.",
         _model_each(lambda m: m.queued),
     ),
-    Family(
+    MetricFamily(
         "nv_inference_request_duration_us",
         "counter",
         "Time from arrival to result, summed over requests.",
         _model_each(lambda m: m.seen.total_ns // 1000),
     ),
-    Family(
+    MetricFamily(
         "nv_inference_queue_duration_us",
         "counter",
         "Time that requests waited for their first segment, summed.",
         _model_each(lambda m: m.seen.queue_ns // 1000),
     ),
-    Family(
+    MetricFamily(
         "nv_inference_compute_input_duration_us",
         "counter",
         "Time spent on inputs, summed over requests.",
         _model_each(lambda m: m.seen.input_ns // 1000),
     ),
-    Family(
+    MetricFamily(
         "nv_inference_compute_infer_duration_us",
         "counter",
         "Time that segments ran, summed over requests.",
         _model_each(lambda m: m.seen.infer_ns // 1000),
     ),
-    Family(
+    MetricFamily(
         "nv_inference_compute_output_duration_us",
         "counter",
         "Time spent on outputs, summed over requests.",
         _model_each(lambda m: m.seen.output_ns // 1000),
     ),
-    Family(
+    MetricFamily(
         "weft_request_seconds",
         "histogram",
         "Time from arrival to result.",
@@ -283,130 +283,138 @@ FAMILIES = (
             [bound / 1e9 for bound in LATENCY_BOUNDS_NS], lambda seen: seen.latencies, lambda seen: seen.total_ns / 1e9
         ),
     ),
-    Family(
+    MetricFamily(
         "weft_batch_rows",
         "histogram",
         "Rows of the batches computed.",
         _histogram(BATCH_BOUNDS, _batch_counts, _batch_rows),
     ),
-    Family(
+    MetricFamily(
         "weft_deadline_met_total", "counter", "Requests that kept their deadline.", _model_each(lambda m: m.seen.met)
     ),
-    Family(
+    MetricFamily(
         "weft_deadline_missed_total",
         "counter",
         "Requests that missed their deadline, answered or not.",
         _model_each(lambda m: m.seen.missed),
     ),
-    Family(
+    MetricFamily(
         "weft_drops_total",
         "counter",
         "Requests that were given up, by reason.",
         _model_by("reason", lambda m: _counted(m.seen.failures, DROPS)),
     ),
-    Family(
+    MetricFamily(
         "weft_preemptions_total",
         "counter",
         "Batches left half-way for another one.",
         _model_each(lambda m: m.seen.preemptions),
     ),
-    Family("weft_aborts_total", "counter", "Segments stopped while they ran.", _model_each(lambda m: m.seen.aborts)),
-    Family("weft_segments_total", "counter", "Segments computed.", _model_each(lambda m: m.seen.segments)),
-    Family(
+    MetricFamily(
+        "weft_aborts_total", "counter", "Segments stopped while they ran.", _model_each(lambda m: m.seen.aborts)
+    ),
+    MetricFamily("weft_segments_total", "counter", "Segments computed.", _model_each(lambda m: m.seen.segments)),
+    MetricFamily(
         "weft_segment_rows_total",
         "counter",
         "Rows of the segments computed, summed over segments.",
         _model_each(lambda m: m.seen.segment_rows),
     ),
-    Family(
+    MetricFamily(
         "weft_merges_total",
         "counter",
         "Batches that joined another one half-way.",
         _model_each(lambda m: m.seen.merges),
     ),
-    Family("weft_exits_total", "counter", "Rows that left at each exit, the end last.", _model_by("exit", _exits)),
-    Family(
+    MetricFamily(
+        "weft_exits_total", "counter", "Rows that left at each exit, the end last.", _model_by("exit", _exits)
+    ),
+    MetricFamily(
         "weft_exit_threshold",
         "gauge",
         "How sure an early answer must be where a request does not say.",
         _model_some(lambda m: m.threshold if m.leaving else None),
     ),
-    Family(
+    MetricFamily(
         "weft_exit_accuracy",
         "gauge",
         "Share of right answers at that threshold, by the record of the model.",
         _model_some(lambda m: m.leaving.accuracy if m.leaving else None),
     ),
-    Family(
+    MetricFamily(
         "weft_segment_seconds_total",
         "counter",
         "Time that computed segments took.",
         _model_each(lambda m: m.seen.segment_ns / 1e9),
     ),
-    Family(
+    MetricFamily(
         "weft_segment_prediction_error_ratio",
         "gauge",
         "Mean difference of predicted and real segment time, as a share of the real time.",
         _model_each(lambda m: m.seen.prediction_error),
     ),
-    Family(
+    MetricFamily(
         "weft_model_memory_bytes",
         "gauge",
         "Memory of a loaded model, or its part of a body that several have.",
         _model_each(lambda m: m.memory_bytes),
     ),
-    Family(
+    MetricFamily(
         "weft_queue_length",
         "gauge",
         "Requests that wait for a lane, or for the model to be loaded.",
         _model_each(lambda m: m.queued),
     ),
-    Family(
+    MetricFamily(
         "weft_requests_refused_total",
         "counter",
         "Requests that met no model, by reason.",
         _server_by("reason", _refused),
     ),
-    Family(
+    MetricFamily(
         "weft_http_answers_total",
         "counter",
         "HTTP answers by status, whatever was asked.",
         _server_by("status", _answers),
     ),
-    Family(
+    MetricFamily(
         "weft_lane_busy_seconds_total",
         "counter",
         "Time that a lane computed.",
         _server_by("lane", _lanes),
     ),
-    Family("weft_memory_used_bytes", "gauge", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)),
-    Family(
+    MetricFamily(
+        "weft_memory_used_bytes", "gauge", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)
+    ),
+    MetricFamily(
         "weft_memory_budget_bytes",
         "gauge",
         "Memory that loaded models may have; infinite without a limit.",
         _server(_budget_bytes),
     ),
-    Family(
+    MetricFamily(
         "weft_evictions_total",
         "counter",
         "Models that left to make room for others.",
         _server(lambda s: s.library.evictions),
     ),
-    Family("weft_in_flight", "gauge", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
-    Family(
+    MetricFamily(
+        "weft_in_flight", "gauge", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)
+    ),
+    MetricFamily(
         "weft_uptime_seconds",
         "gauge",
         "Time since the start.",
         _server(lambda s: (s.now() - s.started_ns) / 1e9),
     ),
-    Family("weft_ready", "gauge", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
-    Family(
+    MetricFamily("weft_ready", "gauge", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
+    MetricFamily(
         "process_resident_memory_bytes",
         "gauge",
         "Physical memory of the process.",
         _server(lambda _: _resident_bytes()),
     ),
-    Family(
+    MetricFamily(
         "process_cpu_seconds_total",
         "counter",
         "Processor time of the process, all its threads together.",

@@ -9,7 +9,7 @@ SPANS = 12_000
 OUT_OF_ORDER_NS = 1_000_000_000
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """A segment on a lane; times in nanoseconds on the clock of the lanes."""
 
     lane: int
@@ -29,12 +29,12 @@ class Recorder:
     """A bounded memory of spans."""
 
     def __init__(self) -> None:
-        self._spans: deque[Span] = deque(maxlen=SPANS)
+        self._spans: deque[LaneSpan] = deque(maxlen=SPANS)
 
-    def add(self, span: Span) -> None:
+    def add(self, span: LaneSpan) -> None:
         self._spans.append(span)
 
-    def since(self, start_ns: int) -> list[Span]:
+    def since(self, start_ns: int) -> list[LaneSpan]:
         """Spans that ended later, oldest first."""
         found = []
         for span in reversed(self._spans):  # lanes report a little out of order
@@ -55,7 +55,7 @@ class Recorder:
         return {"displayTimeUnit": "ms", "traceEvents": names + [_event(span) for span in spans]}
 
 
-def _event(span: Span) -> dict[str, Any]:
+def _event(span: LaneSpan) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": 1,

@@ -39,7 +39,7 @@ _NO_NAME = (
 )
 
 
-class Entry(NamedTuple):
+class ModelVersion(NamedTuple):
     """One version of a model."""
 
     name: str
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     """What a stitched file is called, which holds others, too; empty for a file that is one model."""
 
 
-Versions = dict[str, Entry]
+Versions = dict[str, ModelVersion]
 """Version -> entry, the lowest version first."""
 
 
@@ -65,7 +65,7 @@ class _Trouble(Exception):
 
 
 @dataclass(slots=True)
-class _Found:
+class _Scan:
     """What one look at one source brought to light."""
 
     models: dict[str, Versions] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Found:
     blind: bool = False
     """The whole source could not be looked at."""
 
-    def add(self, entry: Entry, where: str) -> None:
+    def add(self, entry: ModelVersion, where: str) -> None:
         """Another model, or another version of one; a name belongs to the first place that has it."""
         if self.where.setdefault(entry.name, where) == where:
             self.models.setdefault(entry.name, {})[entry.version] = entry
@@ -113,8 +113,8 @@ class Repository:
         """*sources*: directories, .onnx files and names of models; *scratch*: where zoo models are written."""
         self._sources = [_source(each, scratch) for each in sources]
         self._scanning = threading.Lock()
-        self._found = _Found()
-        self._by_source: list[_Found] = [_Found() for _ in self._sources]
+        self._found = _Scan()
+        self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
         self._look(first=True)
 
     @property
@@ -138,7 +138,7 @@ class Repository:
         """The versions of a model, the lowest first."""
         return list(self._versions(name))
 
-    def entry(self, name: str, version: str = "") -> Entry:
+    def entry(self, name: str, version: str = "") -> ModelVersion:
         """A version of a model; the highest one where none is named."""
         versions = self._versions(name)
         wanted = version or list(versions)[-1]
@@ -165,7 +165,7 @@ class Repository:
             self._by_source, self._found = looks, merged
 
 
-def _keep_known(known: _Found, look: _Found) -> None:
+def _keep_known(known: _Scan, look: _Scan) -> None:
     """Let the models found earlier stand where the source could not be looked at and their file is still there."""
     for name, versions in known.models.items():
         still = {
@@ -180,9 +180,9 @@ def _keep_known(known: _Found, look: _Found) -> None:
             look.where[name] = known.where[name]
 
 
-def _merged(looks: Sequence[_Found], *, strict: bool) -> _Found:
+def _merged(looks: Sequence[_Scan], *, strict: bool) -> _Scan:
     """All sources together. A name that occurs twice is refused, or if not *strict* belongs to the first."""
-    whole = _Found()
+    whole = _Scan()
     for look in looks:
         for name, message in look.problems.items():
             whole.problem(name, message)
@@ -205,8 +205,8 @@ class _Directory:
 
     path: Path
 
-    def look(self) -> _Found:
-        found = _Found()
+    def look(self) -> _Scan:
+        found = _Scan()
         try:
             root = Path(os.path.realpath(self.path, strict=True))
             with os.scandir(root) as listing:
@@ -226,7 +226,7 @@ class _Directory:
             found.remark(str(self.path), "the repository is empty")
         return found
 
-    def _look_at(self, root: Path, file: str, found: _Found) -> None:
+    def _look_at(self, root: Path, file: str, found: _Scan) -> None:
         """Note what one thing in the repository is, if it is a model at all."""
         name = file.removesuffix(".onnx")
         try:
@@ -246,7 +246,7 @@ class _Directory:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ModelFile:
     """One model file, whatever its source."""
 
     name: str
@@ -255,14 +255,14 @@ class _File:
     config: ModelConfig | None = None
     """What is known of it; otherwise a TOML file beside it is read."""
 
-    def look(self) -> _Found:
-        found = _Found()
+    def look(self) -> _Scan:
+        found = _Scan()
         if not _is_file(self.path):
             found.problem(self.name, f"{self.path.name} is not there any more")
             return found
         try:
             config = self.config or _settings(None, self.path.with_suffix(".toml"))
-            entries = _models_in(Entry(self.name, "1", self.path, config, self.source))
+            entries = _models_in(ModelVersion(self.name, "1", self.path, config, self.source))
         except _Trouble as trouble:
             found.problem(self.name, str(trouble))
             return found
@@ -271,12 +271,12 @@ class _File:
         return found
 
 
-def _flat(root: Path, name: str) -> list[Entry]:
+def _flat(root: Path, name: str) -> list[ModelVersion]:
     path = root / f"{name}.onnx"
-    return _models_in(Entry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"))
+    return _models_in(ModelVersion(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"))
 
 
-def _numbered(root: Path, name: str, found: _Found) -> list[Entry]:
+def _numbered(root: Path, name: str, found: _Scan) -> list[ModelVersion]:
     """The usable versions in a model's directory; others become problems of the model."""
     folder = root / name
     files = _listed(root, folder)
@@ -286,7 +286,7 @@ def _numbered(root: Path, name: str, found: _Found) -> list[Entry]:
     numbers = sorted((file for file in files if _VERSION.fullmatch(file)), key=int)
     if not numbers:
         raise _Trouble(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
-    entries: list[Entry] = []
+    entries: list[ModelVersion] = []
     for number in numbers:
         try:
             entries += _models_in(_version(root, name, number, config))
@@ -295,16 +295,16 @@ def _numbered(root: Path, name: str, found: _Found) -> list[Entry]:
     return entries
 
 
-def _version(root: Path, name: str, number: str, config: ModelConfig) -> Entry:
+def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelVersion:
     folder = root / name / number
     files = _listed(root, folder)
     if MODEL_FILE not in files or not stat.S_ISREG(_mode(root, folder / MODEL_FILE)):
         raise _Trouble(f"no file {MODEL_FILE} in it")
     own = _settings(root, folder / SETTINGS_FILE)
-    return Entry(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
+    return ModelVersion(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
 
 
-def _models_in(entry: Entry) -> list[Entry]:
+def _models_in(entry: ModelVersion) -> list[ModelVersion]:
     """The models that a file holds: those that were stitched into it, or the one that it is."""
     try:
         tasks = [task.name for task in tasks_in(entry.path)]
@@ -371,14 +371,14 @@ def _short(text: str) -> str:
     return text if len(text) <= 128 else text[:125] + "..."
 
 
-def _source(given: str | Path, scratch: Path) -> _Directory | _File:
+def _source(given: str | Path, scratch: Path) -> _Directory | _ModelFile:
     """What a user means by *given*; a name that weft knows comes before a directory called the same."""
     if isinstance(given, str) and given in zoo.ZOO:
-        return _File(given, _exported(given, scratch), "zoo", ModelConfig())
+        return _ModelFile(given, _exported(given, scratch), "zoo", ModelConfig())
     if isinstance(given, str) and given in PACKAGED:
         shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
         config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
-        return _File(given, _packaged(given), "packaged", config)
+        return _ModelFile(given, _packaged(given), "packaged", config)
     path = Path(given)
     if os.path.isdir(path) and str(given):
         return _Directory(path.absolute())
@@ -387,7 +387,7 @@ def _source(given: str | Path, scratch: Path) -> _Directory | _File:
     if path.suffix != ".onnx":
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
-        return _File(_checked(path.stem), path.absolute(), "file")
+        return _ModelFile(_checked(path.stem), path.absolute(), "file")
     except _Trouble as trouble:
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 

@@ -21,7 +21,7 @@ from weft.runtime.backends import make_backend
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.grpc_service import GrpcFace, credentials
-from weft.serving.http import Exchange, HttpServer, Limits, Response
+from weft.serving.http import ClientLimits, Exchange, HttpServer, Response
 from weft.serving.library import Library
 from weft.serving.repository import Repository
 from weft.serving.routes import Routes
@@ -69,7 +69,7 @@ class Server:
         """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
         self._open()
         config = self.config
-        limits = Limits(body_bytes=config.max_body_bytes, connections=config.max_connections)
+        limits = ClientLimits(body_bytes=config.max_body_bytes, connections=config.max_connections)
         self._http = HttpServer(Routes(self.service).handle, limits, self._answered)
         self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
         try:

@@ -13,7 +13,7 @@ from weft.runtime.backend import LoadedModel
 from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig
 from weft.serving.leaving import outputs_of
-from weft.serving.repository import Entry
+from weft.serving.repository import ModelVersion
 from weft.serving.statistics import Statistics
 from weft.serving.streams import Served
 from weft.serving.wire import ModelSpec
@@ -25,7 +25,7 @@ State = Literal["unloaded", "loading", "ready", "failed"]
 class Slot:
     """One version of a model, loaded or not."""
 
-    entry: Entry
+    entry: ModelVersion
     state: State = "unloaded"
     message: str = ""
     served: Served | None = None
@@ -92,12 +92,12 @@ def signature(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _said(prepared: LoadedModel, entry: Entry) -> str:
+def _said(prepared: LoadedModel, entry: ModelVersion) -> str:
     family = [f"one of {len(prepared.tasks)} with the body {entry.body}"] if prepared.tasks else []
     return "; ".join([*family, *prepared.remarks])
 
 
-def _spec(entry: Entry, served: Served) -> ModelSpec:
+def _spec(entry: ModelVersion, served: Served) -> ModelSpec:
     """What requests for a model must look like: with names of its own, where it was stitched to others."""
     prepared, task = served.prepared, served.task
     inputs, outputs = prepared.inputs, outputs_of(prepared)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from weft.serving.recorder import Span
+from weft.serving.recorder import LaneSpan
 from weft.serving.service import Service
 from weft.serving.slots import Slot
-from weft.serving.statistics import WINDOW_NS, Statistics, Window
+from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 from weft.version import __version__
 
 LONGEST_NS = 60_000_000_000
@@ -99,7 +99,7 @@ def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
     ]
 
 
-def _totals(seen: list[Statistics], windows: list[Window]) -> dict[str, Any]:
+def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, Any]:
     failures: Counter[str] = Counter()
     for each in seen:
         failures += each.failures
@@ -118,7 +118,7 @@ def _totals(seen: list[Statistics], windows: list[Window]) -> dict[str, Any]:
     }
 
 
-def _model(service: Service, slot: Slot, windows: dict[int, Window]) -> dict[str, Any]:
+def _model(service: Service, slot: Slot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
     seen = slot.statistics
     window = windows[id(seen)]
     return {
@@ -157,7 +157,7 @@ def _exits(service: Service, slot: Slot) -> dict[str, Any] | None:
     }
 
 
-def _span(span: Span) -> dict[str, Any]:
+def _span(span: LaneSpan) -> dict[str, Any]:
     return {
         "lane": span.lane,
         "model": span.model,

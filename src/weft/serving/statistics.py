@@ -28,7 +28,7 @@ class Recent(NamedTuple):
     """Whether it kept its deadline; None where it had none."""
 
 
-class Window(NamedTuple):
+class RecentWindow(NamedTuple):
     """The last seconds in numbers; percentiles are None where nothing was served."""
 
     rate: float
@@ -122,7 +122,7 @@ class Statistics:
         self.segment_ns += took_ns if own == rows else took_ns * own // max(1, rows)
         self.segment_error_ns += error_ns if own == rows else error_ns * own // max(1, rows)
 
-    def window(self, now: int) -> Window:
+    def window(self, now: int) -> RecentWindow:
         """The last ten seconds, or as far back as is remembered."""
         rows = [recent for recent in self.recent if recent.end_ns >= now - WINDOW_NS]
         full = len(self.recent) == RECENT and len(rows) == RECENT
@@ -130,7 +130,7 @@ class Statistics:
         latencies = [recent.latency_ns for recent in rows if recent.latency_ns >= 0]
         p50, p90, p99 = (np.percentile(latencies, (50, 90, 99)) / 1e6).tolist() if latencies else (None, None, None)
         met = sum(1 for recent in rows if recent.met)
-        return Window(len(latencies) / span_s, p50, p90, p99, met, sum(1 for r in rows if r.met is False))
+        return RecentWindow(len(latencies) / span_s, p50, p90, p99, met, sum(1 for r in rows if r.met is False))
 
     def _judge(self, met: bool | None) -> None:
         if met is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft.costs.program import Program
-from weft.engine.admission import Line
+from weft.engine.admission import WaitingLine
 from weft.engine.requests import Requests, Terms
 from weft.errors import BadRequest
 from weft.policies.base import NO_DEADLINE, Candidate
@@ -59,12 +59,12 @@ class Served:
         self.body = self
         self.task: TaskSpec | None = None
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
-        self.line = Line(queue_size)
+        self.line = WaitingLine(queue_size)
         """Requests for it that no lane has begun."""
         self.statistics = Statistics()
         self.leases = 0
         """Requests and batches that need it, as a body; it is not closed before they have ended."""
-        self.streams: dict[tuple[Shapes, bool], Stream] = {}
+        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
         warm = prepared.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
@@ -95,7 +95,7 @@ class Served:
 
 
 @dataclass(eq=False)
-class Stream:
+class ServedStream:
     """Requests for one body that have the same shapes."""
 
     index: int
@@ -118,22 +118,22 @@ class Stream:
     """Requests in a batch -> of each segment: how many were computed, and their time."""
 
 
-class Streams:
+class ServedStreams:
     """Which streams there are, and what their segments are expected to take."""
 
     def __init__(self, source: Requests, programs: list[Program]) -> None:
         self._source, self.programs = source, programs
-        self._by_use: OrderedDict[int, Stream] = OrderedDict()
+        self._by_use: OrderedDict[int, ServedStream] = OrderedDict()
         """By their numbers, the one used least recently first."""
-        self._spare: list[Stream] = []
+        self._spare: list[ServedStream] = []
 
     def __len__(self) -> int:
         return len(self._by_use)
 
-    def __getitem__(self, index: int) -> Stream:
+    def __getitem__(self, index: int) -> ServedStream:
         return self._by_use[index]
 
-    def of(self, model: Served, inputs: dict[str, Array], *, alone: bool = False) -> Stream:
+    def of(self, model: Served, inputs: dict[str, Array], *, alone: bool = False) -> ServedStream:
         """The stream a request belongs to, opened if it is the first of its shapes."""
         shapes = tuple([(name, each.shape) for name, each in inputs.items()])
         if model.task:
@@ -167,7 +167,7 @@ class Streams:
 
     # What segments take
 
-    def learn(self, stream: Stream, candidate: Candidate, took: int, between: int = 0) -> None:
+    def learn(self, stream: ServedStream, candidate: Candidate, took: int, between: int = 0) -> None:
         """A segment took so long; the first time a shape is seen replaces the guess.
 
         between: what passes from one segment to the next, where that is to be expected as well.
@@ -191,7 +191,7 @@ class Streams:
             for index in range(stream.first_program, stream.first_program + stream.batches):
                 self.programs[index] = replace(self.programs[index], exit_rates=model.leaving.shares.told)
 
-    def doubt(self, stream: Stream) -> None:
+    def doubt(self, stream: ServedStream) -> None:
         """A request was turned away on the word of our estimates, so nothing is learned from it: what was learned in
         a busy moment is forgotten bit by bit, or it would keep requests out for good."""
         for size in range(1, stream.batches + 1):
@@ -208,7 +208,7 @@ class Streams:
 
     # Coming and going
 
-    def _open(self, model: Served, shapes: Shapes, alone: bool) -> Stream:
+    def _open(self, model: Served, shapes: Shapes, alone: bool) -> ServedStream:
         prepared = model.prepared
         rows, batches = 1, 1
         if prepared.batchable:
@@ -223,10 +223,10 @@ class Streams:
             self._spare.remove(spare)
             first, places = spare.first_program, spare.places
             self.programs[first : first + batches] = programs
-            stream = Stream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
+            stream = ServedStream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
             self._source.reopen(stream.index, _terms(stream), steered)
         else:
-            stream = Stream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
+            stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
             self.programs += programs
             stream.index = self._source.open(_terms(stream), steered)
         return stream
@@ -244,7 +244,7 @@ class Streams:
         for stream in list(model.streams.values()):
             self._close(stream)
 
-    def _close(self, stream: Stream) -> None:
+    def _close(self, stream: ServedStream) -> None:
         del self._by_use[stream.index], stream.model.streams[stream.shapes, stream.alone]
         self._spare.append(stream)
 
@@ -262,11 +262,11 @@ class Remaining(Sequence[Sequence[int]]):
         return self._programs[index].remaining
 
 
-def _commonest(model: Served) -> Stream | None:
+def _commonest(model: Served) -> ServedStream | None:
     return max(model.body.streams.values(), key=lambda each: each.seen, default=None)
 
 
-def _terms(stream: Stream) -> Terms:
+def _terms(stream: ServedStream) -> Terms:
     return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from weft.engine.requests import Ticket
 from weft.errors import RequestError
-from weft.runtime.backend import DeviceLane, Ended, Made, Part, Run, Step
+from weft.runtime.backend import BatchPart, DeviceLane, Ended, Made, StartedStep, Step
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
-from weft.serving.leaving import Leaving, Reached, Rows
-from weft.serving.streams import Served, Stream
+from weft.serving.leaving import Leaving, Reached, RequestRows
+from weft.serving.streams import Served, ServedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class LiveTicket(Ticket):
     )  # fmt: skip
 
     def __init__(
-        self, model: Served, stream: Stream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
+        self, model: Served, stream: ServedStream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
     ) -> None:
         super().__init__(stream.index, now, ask.due, ask.priority, ask.strict)
         self.line, self.guessed, self.wanted = model.line, not stream.measured, ask.exit_threshold
@@ -50,7 +50,7 @@ class LiveTicket(Ticket):
         self.began = 0
         self.batch = 0
         self.compute_ns = 0
-        self.progress: Rows | None = None
+        self.progress: RequestRows | None = None
         """Where it has several rows, those that have left their exits behind."""
 
 
@@ -69,7 +69,7 @@ class Batch:
         self.model, self.tickets = model, tickets
         self.began = self.shares()
         """The models and rows with which it began."""
-        self._parts = [Part(ticket.inputs) for ticket in tickets]
+        self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
         self._reached: Reached | None = None
@@ -79,7 +79,7 @@ class Batch:
         """Whether a segment takes as long as it did before, whatever its samples hold."""
         return self.model.prepared.steady[segment]
 
-    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a segment on what the one before it left."""
         return self.model.prepared.start(self.step(segment), lane, ended, here=here)
 
@@ -89,7 +89,7 @@ class Batch:
 
     def take(self, segment: int, made: Sequence[Made]) -> None:
         """A segment was computed; one that was stopped changes nothing, so that others may still join it."""
-        self._parts = [Part(each.values) for each in made]
+        self._parts = [BatchPart(each.values) for each in made]
         self._answers = [each.answers for each in made]
         leaving = self.model.leaving
         self._reached = leaving.reached(segment, made[0].answers) if leaving else None
@@ -188,5 +188,5 @@ def _answer(ticket: LiveTicket, leaving: Leaving, reached: Reached, start: int, 
     mine = Reached(reached.number, reached.answers[start:end], reached.sure[start:end])
     if ticket.rows == 1:
         return leaving.answer(mine.answers, np.array([mine.number], np.int64), mine.sure)
-    ticket.progress = ticket.progress or Rows(ticket.rows)
+    ticket.progress = ticket.progress or RequestRows(ticket.rows)
     return ticket.progress.answered(leaving) if ticket.progress.reach(mine, threshold, end=last) else None

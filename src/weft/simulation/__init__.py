@@ -4,7 +4,7 @@
 ``prediction`` runs again what a server was measured to do.
 """
 
-from weft.simulation.saturated import Run, simulate
 from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
+from weft.simulation.saturated import Run, simulate
 
 __all__ = ["Case", "RequestRun", "Run", "prepare", "simulate", "simulate_requests"]

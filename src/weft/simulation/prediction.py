@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from weft.costs.program import Program
 from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
-from weft.engine.admission import Line
+from weft.engine.admission import WaitingLine
 from weft.engine.requests import Job, Terms, Ticket
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
@@ -39,7 +39,7 @@ TICKS_PER_S = 1_000_000_000
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
+class _MeasuredModel(BaseModel):
     """One model as the server measured it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -58,7 +58,7 @@ class _Model(BaseModel):
     """Share that the server took to leave at each, the end last."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> _Model:
+    def _consistent(self) -> _MeasuredModel:
         if any(a >= b for a, b in pairwise([0, *self.exits, len(self.segments)])):
             raise ValueError(f"exits = {self.exits} do not lie in order within {len(self.segments)} segments")
         if self.exit_rates:
@@ -83,7 +83,7 @@ class _Profile(BaseModel):
     total_queue: Annotated[int, Field(ge=1)] = NO_DEADLINE
     default_slo_ms: Time = 1000.0
     hand_over_s: Time = 0.0
-    models: dict[str, _Model]
+    models: dict[str, _MeasuredModel]
 
 
 class _Stream(BaseModel):
@@ -110,7 +110,7 @@ class _Stream(BaseModel):
         return self
 
 
-class _Bench(BaseModel):
+class _BenchFile(BaseModel):
     """The parts of a load generator's result that are needed here (docs/formats.md)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -203,15 +203,15 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
     return Prediction(name, asked, *own, profile.lanes, profile.hand_over_s, tuple(streams))
 
 
-def _read(path: str | Path) -> _Bench:
+def _read(path: str | Path) -> _BenchFile:
     raw = read_json(path, InputError)
     listed = raw.get("streams") if isinstance(raw, dict) else None
     if isinstance(listed, list) and any(isinstance(each, dict) and "latency_s" not in each for each in listed):
         raise InputError(f"{path}: has no single requests; run weft bench with --save-latencies")
     try:
-        return _Bench.model_validate(raw)
+        return _BenchFile.model_validate(raw)
     except ValidationError as error:
-        raise InputError(f"{path}: not a result of weft bench: {first_problem(error, _Bench, _Stream)}") from error
+        raise InputError(f"{path}: not a result of weft bench: {first_problem(error, _BenchFile, _Stream)}") from error
 
 
 class _Clients(Arrivals):
@@ -249,13 +249,13 @@ class _Clients(Arrivals):
         ticket.stream = self._senders.pop(ticket, ticket.stream)
 
 
-def _queues(bench: _Bench, profile: _Profile) -> list[int]:
+def _queues(bench: _BenchFile, profile: _Profile) -> list[int]:
     """Of each stream, the first one whose model has the same body."""
     bodies = [profile.models[served_name(stream.model)].body for stream in bench.streams]
     return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
 
 
-def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
+def _simulated(bench: _BenchFile, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
     """When each request would have been done, in seconds of the run; NaN where it would not."""
     programs: list[Program] = []
     terms: list[Terms] = []
@@ -263,7 +263,7 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     for index, stream in enumerate(bench.streams):
         model = profile.models[served_name(stream.model)]
         terms.append(_terms(bench, index, model, len(programs)))
-        lines.append(Line(model.queue_size))
+        lines.append(WaitingLine(model.queue_size))
         sizes = range(1, model.max_batch + 1)
         programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
         sent = _ticks(stream)
@@ -284,7 +284,7 @@ def _simulated(bench: _Bench, profile: _Profile, policy: str, options: dict[str,
     return _ends(bench, feed)
 
 
-def _leaves(stream: _Stream, model: _Model, seed: int) -> Ints:
+def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
     """After how many segments each request leaves: where it did, or where others of its stream did, or may have."""
     count = len(model.ends)
     exits = np.array([each or 0 for each in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
@@ -295,7 +295,7 @@ def _leaves(stream: _Stream, model: _Model, seed: int) -> Ints:
     return np.array(model.ends, np.int64)[exits - 1]
 
 
-def _ends(bench: _Bench, feed: Arrivals) -> list[Floats]:
+def _ends(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
     found: list[dict[int, list[int]]] = [{} for _ in bench.streams]
     for answer in feed.answers:
         found[answer.stream].setdefault(answer.arrival, []).append(answer.end)
@@ -312,7 +312,7 @@ def _ticks(stream: _Stream) -> Ints:
     return np.rint(sent_s * TICKS_PER_S).astype(np.int64)
 
 
-def _terms(bench: _Bench, index: int, model: _Model, first_program: int) -> Terms:
+def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: int) -> Terms:
     listed = bench.workload.get("stream")
     priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
     return Terms(
@@ -324,14 +324,14 @@ def _terms(bench: _Bench, index: int, model: _Model, first_program: int) -> Term
     )
 
 
-def _due_s(bench: _Bench, index: int) -> float:
+def _due_s(bench: _BenchFile, index: int) -> float:
     """By when the server took a request to be due."""
     if bench.deadlines != "none" or bench.profile is None:
         return bench.streams[index].deadline_s
     return bench.profile.default_slo_ms / 1e3
 
 
-def _program(name: str, model: _Model, batch: int, hand_over_s: float) -> Program:
+def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -> Program:
     times = model.seen_s.get(batch) or model.times_s.get(batch) or []
     if len(times) != len(model.segments):
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.costs.profiles import Profile
 from weft.devices import Npu
-from weft.engine.trial import Judge
+from weft.engine.trial import TrialJudge
 from weft.errors import WorkloadError
 from weft.policies.aimt import AiMt
 from weft.simulation.saturated import make_setting
@@ -66,7 +66,7 @@ def sweep_aimt(
         raise WorkloadError("a sweep needs at least one workload and one value of each threshold")
     workload = Saturated(queries)
     settings = [make_setting(profiles, npu, workload, spill=True) for profiles in workloads]
-    judges = [Judge.of(setting) for setting in settings]
+    judges = [TrialJudge.of(setting) for setting in settings]
     grid = [(compute, memory) for compute in compute_thresholds for memory in memory_thresholds]
     points = []
     for done, (compute, memory) in enumerate(grid):

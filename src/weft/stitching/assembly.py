@@ -23,7 +23,7 @@ from weft.stitching.lowering import formed, lower
 from weft.stitching.metadata import metadata
 from weft.stitching.parts import part
 from weft.stitching.planning.balance import SLACK, Contest, contest
-from weft.stitching.planning.cost import Cost, Modelled
+from weft.stitching.planning.cost import GraphCost, Modelled
 from weft.stitching.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan
 from weft.stitching.reading.alignment import align as aligned
 from weft.stitching.reading.sources import read_models
@@ -191,7 +191,7 @@ def stitch(
     tolerance: float = 0.0,
     islands: bool = False,
     dynamic: bool = False,
-    cost: Cost | None = None,
+    cost: GraphCost | None = None,
     slack: float = SLACK,
     slabs: bool = False,
     align: int = 1,
@@ -227,7 +227,7 @@ def assemble(
     *,
     form: str | Mapping[str, str] = PLANNED,
     dynamic: bool = False,
-    cost: Cost | None = None,
+    cost: GraphCost | None = None,
     slack: float = SLACK,
     slabs: bool = False,
     align: int = 1,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from weft.stitching.graph import DYNAMIC, Graph, Step
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep
 from weft.stitching.net import Array
 from weft.stitching.slabs import adds_up
 
@@ -66,7 +66,7 @@ def kernels_of(graph: Graph, layer: str) -> list[Array]:
     return [graph.constants[step.inputs[1]] for step in graph.steps if step.layer == layer and _has_kernel(graph, step)]
 
 
-def _has_kernel(graph: Graph, step: Step) -> bool:
+def _has_kernel(graph: Graph, step: GraphStep) -> bool:
     """Whether it multiplies by weights; what adds up slabs is a table, which holds scales if anything."""
     return step.op in KERNELS and step.inputs[1] in graph.constants and not adds_up(step)
 
@@ -88,7 +88,7 @@ def _by_layer(graph: Graph, rows: int) -> dict[str, LayerCounts]:
     return found
 
 
-def _macs(graph: Graph, step: Step, rows: int) -> int:
+def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
     """A fused convolution says so itself, in its attribute ``macs``."""
     if step.op not in PRODUCTS:
         return 0
@@ -100,7 +100,7 @@ def _macs(graph: Graph, step: Step, rows: int) -> int:
     return outputs * depth(_sizes(graph, step.inputs[0], rows), step)
 
 
-def depth(first: tuple[int, ...], step: Step) -> int:
+def depth(first: tuple[int, ...], step: GraphStep) -> int:
     """Of a product of matrices whose first is of this shape; one where an island does not know it."""
     return (first or (1,))[0 if step.attributes.get("transA") else -1]
 

@@ -10,7 +10,7 @@ from weft.stitching.net import Net, Op, Port, Value
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class FamilyLayer:
     """The same operation in every model; *op* is task 0's, and values go by task 0's names."""
 
     ops: tuple[Op, ...]
@@ -31,7 +31,7 @@ class Family:
     """What the models have in common, in order, and what each of them does alone after it."""
 
     nets: tuple[Net, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[FamilyLayer, ...]
     values: Mapping[str, tuple[Value, ...]]
     """For each value (task 0's name) its size in every task; heights and widths agree."""
     inputs: tuple[str, ...]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.stitching.net import Array
-from weft.stitching.packing import Activation, Packed, Tile
+from weft.stitching.packing import Activation, PackedLayer, Tile
 
 
 def plain(
-    packed: Packed,
+    packed: PackedLayer,
     rows: Sequence[int],
     activation: Activation,
     x: Array,
@@ -39,7 +39,7 @@ def plain(
     return y.reshape(len(x), tall, wide, packed.outputs)
 
 
-def _place_of(packed: Packed, tile: Tile, k: Array, taps: int) -> tuple[Array, Array]:
+def _place_of(packed: PackedLayer, tile: Tile, k: Array, taps: int) -> tuple[Array, Array]:
     """Where the weights of each input column begin (-1: the task has none), and how far it is from tap to tap."""
     if packed.by_table:
         place, line = packed.places.reshape(2, -1)[:, tile.table + k]
@@ -50,7 +50,7 @@ def _place_of(packed: Packed, tile: Tile, k: Array, taps: int) -> tuple[Array, A
     return np.where(owned, place, -1), np.full_like(k, tile.line)
 
 
-def _patches(packed: Packed, x: Array) -> tuple[Array, tuple[int, int]]:
+def _patches(packed: PackedLayer, x: Array) -> tuple[Array, tuple[int, int]]:
     """[output position, column, tap]: what every output position sees; and the size of the output."""
     window = packed.window
     top, left, bottom, right = window.pads

@@ -20,7 +20,7 @@ DYNAMIC = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GraphTensor:
     """A named input or output of the graph."""
 
     name: str
@@ -28,7 +28,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GraphStep:
     """One operator."""
 
     op: str
@@ -45,9 +45,9 @@ class Graph:
     """Steps in order, with the tensors they read and the constants they hold."""
 
     name: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    steps: tuple[Step, ...]
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
+    steps: tuple[GraphStep, ...]
     constants: Mapping[str, Array]
     weights: frozenset[str] = frozenset()
     """The constants that are weights (the rest are tables, masks, shapes and indices)."""
@@ -66,13 +66,13 @@ class Builder:
         self.name = name
         self.layer = ""
         """The source op whose steps are being added."""
-        self._steps: list[Step] = []
+        self._steps: list[GraphStep] = []
         self._constants: dict[str, Array] = {}
         self._weights: set[str] = set()
         self._stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._inputs: list[Tensor] = []
-        self._outputs: list[Tensor] = []
+        self._inputs: list[GraphTensor] = []
+        self._outputs: list[GraphTensor] = []
         self._count = 0
         self._reserved: set[str] = set()
 
@@ -81,7 +81,7 @@ class Builder:
         self._reserved.update(names)
 
     def input(self, name: str, shape: tuple[int, ...]) -> str:
-        self._inputs.append(Tensor(name, shape))
+        self._inputs.append(GraphTensor(name, shape))
         self._shapes[name] = shape
         self._reserved.add(name)
         return name
@@ -100,23 +100,23 @@ class Builder:
     def add(self, op: str, *inputs: str, shape: tuple[int, ...], output: str = "", **attributes: Any) -> str:
         """A step with one output of *shape*; its name is returned."""
         name = output or self._fresh(op.lower())
-        self._steps.append(Step(op, inputs, (name,), attributes, self.layer))
+        self._steps.append(GraphStep(op, inputs, (name,), attributes, self.layer))
         self._shapes[name] = shape
         return name
 
     def add_many(self, op: str, *inputs: str, shapes: list[tuple[int, ...]], **attributes: Any) -> list[str]:
         """A step with an output for each of *shapes*."""
         names = [self._fresh(op.lower()) for _ in shapes]
-        self._steps.append(Step(op, inputs, tuple(names), attributes, self.layer))
+        self._steps.append(GraphStep(op, inputs, tuple(names), attributes, self.layer))
         self._shapes.update(zip(names, shapes, strict=True))
         return names
 
     def output(self, tensor: str, name: str) -> None:
         """Give *tensor* to the caller under *name*."""
         shape = self._shapes[tensor]
-        self._steps.append(Step("Identity", (tensor,), (name,), {}, self.layer))
+        self._steps.append(GraphStep("Identity", (tensor,), (name,), {}, self.layer))
         self._shapes[name] = shape
-        self._outputs.append(Tensor(name, shape))
+        self._outputs.append(GraphTensor(name, shape))
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         return self._shapes[tensor]

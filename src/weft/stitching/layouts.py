@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.stitching.net import Array
 from weft.stitching.packing import aligned, columns, widest
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ APART = Layout("apart")
 class Channels:
     """The channels of a value in all tasks: the spaces it carries, one after another."""
 
-    spaces: tuple[Space, ...]
+    spaces: tuple[ChannelSpace, ...]
 
     @property
     def tasks(self) -> int:
@@ -59,19 +59,21 @@ class Channels:
         return all(len(block.tasks) == self.tasks for space in self.spaces for block in space.blocks)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[BlockPart, ...]:
         """Every block with the channels it stands for in the tasks' own models, in the order of every layout."""
-        found: list[Part] = []
+        found: list[BlockPart] = []
         firsts = np.zeros(self.tasks, int)
         for number, space in enumerate(self.spaces):
             found += [
-                Part(number, block, {task: firsts[task] + np.asarray(mine) for task, mine in block.members.items()})
+                BlockPart(
+                    number, block, {task: firsts[task] + np.asarray(mine) for task, mine in block.members.items()}
+                )
                 for block in space.blocks
             ]
             firsts = firsts + np.array(space.widths)
         return tuple(found)
 
-    def of(self, task: int) -> tuple[Part, ...]:
+    def of(self, task: int) -> tuple[BlockPart, ...]:
         """The parts that *task* has."""
         return tuple(part for part in self.parts if task in part.tasks)
 
@@ -89,12 +91,12 @@ class Channels:
             return widest(self.spaces, layout.align)
         return sum(compact_width(space, layout.align) for space in self.spaces)
 
-    def starts(self, layout: Layout, task: int) -> dict[Part, int]:
+    def starts(self, layout: Layout, task: int) -> dict[BlockPart, int]:
         """Where the parts of *task* begin."""
         if layout.name == FUSED:
             runs = columns(self.spaces, task, layout.align)
             return {part: run.start for part, run in zip(self.of(task), runs, strict=True)}
-        found: dict[Part, int] = {}
+        found: dict[BlockPart, int] = {}
         first = task * self.width(COMPACT) if layout == STACKED else 0
         for number, space in enumerate(self.spaces):
             start = first
@@ -107,7 +109,7 @@ class Channels:
                 first += compact_width(space, layout.align)
         return {part: start for part, start in found.items() if task in part.tasks}
 
-    def columns(self, layout: Layout, task: int, parts: Iterable[Part] | None = None) -> Array:
+    def columns(self, layout: Layout, task: int, parts: Iterable[BlockPart] | None = None) -> Array:
         """Where the channels ``order(task)`` lie, or those of some parts."""
         starts = self.starts(layout, task)
         wanted = self.of(task) if parts is None else parts
@@ -129,7 +131,7 @@ class Channels:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class BlockPart:
     """One block of a value."""
 
     space: int
@@ -147,7 +149,7 @@ class Part:
         return self.block.width
 
 
-def compact_width(space: Space, align: int = 1) -> int:
+def compact_width(space: ChannelSpace, align: int = 1) -> int:
     return max(sum(aligned(block.width, align) for block in space.of(task)) for task in range(len(space.widths)))
 
 
@@ -156,7 +158,7 @@ def tidy(sharing: Sharing) -> Sharing:
     return Sharing({name: _tidy(space) for name, space in sharing.spaces.items()})
 
 
-def _tidy(space: Space) -> Space:
+def _tidy(space: ChannelSpace) -> ChannelSpace:
     sets = sorted({block.tasks for block in space.blocks}, key=lambda tasks: (-len(tasks), sorted(tasks)))
     blocks = []
     for tasks in sets:
@@ -164,4 +166,4 @@ def _tidy(space: Space) -> Space:
         members = {task: np.concatenate([block.members[task] for block in same]) for task in sorted(tasks)}
         order = np.argsort(members[min(tasks)], kind="stable")
         blocks.append(Block({task: mine[order] for task, mine in members.items()}))
-    return Space(space.widths, tuple(block for block in blocks if block.width))
+    return ChannelSpace(space.widths, tuple(block for block in blocks if block.width))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from weft.errors import StitchError, unknown_name
 from weft.stitching.emit import emit, read_port, write_port
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.forms import FORMS, Form
 from weft.stitching.forms.channelwise import channelwise
 from weft.stitching.forms.room import Room
@@ -57,7 +57,7 @@ def port_name(family: Family, task: int, port: Port) -> str:
     return f"{family.nets[task].name}.{port.name}"
 
 
-def formed(family: Family) -> list[Layer]:
+def formed(family: Family) -> list[FamilyLayer]:
     """The layers that take a form: convolutions, dense or depthwise."""
     return [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
 
@@ -100,7 +100,7 @@ def walk(room: Room, forms: Forms) -> None:
             room.put(layer.output, channelwise(room, layer))
 
 
-def _write_formed(room: Room, layer: Layer, form: Form, chain: list[Layer]) -> list[str]:
+def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[FamilyLayer]) -> list[str]:
     """The values that exist now or never will."""
     if reason := form.refusal(room, layer):
         raise StitchError(
@@ -112,14 +112,14 @@ def _write_formed(room: Room, layer: Layer, form: Form, chain: list[Layer]) -> l
     return outputs
 
 
-def _write_alone(room: Room, layer: Layer) -> None:
+def _write_alone(room: Room, layer: FamilyLayer) -> None:
     tensors = [
         emit(room.builder, op, [room.own(value, task) for value in layer.inputs]) for task, op in enumerate(layer.ops)
     ]
     room.enter(layer.output, tensors)
 
 
-def _form(forms: Forms, layer: Layer) -> Form:
+def _form(forms: Forms, layer: FamilyLayer) -> Form:
     name = forms if isinstance(forms, str) else forms.get(layer.name)
     if name is None:
         raise StitchError(f"{layer.name}: no form is named for it")
@@ -128,9 +128,9 @@ def _form(forms: Forms, layer: Layer) -> Form:
     return FORMS[name]
 
 
-def _readers(family: Family) -> dict[str, list[Layer | None]]:
+def _readers(family: Family) -> dict[str, list[FamilyLayer | None]]:
     """Who reads each value; None is an output or a tail."""
-    readers: dict[str, list[Layer | None]] = {value: [] for value in family.values}
+    readers: dict[str, list[FamilyLayer | None]] = {value: [] for value in family.values}
     for layer in family.layers:
         for value in layer.inputs:
             readers[value].append(layer)
@@ -139,9 +139,9 @@ def _readers(family: Family) -> dict[str, list[Layer | None]]:
     return readers
 
 
-def _chain(room: Room, layer: Layer, readers: Mapping[str, list[Layer | None]]) -> list[Layer]:
+def _chain(room: Room, layer: FamilyLayer, readers: Mapping[str, list[FamilyLayer | None]]) -> list[FamilyLayer]:
     """The layers after *layer* of which each alone reads the one before it, as far as their other inputs exist."""
-    chain: list[Layer] = []
+    chain: list[FamilyLayer] = []
     value = layer.output
     while len(readers[value]) == 1 and (reader := readers[value][0]) is not None and reader.op.kind in _CHAINED:
         if not all(room.has(other) for other in reader.inputs if other != value):

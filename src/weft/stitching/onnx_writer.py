@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.errors import StitchError
-from weft.stitching.graph import DYNAMIC, Graph, Step, Tensor
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 
 OPSET = 20
 IR_VERSION = 10
@@ -59,7 +59,7 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str
         raise StitchError(f"cannot write {target}: {error.strerror or error}") from error
 
 
-def _node(step: Step) -> onnx.NodeProto:
+def _node(step: GraphStep) -> onnx.NodeProto:
     if step.op in _TORCH_ONLY:
         raise StitchError(f"{step.layer or step.op} cannot be written to ONNX: it {_TORCH_ONLY[step.op]}")
     inputs = list(step.inputs)
@@ -68,6 +68,6 @@ def _node(step: Step) -> onnx.NodeProto:
     return helper.make_node(step.op, inputs, list(step.outputs), name=step.outputs[0], **step.attributes)
 
 
-def _described(tensor: Tensor) -> onnx.ValueInfoProto:
+def _described(tensor: GraphTensor) -> onnx.ValueInfoProto:
     sizes = [f"{tensor.name}_rows" if size == DYNAMIC else size for size in tensor.shape]
     return helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, sizes)

@@ -1,4 +1,4 @@
-"""The weights of one layer as the one-kernel form reads them: ``pack`` makes a ``Packed``.
+"""The weights of one layer as the one-kernel form reads them: ``pack`` makes a ``PackedLayer``.
 
 A value lies as rows x height x width x columns; a row has the blocks of its own task and no others (``columns``). Every
 pair of an output block and an input block that some task has is one piece of weights, stored once as [input channel]
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.stitching.net import Array, Window
-from weft.stitching.sharing import Block, Space
+from weft.stitching.sharing import Block, ChannelSpace
 
 LARGEST = 2**31
 """Places are 32-bit numbers in the kernel."""
@@ -33,7 +33,7 @@ def aligned(width: int, align: int) -> int:
     return -(-width // align) * align
 
 
-class Run(NamedTuple):
+class BlockColumns(NamedTuple):
     """The columns of one block in the rows of one task."""
 
     space: int
@@ -57,7 +57,7 @@ class Run(NamedTuple):
         return aligned(self.skip + self.block.width, align)
 
 
-def columns(spaces: Sequence[Space], task: int, align: int) -> list[Run]:
+def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[BlockColumns]:
     """Where the blocks of *task* lie in a row; a space begins at the same column in all tasks."""
     runs, begin = [], 0
     for number, space in enumerate(spaces):
@@ -66,25 +66,25 @@ def columns(spaces: Sequence[Space], task: int, align: int) -> list[Run]:
     return runs
 
 
-def _runs(number: int, space: Space, task: int, align: int, begin: int) -> list[Run]:
+def _runs(number: int, space: ChannelSpace, task: int, align: int, begin: int) -> list[BlockColumns]:
     runs, beside = [], 0
     for block in space.blocks:
         own = len(block.tasks) == 1
         if task in block.tasks:
             skip = beside % align if own else 0
-            runs.append(Run(number, block, begin + skip, skip))
+            runs.append(BlockColumns(number, block, begin + skip, skip))
             begin += runs[-1].span(align)
         beside += block.width if own else 0
     return runs
 
 
-def row_width(spaces: Sequence[Space], task: int, align: int) -> int:
+def row_width(spaces: Sequence[ChannelSpace], task: int, align: int) -> int:
     """Columns of a row up to the task's last."""
     runs = columns(spaces, task, align)
     return runs[-1].begin + runs[-1].span(align) if runs else 0
 
 
-def widest(spaces: Sequence[Space], align: int) -> int:
+def widest(spaces: Sequence[ChannelSpace], align: int) -> int:
     """Columns of a row that holds any task."""
     return max(row_width(spaces, task, align) for task in range(len(spaces[0].widths)))
 
@@ -99,7 +99,7 @@ class Activation(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What one program of the kernel does; a row of the table ``Packed.tiles`` makes. Places are in numbers."""
+    """What one program of the kernel does; a row of the table ``PackedLayer.tiles`` makes. Places are in numbers."""
 
     task: int
     first_position: int
@@ -133,7 +133,7 @@ class Tile(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedLayer:
     """One layer for the one-kernel form."""
 
     weights: Array
@@ -151,7 +151,7 @@ class Packed:
     """Columns of an input row."""
     outputs: int
     """Columns of an output row."""
-    output_runs: tuple[tuple[Run, ...], ...]
+    output_runs: tuple[tuple[BlockColumns, ...], ...]
     align: int
     """Of output columns."""
     input_align: int
@@ -200,7 +200,7 @@ class Packed:
         return table
 
 
-class Line(NamedTuple):
+class WeightLine(NamedTuple):
     """Where the weights of one piece begin, and how far it is from tap to tap."""
 
     place: int
@@ -208,15 +208,15 @@ class Line(NamedTuple):
 
 
 Key = tuple[int, int]
-"""``Run.key``."""
-Lines = dict[tuple[int, Key, Key], Line]
+"""``BlockColumns.key``."""
+Lines = dict[tuple[int, Key, Key], WeightLine]
 """By task, output block and input block."""
 
 
 class _Store:
     """Lays pieces out: a *sheet* [input channel][tap][line] holds one piece or several side by side."""
 
-    def __init__(self, kernels: Sequence[Array], inputs: Sequence[Space], align: int) -> None:
+    def __init__(self, kernels: Sequence[Array], inputs: Sequence[ChannelSpace], align: int) -> None:
         self.kernels, self.align = kernels, align
         self.taps = kernels[0].shape[2] * kernels[0].shape[3]
         self.starts = [np.cumsum([0, *(space.widths[task] for space in inputs)]) for task in range(len(kernels))]
@@ -230,7 +230,7 @@ class _Store:
         begin, self.length = self.length, self.length + array.size
         return array, begin
 
-    def write(self, sheet: Array, column: int, task: int, out: Block, run: Run) -> None:
+    def write(self, sheet: Array, column: int, task: int, out: Block, run: BlockColumns) -> None:
         rows = self.starts[task][run.space] + run.block.members[task]
         piece = self.kernels[task][np.ix_(out.members[task], rows)].reshape(out.width, run.block.width, self.taps)
         sheet[: run.block.width, :, column : column + out.width] = piece.transpose(1, 2, 0)
@@ -239,13 +239,13 @@ class _Store:
 
 def pack(
     kernels: Sequence[Array],
-    inputs: Sequence[Space],
-    output: Space,
+    inputs: Sequence[ChannelSpace],
+    output: ChannelSpace,
     window: Window,
     *,
     align: int = 1,
     input_align: int | None = None,
-) -> Packed:
+) -> PackedLayer:
     """Pack the kernels [out, in, height, width] of all tasks; what tasks share is taken from the first that has it."""
     tasks = range(len(kernels))
     before = align if input_align is None else input_align
@@ -266,7 +266,7 @@ def pack(
             if by_table:
                 tables.append(_table(runs[task], found, width, store.taps, align))
         targets.append(tuple(row))
-    return Packed(
+    return PackedLayer(
         np.concatenate([sheet.ravel() for sheet in store.sheets]),
         store.unique,
         np.stack(tables, axis=1).astype(np.int32) if tables else np.zeros((2, 0, 0), np.int32),
@@ -281,10 +281,12 @@ def pack(
     )
 
 
-def _lay_out(store: _Store, output: Space, runs: list[list[Run]], outs: list[list[Run]]) -> Lines:
+def _lay_out(
+    store: _Store, output: ChannelSpace, runs: list[list[BlockColumns]], outs: list[list[BlockColumns]]
+) -> Lines:
     """Store every piece once."""
     lines: Lines = {}
-    pieces: dict[tuple[Key, Key], Line] = {}
+    pieces: dict[tuple[Key, Key], WeightLine] = {}
     sheets: dict[Key | None, tuple[Array, int]] = {}
     beside, wide = _side_by_side(output)
     alike = _alike(runs)
@@ -299,17 +301,17 @@ def _lay_out(store: _Store, output: Space, runs: list[list[Run]], outs: list[lis
                 sheet, begin = sheets[group]
                 column = beside[id(out.block)]
                 store.write(sheet, column, task, out.block, run)
-                lines[task, *key] = Line(begin + column - out.skip, sheet.shape[2])
+                lines[task, *key] = WeightLine(begin + column - out.skip, sheet.shape[2])
                 continue
             if key not in pieces:
                 sheet, begin = store.sheet(run.block.width, out.skip + out.block.width)
                 store.write(sheet, out.skip, task, out.block, run)
-                pieces[key] = Line(begin, sheet.shape[2])
+                pieces[key] = WeightLine(begin, sheet.shape[2])
             lines[task, *key] = pieces[key]
     return lines
 
 
-def _simple(task: int, runs: list[Run], outs: list[Run], lines: Lines) -> bool:
+def _simple(task: int, runs: list[BlockColumns], outs: list[BlockColumns], lines: Lines) -> bool:
     """Whether at most two runs, the first at the first column, have their weights in lines of one length."""
     if len(runs) == 1:
         return True
@@ -317,7 +319,7 @@ def _simple(task: int, runs: list[Run], outs: list[Run], lines: Lines) -> bool:
     return len(runs) == 2 and runs[0].start == 0 and all(a.length == b.length for a, b in pairs)
 
 
-def _side_by_side(output: Space) -> tuple[dict[int, int], int]:
+def _side_by_side(output: ChannelSpace) -> tuple[dict[int, int], int]:
     """Where each task's own block lies when all of them share a line, and how long that is."""
     found, column = {}, 0
     for block in output.blocks:
@@ -327,7 +329,7 @@ def _side_by_side(output: Space) -> tuple[dict[int, int], int]:
     return found, column
 
 
-def _alike(runs: list[list[Run]]) -> bool:
+def _alike(runs: list[list[BlockColumns]]) -> bool:
     """Whether every task has one run of its own, all equally wide, so that they can share a sheet."""
     own = [[run.block.width for run in each if len(run.block.tasks) == 1] for each in runs]
     return all(len(each) == 1 for each in own) and len({each[0] for each in own}) == 1
@@ -346,7 +348,14 @@ def _pairs(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile
 
 
 def _target(
-    task: int, out: Run, runs: list[Run], lines: list[Line], depth: int, align: int, taps: int, table: int
+    task: int,
+    out: BlockColumns,
+    runs: list[BlockColumns],
+    lines: list[WeightLine],
+    depth: int,
+    align: int,
+    taps: int,
+    table: int,
 ) -> Tile:
     """A run that does not begin at the first column is the second; one of no columns is then the first."""
     first = None if runs[0].start else 0
@@ -374,7 +383,7 @@ def _target(
     )
 
 
-def _table(runs: list[Run], lines: list[Line], width: int, taps: int, align: int) -> Array:
+def _table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
     table = np.full((2, width), -1, np.int64)
     for run, line in zip(runs, lines, strict=True):
         at = slice(run.start, run.start + run.block.width)

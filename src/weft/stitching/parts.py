@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from weft.stitching.family import Family, Layer
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.family import Family, FamilyLayer
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 
 
 def part(family: Family, sharing: Sharing, tasks: Sequence[int]) -> tuple[Family, Sharing]:
     """The family of *tasks* alone; values and spaces keep their names."""
     layers = tuple(
-        Layer(tuple(layer.ops[task] for task in tasks), layer.inputs, layer.output) for layer in family.layers
+        FamilyLayer(tuple(layer.ops[task] for task in tasks), layer.inputs, layer.output) for layer in family.layers
     )
     fewer = replace(
         family,
@@ -26,13 +26,15 @@ def part(family: Family, sharing: Sharing, tasks: Sequence[int]) -> tuple[Family
     return fewer, Sharing({name: _space(space, tasks) for name, space in sharing.spaces.items()})
 
 
-def _space(space: Space, tasks: Sequence[int]) -> Space:
+def _space(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
     blocks = [
         Block({new: block.members[old] for new, old in enumerate(tasks) if old in block.members})
         for block in space.blocks
         if not block.tasks.isdisjoint(tasks)
     ]
-    return Space(tuple(space.widths[task] for task in tasks), tuple(sorted(blocks, key=lambda each: -len(each.tasks))))
+    return ChannelSpace(
+        tuple(space.widths[task] for task in tasks), tuple(sorted(blocks, key=lambda each: -len(each.tasks)))
+    )
 
 
 def kinds(family: Family, sharing: Sharing) -> list[Hashable]:

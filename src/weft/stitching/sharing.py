@@ -34,7 +34,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class ChannelSpace:
     """The channels of one space over all tasks; blocks of many tasks come first."""
 
     widths: tuple[int, ...]
@@ -65,7 +65,7 @@ class Space:
         """Channels that all tasks share."""
         return sum(block.width for block in self.blocks if len(block.tasks) == len(self.widths))
 
-    def coarsen(self, min_width: int) -> Space:
+    def coarsen(self, min_width: int) -> ChannelSpace:
         """Leave blocks of some but not all tasks that are narrower than *min_width* to each task: fewer pieces."""
         tasks = len(self.widths)
         narrow = [block for block in self.blocks if 1 < len(block.tasks) < tasks and block.width < min_width]
@@ -77,24 +77,26 @@ class Space:
             for task, channels in block.members.items():
                 left[task][channels] = False
         own = [Block({task: np.flatnonzero(mine)}) for task, mine in enumerate(left) if mine.any()]
-        return Space(self.widths, (*shared, *own))
+        return ChannelSpace(self.widths, (*shared, *own))
 
     @staticmethod
-    def exclusive(widths: tuple[int, ...]) -> Space:
+    def exclusive(widths: tuple[int, ...]) -> ChannelSpace:
         """Nothing shared."""
-        return Space(widths, tuple(Block({task: np.arange(width)}) for task, width in enumerate(widths) if width))
+        return ChannelSpace(
+            widths, tuple(Block({task: np.arange(width)}) for task, width in enumerate(widths) if width)
+        )
 
     @staticmethod
-    def common(width: int, tasks: int) -> Space:
+    def common(width: int, tasks: int) -> ChannelSpace:
         """All shared, in the same order."""
-        return Space((width,) * tasks, (Block({task: np.arange(width) for task in range(tasks)}),))
+        return ChannelSpace((width,) * tasks, (Block({task: np.arange(width) for task in range(tasks)}),))
 
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
     """The spaces of stitched models by name; the name is that of the first value (in task 0) that carries it."""
 
-    spaces: Mapping[str, Space]
+    spaces: Mapping[str, ChannelSpace]
 
-    def __getitem__(self, space: str) -> Space:
+    def __getitem__(self, space: str) -> ChannelSpace:
         return self.spaces[space]

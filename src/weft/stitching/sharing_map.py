@@ -21,7 +21,7 @@ from weft.errors import InputError, StitchError, unknown_name
 from weft.jsonfile import read_json
 from weft.stitching.discovery.comparison import verify
 from weft.stitching.family import Family
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 from weft.stitching.spaces import Wiring, wire
 
 FORMAT = 1
@@ -33,7 +33,7 @@ def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0, ch
     if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("spaces"), dict):
         raise StitchError(f'{path}: not a sharing map; it is an object with "format": {FORMAT} and "spaces"')
     wiring = wire(family)
-    given: dict[str, Space] = {}
+    given: dict[str, ChannelSpace] = {}
     for name, blocks in raw["spaces"].items():
         space = _space_name(wiring, name, f"{path}: ")
         if space in given:
@@ -82,20 +82,24 @@ def _space_name(wiring: Wiring, name: str, where: str) -> str:
     raise StitchError(where + unknown_name("space", name, wiring.widths))
 
 
-def _unnamed(name: str, family: Family, wiring: Wiring) -> Space:
+def _unnamed(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
     widths = wiring.widths[name]
     inputs = {space for value in family.inputs for space in wiring.carries[value]}
-    return Space.common(widths[0], len(widths)) if name in inputs and len(set(widths)) == 1 else Space.exclusive(widths)
+    return (
+        ChannelSpace.common(widths[0], len(widths))
+        if name in inputs and len(set(widths)) == 1
+        else ChannelSpace.exclusive(widths)
+    )
 
 
-def _space(blocks: Any, family: Family, widths: tuple[int, ...], where: str) -> Space:
+def _space(blocks: Any, family: Family, widths: tuple[int, ...], where: str) -> ChannelSpace:
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
         raise StitchError(f"{where} is not a list of blocks, each an object of models with their channels")
     left = [np.ones(width, bool) for width in widths]
     found = [_block(block, family, left, where) for block in blocks]
     own = [Block({task: np.flatnonzero(mine)}) for task, mine in enumerate(left) if mine.any()]
     found = [block for block in found if block.width]
-    return Space(widths, (*sorted(found, key=lambda block: -len(block.tasks)), *own))
+    return ChannelSpace(widths, (*sorted(found, key=lambda block: -len(block.tasks)), *own))
 
 
 def _block(raw: dict[str, Any], family: Family, left: list[Any], where: str) -> Block:

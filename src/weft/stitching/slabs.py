@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.stitching.graph import DYNAMIC, Graph, Step
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep
 from weft.stitching.net import Array
 
 _UNARY = frozenset(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu", "Clip"))
@@ -45,7 +45,7 @@ def possible(graph: Graph) -> frozenset[str]:
     return frozenset(step.layer for step in graph.steps if _geometry(step, graph) is not None)
 
 
-def adds_up(step: Step) -> bool:
+def adds_up(step: GraphStep) -> bool:
     """Whether it is a convolution over slabs, whose kernel is no weight of a model."""
     return step.op == "Conv" and step.inputs[1].startswith(f"{_TAPS}.")
 
@@ -70,7 +70,7 @@ class _Geometry(NamedTuple):
     """Zeros before the kernel's first column, so that phases line up."""
 
 
-def _geometry(step: Step, graph: Graph) -> _Geometry | None:
+def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
     """None if *step* is no convolution that can be cut."""
     if step.op != "Conv" or len(graph.shapes[step.inputs[0]]) != 4 or not _stored(graph, step.inputs[1:]):
         return None
@@ -113,7 +113,7 @@ class _Rewriting:
         self.graph = graph
         self.absorbed: set[str] = set()
         """Outputs of steps that have become part of another."""
-        self._steps: list[Step] = []
+        self._steps: list[GraphStep] = []
         self._constants = dict(graph.constants)
         self._weights = set(graph.weights)
         self._shapes = dict(graph.shapes)
@@ -124,7 +124,7 @@ class _Rewriting:
         """Tensors that exist as [1, rows x channels, ...], under another name; their own may not exist yet."""
         self._real = {each.name for each in graph.inputs} | set(graph.constants)
 
-    def keep(self, step: Step) -> None:
+    def keep(self, step: GraphStep) -> None:
         """*step* as it is, on flat tensors where that saves a reshape."""
         if not self._flattened(step):
             for name in step.inputs:
@@ -132,7 +132,7 @@ class _Rewriting:
             self._steps.append(step)
             self._real.update(step.outputs)
 
-    def convolve(self, step: Step, plan: _Geometry) -> None:
+    def convolve(self, step: GraphStep, plan: _Geometry) -> None:
         """*step* in slabs, with the tables that scale and shift its output."""
         scale, shift, last = self._tables(step)
         source = step.inputs[0]
@@ -162,7 +162,7 @@ class _Rewriting:
         weights = frozenset(name for name in self._weights if name in constants)
         return Graph(graph.name, graph.inputs, graph.outputs, tuple(self._steps), constants, weights, self._shapes)
 
-    def _add_up(self, step: Step, plan: _Geometry, cut: str, scale: Array, shift: Array, output: str) -> str:
+    def _add_up(self, step: GraphStep, plan: _Geometry, cut: str, scale: Array, shift: Array, output: str) -> str:
         """The depthwise convolution over slabs; [1, rows x channels] where rows differ in scale or shift."""
         rows, outs, height, width = self.graph.shapes[step.outputs[0]]
         copies = max(len(scale), len(shift))
@@ -187,7 +187,7 @@ class _Rewriting:
         shape = (lead, channels, height, width)
         return self._add("Conv", (under, taps, *bias), shape, attributes, step.layer, output)
 
-    def _tables(self, step: Step) -> tuple[Array, Array, str]:
+    def _tables(self, step: GraphStep) -> tuple[Array, Array, str]:
         """Scale and shift [1 or rows, channels] out of the steps after *step*, and the output of the last of these."""
         dtype = self.graph.constants[step.inputs[1]].dtype
         outs = self.graph.shapes[step.outputs[0]][1]
@@ -217,7 +217,7 @@ class _Rewriting:
             return None
         return array.reshape(-1, outs)
 
-    def _sorted(self, tensor: str, step: Step, phases: int) -> str:
+    def _sorted(self, tensor: str, step: GraphStep, phases: int) -> str:
         """Columns by their remainder, each set as channels: [rows, groups x phases x ins, height, width / phases]."""
         rows, channels, height, width = self.graph.shapes[tensor]
         groups = _groups(step)
@@ -228,7 +228,7 @@ class _Rewriting:
         turned = self._add("Transpose", (cut,), (rows, *moved), {"perm": [0, 1, 4, 2, 3]}, step.layer)
         return self._reshape(turned, (rows, *whole), step.layer)
 
-    def _flattened(self, step: Step) -> bool:
+    def _flattened(self, step: GraphStep) -> bool:
         """Do an elementwise *step* on flat tensors, if it has one."""
         tensors = [name for name in step.inputs if name and name not in self._constants]
         if not any(name in self._flat for name in tensors):
@@ -277,7 +277,7 @@ class _Rewriting:
         output: str = "",
     ) -> str:
         name = output or self._fresh(op.lower())
-        self._steps.append(Step(op, inputs, (name,), attributes, layer))
+        self._steps.append(GraphStep(op, inputs, (name,), attributes, layer))
         self._shapes[name] = shape
         return name
 
@@ -289,7 +289,7 @@ class _Rewriting:
                 return name
 
 
-def _groups(step: Step) -> int:
+def _groups(step: GraphStep) -> int:
     return int(step.attributes.get("group", 1))
 
 

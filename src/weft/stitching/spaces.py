@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.errors import StitchError
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 
 Role = Literal["dense", "depthwise", "separate", "channelwise", "join", "concat"]
 """What a layer does to channels: mix, filter one by one, run task by task, map one by one, join operands, line up."""
@@ -30,7 +30,7 @@ class Writer:
     value: str
     position: int
     """Where the space stands among those that the value carries."""
-    layer: Layer | None = None
+    layer: FamilyLayer | None = None
     """None for an input."""
 
     @property
@@ -57,7 +57,7 @@ class Wiring:
             start += width
 
 
-def role(layer: Layer) -> Role:
+def role(layer: FamilyLayer) -> Role:
     """How *layer* treats channels; a grouped convolution with several channels in a group is left to run separately."""
     kind = layer.op.kind
     if kind == "conv":
@@ -69,7 +69,7 @@ def role(layer: Layer) -> Role:
     return "concat" if kind == "concat" else "channelwise"
 
 
-def _conv_role(layer: Layer) -> Role:
+def _conv_role(layer: FamilyLayer) -> Role:
     if all(op.groups == 1 for op in layer.ops):
         return "dense"
     shapes = [op.weight.shape for op in layer.ops if op.weight is not None]
@@ -100,7 +100,7 @@ def _channels(family: Family, value: str) -> Widths:
     return tuple(size.channels for size in family.values[value])
 
 
-def _mismatch(family: Family, layer: Layer, other: str) -> str:
+def _mismatch(family: Family, layer: FamilyLayer, other: str) -> str:
     first = layer.inputs[0]
     for task, (one, two) in enumerate(zip(_channels(family, first), _channels(family, other), strict=True)):
         if one != two:

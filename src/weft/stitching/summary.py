@@ -20,7 +20,7 @@ from weft.stitching.net import Array
 from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.planner import Plan
 from weft.stitching.planning.segments import segments
-from weft.stitching.sharing import Sharing, Space
+from weft.stitching.sharing import ChannelSpace, Sharing
 from weft.stitching.spaces import Wiring, role, wire
 from weft.stitching.weights import kernel, pieces
 
@@ -215,7 +215,7 @@ def space_rows(family: Family, sharing: Sharing) -> tuple[SpaceRow, ...]:
     return tuple(_space_row(name, name not in ends, space) for name, space in sharing.spaces.items())
 
 
-def _space_row(name: str, inner: bool, space: Space) -> SpaceRow:
+def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
     tasks = len(space.widths)
     by_all = tasks * space.shared_width if tasks > 1 else 0
     by_some = sum(len(block.tasks) * block.width for block in space.blocks if 1 < len(block.tasks) < tasks)

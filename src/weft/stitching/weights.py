@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.stitching.family import Family, Layer
-from weft.stitching.layouts import STITCHED, Channels, Part
+from weft.stitching.family import Family, FamilyLayer
+from weft.stitching.layouts import STITCHED, BlockPart, Channels
 from weft.stitching.net import Array
 from weft.stitching.sharing import Sharing
 from weft.stitching.spaces import Wiring, role
 
 
-class Piece(NamedTuple):
+class WeightPiece(NamedTuple):
     """The kernels from one input block to one output block, the same in all of *tasks*."""
 
-    out: Part
-    inp: Part
+    out: BlockPart
+    inp: BlockPart
     tasks: frozenset[int]
     array: Array
     """[channels of out, channels of inp (1 if depthwise), kernel height, kernel width]."""
@@ -30,29 +30,29 @@ def channels(value: str, wiring: Wiring, sharing: Sharing) -> Channels:
     return Channels(tuple(sharing[space] for space in wiring.carries[value]))
 
 
-def pieces(layer: Layer, wiring: Wiring, sharing: Sharing) -> list[Piece]:
+def pieces(layer: FamilyLayer, wiring: Wiring, sharing: Sharing) -> list[WeightPiece]:
     """Every pair of blocks that some task has, once."""
     return cut(layer, channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing))
 
 
-def cut(layer: Layer, inputs: Channels, outputs: Channels) -> list[Piece]:
+def cut(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightPiece]:
     """The pieces of a convolution between these channels; the first task that has a piece lends it."""
     found = []
     if layer.op.depthwise:
         for out, inp in zip(outputs.parts, inputs.parts, strict=True):
             first = min(out.tasks)
-            found.append(Piece(out, inp, out.tasks, kernel(layer, first)[out.members[first]]))
+            found.append(WeightPiece(out, inp, out.tasks, kernel(layer, first)[out.members[first]]))
         return found
     for out in outputs.parts:
         for inp in inputs.parts:
             if tasks := out.tasks & inp.tasks:
                 first = min(tasks)
                 array = kernel(layer, first)[np.ix_(out.members[first], inp.members[first])]
-                found.append(Piece(out, inp, tasks, array))
+                found.append(WeightPiece(out, inp, tasks, array))
     return found
 
 
-def kernel(layer: Layer, task: int) -> Array:
+def kernel(layer: FamilyLayer, task: int) -> Array:
     weight = layer.ops[task].weight
     assert weight is not None, layer.name
     return weight
@@ -87,7 +87,7 @@ class Affine:
         return Affine(tuple(np.ones(width) for width in widths), tuple(np.zeros(width) for width in widths))
 
     @staticmethod
-    def of(layer: Layer, widths: Sequence[int]) -> Affine:
+    def of(layer: FamilyLayer, widths: Sequence[int]) -> Affine:
         """What an affine layer does."""
         return Affine(
             tuple(_vector(op.scale, width, 1.0) for op, width in zip(layer.ops, widths, strict=True)),
@@ -104,7 +104,7 @@ def agreed(channels: Channels, values: Sequence[Array]) -> bool:
     return all(agree(values, part, part.tasks) for part in channels.parts)
 
 
-def agree(values: Sequence[Array], part: Part, tasks: Iterable[int]) -> bool:
+def agree(values: Sequence[Array], part: BlockPart, tasks: Iterable[int]) -> bool:
     """Whether *tasks* have the same values on *part*."""
     mine = [values[task][part.members[task]] for task in tasks]
     return all(np.array_equal(mine[0], each) for each in mine)

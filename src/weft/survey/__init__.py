@@ -6,6 +6,6 @@ clients on this machine. ``measure`` drives it; ``spans`` works out what the lan
 """
 
 from weft.survey.measure import Subject, survey
-from weft.survey.spans import Span, losses
+from weft.survey.spans import SeenSpan, losses
 
-__all__ = ["Span", "Subject", "losses", "survey"]
+__all__ = ["SeenSpan", "Subject", "losses", "survey"]

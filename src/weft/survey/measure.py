@@ -25,7 +25,7 @@ from weft.load import LoadResult, run_load
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.serving.config import usable_cores
 from weft.serving.process import ServerProcess
-from weft.survey.spans import Span, beside_each, hand_overs, losses, mean_times, read_spans, runs
+from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__
 from weft.workloads.requests import parse_workload, served_name
 
@@ -101,13 +101,13 @@ def _kept(cache: Path | None) -> Iterator[Path]:
 class _Watched:
     """What the lanes did while clients kept them busy."""
 
-    all_spans: list[Span]
+    all_spans: list[SeenSpan]
     since_s: float
     until_s: float
     result: LoadResult
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[SeenSpan]:
         """Those after the warm-up, and before the clients went away; all of them on a machine that had no time then."""
         found = [each for each in self.all_spans if each.start_s >= self.since_s and each.end_s <= self.until_s]
         return found if len(found) >= LEAST_RUNS else self.all_spans
@@ -241,7 +241,7 @@ class _Survey:
         return models, together
 
     def _spreads(
-        self, spans: list[Span], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
+        self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
         """Of every model, its runs as factors of the mean times, what it lost to other lanes taken off."""
         beside = dict(zip(spans, beside_each(spans, list(models), self._cores), strict=True))

@@ -22,7 +22,7 @@ from weft.devices.lanes import LEAST_SPEED
 Floats = npt.NDArray[np.float64]
 
 
-class Span(NamedTuple):
+class SeenSpan(NamedTuple):
     """A segment on a lane. Times in seconds on the machine's monotonic clock."""
 
     lane: int
@@ -38,7 +38,7 @@ class Span(NamedTuple):
         return self.end_s - self.start_s
 
 
-def read_spans(trace: Mapping[str, Any], since_s: float) -> list[Span]:
+def read_spans(trace: Mapping[str, Any], since_s: float) -> list[SeenSpan]:
     """Segments that were computed since then, by their start (``GET /weft/trace``)."""
     found = []
     for event in trace["traceEvents"]:
@@ -47,34 +47,34 @@ def read_spans(trace: Mapping[str, Any], since_s: float) -> list[Span]:
         said, start_s = event["args"], event["ts"] / 1e6
         number = int(said["segment"].partition("/")[0]) - 1
         found.append(
-            Span(
+            SeenSpan(
                 event["tid"], event["name"], number, start_s, start_s + event["dur"] / 1e6, said["rows"], said["query"]
             )
         )
     return sorted((each for each in found if each.start_s >= since_s), key=_start)
 
 
-def _start(span: Span) -> float:
+def _start(span: SeenSpan) -> float:
     return span.start_s
 
 
-def runs(spans: Iterable[Span], model: str, segments: int) -> list[list[Span]]:
+def runs(spans: Iterable[SeenSpan], model: str, segments: int) -> list[list[SeenSpan]]:
     """The spans of each batch of a model that ran from its first segment to its last, in order."""
-    found: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    found: dict[tuple[int, int], list[SeenSpan]] = defaultdict(list)
     for span in spans:
         if span.model == model:
             found[span.query, span.rows].append(span)
     return [each for each in found.values() if [span.segment for span in each] == list(range(segments))]
 
 
-def mean_times(found: Sequence[Sequence[Span]]) -> tuple[float, ...]:
+def mean_times(found: Sequence[Sequence[SeenSpan]]) -> tuple[float, ...]:
     """Of each segment over all runs."""
     return tuple(float(np.mean([span.took_s for span in column])) for column in zip(*found, strict=True))
 
 
-def hand_overs(spans: Sequence[Span], within: bool = False) -> list[float]:
+def hand_overs(spans: Sequence[SeenSpan], within: bool = False) -> list[float]:
     """What passed between two segments on a lane, in order of time; *within*: of one batch, so work was waiting."""
-    lanes: dict[int, list[Span]] = defaultdict(list)
+    lanes: dict[int, list[SeenSpan]] = defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
     gaps = [
@@ -87,7 +87,7 @@ def hand_overs(spans: Sequence[Span], within: bool = False) -> list[float]:
 
 
 def losses(
-    spans: Sequence[Span], alone: Mapping[str, HostModel], cores: int, most: float = 1 - LEAST_SPEED
+    spans: Sequence[SeenSpan], alone: Mapping[str, HostModel], cores: int, most: float = 1 - LEAST_SPEED
 ) -> dict[str, dict[str, float]]:
     """Model -> other model -> share of its speed that a lane loses while one other lane runs that.
 
@@ -105,7 +105,7 @@ def losses(
     return found
 
 
-def beside_each(spans: Sequence[Span], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
+def beside_each(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
     """Of each span: the seconds it had a core, and for how many of these each model ran on another lane, summed up."""
     lanes = Lanes(tuple(f"{lane}" for lane in range(1 + max((span.lane for span in spans), default=0))), cores)
     number = {model: place for place, model in enumerate(models)}
@@ -123,9 +123,9 @@ def beside_each(spans: Sequence[Span], models: Sequence[str], cores: int) -> lis
     return found
 
 
-def _met(spans: Sequence[Span]) -> list[list[Span]]:
+def _met(spans: Sequence[SeenSpan]) -> list[list[SeenSpan]]:
     """Of each span, those that ran at the same time; spans are in order of their start."""
-    found: list[list[Span]] = [[] for _ in spans]
+    found: list[list[SeenSpan]] = [[] for _ in spans]
     running: list[int] = []
     for place, span in enumerate(spans):
         running = [each for each in running if spans[each].end_s > span.start_s]
@@ -136,7 +136,7 @@ def _met(spans: Sequence[Span]) -> list[list[Span]]:
     return found
 
 
-def _within(others: Iterable[Span], span: Span) -> list[float]:
+def _within(others: Iterable[SeenSpan], span: SeenSpan) -> list[float]:
     return [time for each in others for time in (each.start_s, each.end_s) if span.start_s < time < span.end_s]
 
 

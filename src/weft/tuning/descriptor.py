@@ -38,7 +38,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Layer(BaseModel):
+class DescribedLayer(BaseModel):
     """One layer, or branches that share its formats."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -71,7 +71,7 @@ class Descriptor(BaseModel):
     """And on all; the only one, if ``small`` is not given."""
     score: str = ""
     """Regular expression whose first group is the score in what the command prints."""
-    layer: tuple[Layer, ...] = Field(default=(), strict=False)
+    layer: tuple[DescribedLayer, ...] = Field(default=(), strict=False)
 
 
 def load_descriptor(path: str | Path) -> Descriptor:
@@ -90,7 +90,7 @@ def parse_descriptor(raw: dict[str, Any], where: str) -> Descriptor:
     try:
         return Descriptor.model_validate(raw)
     except ValidationError as error:
-        raise TuneError(f"{where}: {first_problem(error, Descriptor, Layer)}") from error
+        raise TuneError(f"{where}: {first_problem(error, Descriptor, DescribedLayer)}") from error
 
 
 def network_of(descriptor: Descriptor, found: Network | None = None) -> Network:
@@ -133,7 +133,7 @@ def _spelled(value: str | float | tuple[str, ...]) -> str:
     return text.replace("\x7f", "\\u007F")
 
 
-def _target(layer: Layer, known: dict[str, Target]) -> Target:
+def _target(layer: DescribedLayer, known: dict[str, Target]) -> Target:
     """From what the file gives, else from the layers of the model that it stands for."""
     names = layer.branches or (layer.name,)
     if known and (missing := [name for name in names if name not in known]):
@@ -152,7 +152,7 @@ def _target(layer: Layer, known: dict[str, Target]) -> Target:
     )  # fmt: skip
 
 
-def _branches(layer: Layer, parts: list[Target]) -> tuple[str, ...]:
+def _branches(layer: DescribedLayer, parts: list[Target]) -> tuple[str, ...]:
     """Layers of the model, also where it names groups of them."""
     if not parts:
         return layer.branches

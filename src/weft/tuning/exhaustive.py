@@ -17,7 +17,7 @@ from weft.tuning.evaluation import Evaluator, Score, Subset
 from weft.tuning.network import Network
 from weft.tuning.objective import DEFAULT, Extras, Measure, objective_from
 from weft.tuning.platform import Platform, Unbiased, load_platform
-from weft.tuning.settings import Layerwise, Setting, Space, space_of
+from weft.tuning.settings import Layerwise, SearchSpace, TuningSetting, space_of
 from weft.tuning.tuner import threshold_of
 
 MOST = 1_000_000
@@ -79,7 +79,7 @@ def exhaustive(
     return Optimum(None, math.nan, math.nan, base, threshold, scored, size)
 
 
-def _size(space: Space, biases: int) -> int:
+def _size(space: SearchSpace, biases: int) -> int:
     """Of the space; a type without a bias counts once."""
     objects = Counter(item.group for item in space.items)
     return math.prod(
@@ -88,24 +88,24 @@ def _size(space: Space, biases: int) -> int:
     )
 
 
-def _by_objective(space: Space, measure: partial[float]) -> list[tuple[float, tuple[Unbiased, ...]]]:
+def _by_objective(space: SearchSpace, measure: partial[float]) -> list[tuple[float, tuple[Unbiased, ...]]]:
     """All choices of types and widths, the smallest objective first, then in the order of the platform."""
     starts = tuple(item.start for item in space.items)
-    every = [(measure(space.configuration(Setting(types, starts))), types) for types in _types(space)]
+    every = [(measure(space.configuration(TuningSetting(types, starts))), types) for types in _types(space)]
     return sorted(every, key=lambda each: each[0])
 
 
-def _types(space: Space) -> Iterator[tuple[Unbiased, ...]]:
+def _types(space: SearchSpace) -> Iterator[tuple[Unbiased, ...]]:
     return product(*(group.choices for group in space.groups))
 
 
-def _biased(space: Space, types: tuple[Unbiased, ...], biases: Sequence[int]) -> Iterator[Configuration]:
+def _biased(space: SearchSpace, types: tuple[Unbiased, ...], biases: Sequence[int]) -> Iterator[Configuration]:
     """Each set of biases once; objects whose type has none count for nothing."""
     choices = [
         [item.start + each for each in biases] if types[item.group].biased else [item.start] for item in space.items
     ]
     for scales in product(*choices):
-        yield space.configuration(Setting(types, scales))
+        yield space.configuration(TuningSetting(types, scales))
 
 
 def _score(

@@ -17,7 +17,7 @@ from weft.tuning.network import Network, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LayerWork:
     """The arithmetic of one tuned layer, for one sample; of all in the batch, where a file takes a fixed number."""
 
     name: str
@@ -38,7 +38,7 @@ class Work:
         return self.windows * self.channels * self.kernel * self.filters * self.groups
 
 
-def work_of(model: Model, network: Network, nodes: Mapping[str, str] | None = None) -> tuple[Work, ...]:
+def work_of(model: Model, network: Network, nodes: Mapping[str, str] | None = None) -> tuple[LayerWork, ...]:
     """The tuned layers in the order of the network; *nodes* as for ``places``."""
     return tuple(_work(name, model.layers[place]) for name, place in places(model, network, nodes).items())
 
@@ -86,7 +86,7 @@ def _layers(network: Network) -> Iterator[str]:
     return (layer for target in network.targets for layer in target.layers)
 
 
-def _work(name: str, layer: Layer) -> Work:
+def _work(name: str, layer: Layer) -> LayerWork:
     gemm = layer.gemm
     assert gemm is not None
-    return Work(name, gemm.m, gemm.k // gemm.kernel, gemm.kernel, gemm.n, gemm.groups, layer.kind == "conv")
+    return LayerWork(name, gemm.m, gemm.k // gemm.kernel, gemm.kernel, gemm.n, gemm.groups, layer.kind == "conv")

@@ -17,8 +17,8 @@ from weft.tuning.database import Database
 from weft.tuning.evaluation import Evaluator, Score, Subset
 from weft.tuning.moves import Move
 from weft.tuning.ranking import Key, Rule
-from weft.tuning.settings import Setting, Space
-from weft.tuning.trials import Kept, Outcome, Phase, Progress, Step, Told, Trial
+from weft.tuning.settings import SearchSpace, TuningSetting
+from weft.tuning.trials import Kept, Phase, Progress, Step, Told, Trial, TrialOutcome
 
 OnFailure = Literal["stop", "skip"]
 
@@ -26,7 +26,7 @@ OnFailure = Literal["stop", "skip"]
 class Point(NamedTuple):
     """A setting with all that is known of it."""
 
-    setting: Setting
+    setting: TuningSetting
     configuration: Configuration
     objective: float
     score: float = math.nan
@@ -38,7 +38,7 @@ class Judge:
 
     def __init__(
         self,
-        space: Space,
+        space: SearchSpace,
         evaluator: Evaluator,
         objective: Callable[[Configuration], float],
         database: Database,
@@ -60,7 +60,7 @@ class Judge:
         self._skip = on_failure == "skip"
         self.phase: Phase = 1
         self._subset: Subset = "small"
-        self._known: dict[tuple[Subset, Configuration], Outcome] = {}
+        self._known: dict[tuple[Subset, Configuration], TrialOutcome] = {}
         self._places: dict[tuple[Subset, Configuration], int] = {}
         self._drops: dict[str, float] = {}
         self._iteration = 0
@@ -73,18 +73,18 @@ class Judge:
         self._skip = skip
         return outcome.score.value
 
-    def point(self, setting: Setting) -> Point:
+    def point(self, setting: TuningSetting) -> Point:
         """A setting, not yet scored."""
         configuration = self.space.configuration(setting)
         return Point(setting, configuration, self._objective_of(configuration))
 
-    def feasible(self, setting: Setting, step: Step) -> Point | None:
+    def feasible(self, setting: TuningSetting, step: Step) -> Point | None:
         """The setting with its score, if that reaches the threshold."""
         point = self.point(setting)
         score = self._ask(point.configuration, step, -math.inf if self._many else self.threshold).score
         return point._replace(score=score.value) if self._passes(score, self.threshold) else None
 
-    def scored(self, setting: Setting, step: Step) -> Point | None:
+    def scored(self, setting: TuningSetting, step: Step) -> Point | None:
         """The setting with its score, whatever that is; None where there is none."""
         point = self.point(setting)
         score = self._ask(point.configuration, step, -math.inf).score
@@ -152,7 +152,7 @@ class Judge:
             return self._ask(point.configuration, step, -math.inf).score
         return None if needed == math.inf else self._ask(point.configuration, step, needed).score
 
-    def _ask(self, configuration: Configuration, step: Step, needed: float) -> Outcome:
+    def _ask(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:
         """From memory, from the database, or from the evaluator."""
         key = self._subset, configuration
         if (known := self._known.get(key)) and (known.score.exact or known.score.value < needed):
@@ -212,10 +212,12 @@ class Judge:
             raise EvaluationError("the score is not a number; check what the evaluation measures")
         self._database.keep(self._fingerprint, self._subset, configuration, needed, found)
 
-    def _noted(self, configuration: Configuration, step: Step, found: Score | EvaluationError | None) -> Outcome:
+    def _noted(self, configuration: Configuration, step: Step, found: Score | EvaluationError | None) -> TrialOutcome:
         """Remember it for this search, and write its trial."""
         assert found is not None
-        outcome = Outcome(Score(-math.inf), str(found)) if isinstance(found, EvaluationError) else Outcome(found)
+        outcome = (
+            TrialOutcome(Score(-math.inf), str(found)) if isinstance(found, EvaluationError) else TrialOutcome(found)
+        )
         key = self._subset, configuration
         self._known[key] = outcome
         self.samples[self._subset] += outcome.score.samples
@@ -228,7 +230,7 @@ class Judge:
         self._tell(step, self._iteration, outcome.score.value)
         return outcome
 
-    def _trial(self, configuration: Configuration, step: Step, outcome: Outcome) -> Trial:
+    def _trial(self, configuration: Configuration, step: Step, outcome: TrialOutcome) -> Trial:
         score = outcome.score
         return Trial(
             iteration=0 if step == "base" else self._iteration, phase=self.phase, step=step, subset=self._subset,

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from weft.numbers.format import Kind
 from weft.tuning.platform import KINDS, Unbiased
-from weft.tuning.settings import Setting, Space
+from weft.tuning.settings import SearchSpace, TuningSetting
 
 MOST_RAISED = 12
 """How far a bias goes above its start: beyond that a format holds less than 1/4096 of the largest value."""
@@ -20,30 +20,30 @@ class Move(NamedTuple):
     """A neighbour, and what was done to get there: the name is the same for the same step elsewhere."""
 
     name: str
-    setting: Setting
+    setting: TuningSetting
 
 
-def biases_raised(space: Space, setting: Setting, group: int | None = None) -> list[Move]:
+def biases_raised(space: SearchSpace, setting: TuningSetting, group: int | None = None) -> list[Move]:
     """One bias more, object by object; of one group or of all."""
     return _biases_moved(space, setting, 1, group)
 
 
-def biases_lowered(space: Space, setting: Setting, group: int | None = None) -> list[Move]:
+def biases_lowered(space: SearchSpace, setting: TuningSetting, group: int | None = None) -> list[Move]:
     """One bias less, object by object; of one group or of all."""
     return _biases_moved(space, setting, -1, group)
 
 
-def one_bit_fewer(space: Space, setting: Setting) -> list[Move]:
+def one_bit_fewer(space: SearchSpace, setting: TuningSetting) -> list[Move]:
     """The next narrower width of the same type, group by group."""
     return _widths_moved(space, setting, narrower=True)
 
 
-def one_bit_more(space: Space, setting: Setting) -> list[Move]:
+def one_bit_more(space: SearchSpace, setting: TuningSetting) -> list[Move]:
     """The next wider width of the same type, group by group."""
     return _widths_moved(space, setting, narrower=False)
 
 
-def types_changed(space: Space, setting: Setting) -> list[Move]:
+def types_changed(space: SearchSpace, setting: TuningSetting) -> list[Move]:
     """Another type of the same width, or of the widest below that, group by group."""
     moves = []
     for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
@@ -53,7 +53,7 @@ def types_changed(space: Space, setting: Setting) -> list[Move]:
     return moves
 
 
-def narrower_in_any_type(space: Space, setting: Setting) -> list[tuple[int, Move]]:
+def narrower_in_any_type(space: SearchSpace, setting: TuningSetting) -> list[tuple[int, Move]]:
     """The widest format below the present one, of each type, with the position of its group."""
     moves = []
     for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
@@ -69,20 +69,20 @@ def widest(choices: tuple[Unbiased, ...], kind: Kind, bits: int) -> Unbiased | N
     return max(fitting, key=lambda choice: choice.bits, default=None)
 
 
-def retyped(space: Space, setting: Setting, group: int, new: Unbiased) -> Setting:
+def retyped(space: SearchSpace, setting: TuningSetting, group: int, new: Unbiased) -> TuningSetting:
     """The group in another type, its largest values as near as they can be to what they were."""
     now = setting.types[group]
     shift = now.power_topped - new.power_topped if now.biased and new.biased and now.kind != new.kind else 0
     return shifted(space, setting._replace(types=_replaced(setting.types, group, new)), group, shift)
 
 
-def shifted(space: Space, setting: Setting, group: int, by: int) -> Setting:
+def shifted(space: SearchSpace, setting: TuningSetting, group: int, by: int) -> TuningSetting:
     """All biases of a group moved."""
     pairs = zip(space.items, setting.scales, strict=True)
     return setting._replace(scales=tuple(scale + by * (item.group == group) for item, scale in pairs))
 
 
-def _biases_moved(space: Space, setting: Setting, by: int, group: int | None = None) -> list[Move]:
+def _biases_moved(space: SearchSpace, setting: TuningSetting, by: int, group: int | None = None) -> list[Move]:
     moves = []
     for position, (item, scale) in enumerate(zip(space.items, setting.scales, strict=True)):
         within = -MOST_LOWERED <= scale + by - item.start <= MOST_RAISED
@@ -92,7 +92,7 @@ def _biases_moved(space: Space, setting: Setting, by: int, group: int | None = N
     return moves
 
 
-def _widths_moved(space: Space, setting: Setting, *, narrower: bool) -> list[Move]:
+def _widths_moved(space: SearchSpace, setting: TuningSetting, *, narrower: bool) -> list[Move]:
     moves = []
     for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
         alike = [choice.bits for choice in group.choices if choice.kind == now.kind]

@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 LARGEST_POWER = 8
 
 
-class Layer(NamedTuple):
+class ConfiguredLayer(NamedTuple):
     """A target under a configuration; branches count as one, as wide as their widest."""
 
     name: str
@@ -50,14 +50,14 @@ _ALLOWED = (
 _REFUSED = (ast.LShift, ast.MatMult)
 
 
-def layers_of(network: Network, configuration: Configuration) -> tuple[Layer, ...]:
+def layers_of(network: Network, configuration: Configuration) -> tuple[ConfiguredLayer, ...]:
     """The targets with the widths that a configuration gives them."""
 
     def bits(names: tuple[str, ...]) -> int:
         return max(configuration[name].bits for name in names)
 
     return tuple(
-        Layer(
+        ConfiguredLayer(
             each.name, bits(each.objects("weight")), bits(each.objects("input")), each.weights, each.inputs, each.macs
         )
         for each in network.targets
@@ -136,8 +136,8 @@ def _check_node(node: ast.AST, names: set[str], compared: bool) -> None:
         raise TuneError(f"{type(node).__name__} may not be used; it is arithmetic over weights, activations and layers")
     if isinstance(node, ast.Name) and node.id not in names:
         raise TuneError(unknown_name("name", node.id, names))
-    if isinstance(node, ast.Attribute) and node.attr not in Layer._fields:
-        raise TuneError(unknown_name("attribute", node.attr, Layer._fields))
+    if isinstance(node, ast.Attribute) and node.attr not in ConfiguredLayer._fields:
+        raise TuneError(unknown_name("attribute", node.attr, ConfiguredLayer._fields))
     if isinstance(node, ast.Call) and (
         not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS or node.keywords
     ):

@@ -1,8 +1,8 @@
 """A tuned network on a weft device: fewer weight bytes to fetch, so less time on the memory channel.
 
 ``tuned_model`` is the model with the widths of a configuration, of which ``weft.costs.profiles.estimate`` makes
-a profile for ``weft simulate``. Compute times do not change with the width on these devices: values are stored narrow and
-multiplied at the device's own precision. ``Latency`` makes an objective of the time one query takes.
+a profile for ``weft simulate``. Compute times do not change with the width on these devices: values are stored narrow
+and multiplied at the device's own precision. ``Latency`` makes an objective of the time one query takes.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ MOST_VALUES = 1 << 40
 _Size = Annotated[int, Field(ge=0, le=MOST_VALUES)]
 
 
-class _Entry(BaseModel):
+class _PackedEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
@@ -54,10 +54,10 @@ class _Entry(BaseModel):
 class _Header(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    tensors: list[_Entry]
+    tensors: list[_PackedEntry]
 
 
-class Packed(NamedTuple):
+class PackedWeights(NamedTuple):
     """What was written."""
 
     header_bytes: int
@@ -71,14 +71,16 @@ class Packed(NamedTuple):
 
 def write_packed(
     path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[np.floating]], configuration: Configuration
-) -> Packed:
+) -> PackedWeights:
     """Write tensors in their formats; the names are those of the configuration's objects (``conv1.weight``)."""
     entries, streams, offset = [], [], 0
     for name, array in arrays.items():
         form = configuration[name]
         streams.append(pack(encode(array, form), form.bits).tobytes())
         entries.append(
-            _Entry(name=name, shape=list(array.shape), format=spell(form), bits=form.bits, offset=offset).model_dump()
+            _PackedEntry(
+                name=name, shape=list(array.shape), format=spell(form), bits=form.bits, offset=offset
+            ).model_dump()
         )
         offset += len(streams[-1])
     header = json.dumps({"tensors": entries}, separators=(",", ":")).encode()
@@ -87,7 +89,7 @@ def write_packed(
         Path(path).write_bytes(b"".join([start, *streams]))
     except OSError as error:
         raise TuneError(f"cannot write {path}: {error.strerror or error}") from error
-    return Packed(len(start), offset)
+    return PackedWeights(len(start), offset)
 
 
 def weights_of(model: str | os.PathLike[str], network: Network) -> dict[str, Floats]:
@@ -135,10 +137,10 @@ def _header(data: bytes) -> tuple[_Header, int]:
     try:
         return _Header.model_validate_json(data[start : start + length]), start + length
     except ValidationError as error:
-        raise TuneError(f"its header is damaged: {first_problem(error, _Header, _Entry)}") from error
+        raise TuneError(f"its header is damaged: {first_problem(error, _Header, _PackedEntry)}") from error
 
 
-def _tensor(entry: _Entry, codes: memoryview) -> Floats:
+def _tensor(entry: _PackedEntry, codes: memoryview) -> Floats:
     form: AnyFormat = parse_format(entry.format)
     if form.bits != entry.bits:
         raise TuneError(f"tensor {entry.name!r}: {entry.format} has {form.bits} bits, not {entry.bits}")

@@ -107,7 +107,7 @@ class _Formats(BaseModel):
     formats: Annotated[list[str], Field(min_length=1)]
 
 
-class _File(BaseModel):
+class _PlatformFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -120,9 +120,9 @@ class _File(BaseModel):
 def parse_platform(raw: dict[str, Any], where: str) -> Platform:
     """The platform a mapping describes; *where* opens the error message."""
     try:
-        file = _File.model_validate(raw)
+        file = _PlatformFile.model_validate(raw)
     except ValidationError as error:
-        raise TuneError(f"{where}: {first_problem(error, _File, _Formats)}") from error
+        raise TuneError(f"{where}: {first_problem(error, _PlatformFile, _Formats)}") from error
     lists: list[tuple[Unbiased, ...]] = []
     for role, own in (("weight", file.weight), ("activation", file.activation)):
         spelled = file.formats if own is None else own.formats

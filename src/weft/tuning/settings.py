@@ -34,14 +34,14 @@ class Item(NamedTuple):
     """The scale that just holds its largest value."""
 
 
-class Group(NamedTuple):
+class ObjectGroup(NamedTuple):
     """Objects that share type and width."""
 
     name: str
     choices: tuple[Unbiased, ...]
 
 
-class Setting(NamedTuple):
+class TuningSetting(NamedTuple):
     """One point of the search space."""
 
     types: tuple[Unbiased, ...]
@@ -51,17 +51,17 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """What may be set, in the order of the layers, weights before inputs."""
 
     items: tuple[Item, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ObjectGroup, ...]
 
-    def uniform(self, pick: Callable[[Group], Unbiased]) -> Setting:
+    def uniform(self, pick: Callable[[ObjectGroup], Unbiased]) -> TuningSetting:
         """Every group as *pick* says, every scale where it starts."""
-        return Setting(tuple(pick(group) for group in self.groups), tuple(item.start for item in self.items))
+        return TuningSetting(tuple(pick(group) for group in self.groups), tuple(item.start for item in self.items))
 
-    def configuration(self, setting: Setting) -> Configuration:
+    def configuration(self, setting: TuningSetting) -> Configuration:
         """As formats of objects."""
         formats: dict[str, Format] = {}
         for item, scale in zip(self.items, setting.scales, strict=True):
@@ -70,7 +70,7 @@ class Space:
         return Configuration(formats)
 
 
-def space_of(network: Network, platform: Platform, layerwise: Layerwise) -> Space:
+def space_of(network: Network, platform: Platform, layerwise: Layerwise) -> SearchSpace:
     """The search space of a network on a platform."""
     if layerwise not in LAYERWISE:
         raise TuneError(f"layerwise = {layerwise!r} must be one of {', '.join(LAYERWISE)}")
@@ -79,13 +79,13 @@ def space_of(network: Network, platform: Platform, layerwise: Layerwise) -> Spac
         "input": layerwise in ("BOTH", "ACT-ONLY"),
     }
     items: list[Item] = []
-    groups: dict[str, Group] = {}
+    groups: dict[str, ObjectGroup] = {}
     for target in network.targets:
         for role in ROLES:
             name = f"{target.name}.{role}" if own[role] else f"every {role}"
-            groups.setdefault(name, Group(name, platform.choices(role)))
+            groups.setdefault(name, ObjectGroup(name, platform.choices(role)))
             items.append(Item(target, role, list(groups).index(name), first_scale(target.largest(role))))
-    return Space(tuple(items), tuple(groups.values()))
+    return SearchSpace(tuple(items), tuple(groups.values()))
 
 
 def first_scale(largest: float) -> int:

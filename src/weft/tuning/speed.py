@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from weft.errors import TuneError
 from weft.numbers.configuration import Configuration
-from weft.tuning.geometry import Work
+from weft.tuning.geometry import LayerWork
 
 SERIAL_BITS = 16
 """Of the bit-parallel baseline; wider activations take as long."""
@@ -33,13 +33,13 @@ class Speedup:
     """All tuned layers together, one after another."""
 
 
-def bit_serial_ideal(work: Sequence[Work], configuration: Configuration) -> Speedup:
+def bit_serial_ideal(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
     """As the chapter estimates it: every unit busy, a layer with p-bit activations 16/p times as fast."""
     times = {each.name: each.macs * _serial_bits(each, configuration) / SERIAL_BITS for each in work}
     return _speedup("bit-serial (ideal)", {each.name: each.macs for each in work}, times)
 
 
-def bit_serial(work: Sequence[Work], configuration: Configuration) -> Speedup:
+def bit_serial(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
     """In whole cycles of 16 tiles with 16 filters, 16 windows and 16 channels each.
 
     Windows that do not fill the columns and channels that do not fill the lanes are lost, so that a layer may be slower
@@ -50,10 +50,10 @@ def bit_serial(work: Sequence[Work], configuration: Configuration) -> Speedup:
     return _speedup("bit-serial (structural)", {each.name: _parallel_cycles(each) for each in work}, times)
 
 
-def word_packing(work: Sequence[Work], configuration: Configuration) -> Speedup:
+def word_packing(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
     """A proxy for high-level synthesis, not its results: as many products at once as both operands fit into a word."""
 
-    def lanes(each: Work) -> int:
+    def lanes(each: LayerWork) -> int:
         widths = (configuration[f"{each.name}.{role}"].bits for role in ("weight", "input"))
         return min(max(1, WORD_BITS // bits) for bits in widths)
 
@@ -61,7 +61,7 @@ def word_packing(work: Sequence[Work], configuration: Configuration) -> Speedup:
     return _speedup("word packing (proxy)", {each.name: each.macs for each in work}, times)
 
 
-SPEED_MODELS: dict[str, Callable[[Sequence[Work], Configuration], Speedup]] = {
+SPEED_MODELS: dict[str, Callable[[Sequence[LayerWork], Configuration], Speedup]] = {
     "bit-serial-ideal": bit_serial_ideal,
     "bit-serial": bit_serial,
     "word-packing": word_packing,
@@ -75,20 +75,20 @@ def _speedup(model: str, before: Mapping[str, float], after: Mapping[str, float]
     return Speedup(model, layers, sum(before.values()) / sum(after.values()))
 
 
-def _serial_bits(work: Work, configuration: Configuration) -> int:
+def _serial_bits(work: LayerWork, configuration: Configuration) -> int:
     return min(SERIAL_BITS, configuration[f"{work.name}.input"].bits)
 
 
-def _parallel_cycles(work: Work) -> int:
+def _parallel_cycles(work: LayerWork) -> int:
     return work.windows * _bricks(work)
 
 
-def _serial_cycles(work: Work, bits: int) -> int:
+def _serial_cycles(work: LayerWork, bits: int) -> int:
     if work.convolution:
         return -(-work.windows // COLUMNS) * _bricks(work) * bits
     return work.windows * _bricks(work) + bits - 1
 
 
-def _bricks(work: Work) -> int:
+def _bricks(work: LayerWork) -> int:
     """Groups of channels and filters that the array goes through for one window."""
     return -(-work.channels // LANES) * work.kernel * -(-work.filters // FILTERS) * work.groups

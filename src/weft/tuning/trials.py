@@ -113,7 +113,7 @@ class Tuning:
         return whole / max(1, self.weight_bits + self.activation_bits)
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """What an evaluation gave, a failure included."""
 
     score: Score

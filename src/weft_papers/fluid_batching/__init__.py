@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from weft.devices import load_platform
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
 from weft_papers.fluid_batching import comparison, deadlines, designs, sensitivity, strategies, traffic
 from weft_papers.fluid_batching.hardware import DECISION_US, EXIT_RATES, MAX_BATCH, SPOTS, npu, tile
 from weft_papers.fluid_batching.lab import DRAWN, SEEDS, Bench
@@ -59,10 +59,10 @@ def reproduce(
 def _steps(paper: dict[str, Published], out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
     row, point = lengths
 
-    def traffic_of(plan: traffic.Sweep, tick: Tick) -> Part:
+    def traffic_of(plan: traffic.TrafficSweep, tick: Tick) -> Exhibit:
         return traffic.figure(paper, out, traffic.sweep(paper, bench, point, plan, tick))
 
-    def panels(tick: Tick) -> list[deadlines.Panel]:
+    def panels(tick: Tick) -> list[deadlines.DeadlinePanel]:
         return [deadlines.panel(paper, bench, point, plan, tick) for plan in deadlines.PANELS]
 
     return [

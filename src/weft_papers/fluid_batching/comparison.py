@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
 from weft_papers.fluid_batching.hardware import DECISION_US, EXITS, SPOTS, Spot, npu, tile
 from weft_papers.fluid_batching.lab import (
     BALANCED,
@@ -26,11 +26,11 @@ from weft_papers.fluid_batching.lab import (
     PLAIN,
     SEEDS,
     SERIAL,
+    BatchScheduler,
     Bench,
-    Outcome,
     Outcomes,
-    Point,
-    Scheduler,
+    RunMeans,
+    RunPoint,
 )
 from weft_papers.layerweaver.lab import geomean
 
@@ -43,7 +43,7 @@ PRINTED = {LAZY: "lazy", FLUID: "fluid"}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SchedulerComparison:
     """The rows of the table, each under every scheduler."""
 
     paper: dict[str, Published]
@@ -52,39 +52,39 @@ class Comparison:
     spots: Sequence[Spot]
     outcomes: Outcomes
 
-    def point(self, spot: Spot, scheduler: Scheduler) -> Point:
+    def point(self, spot: Spot, scheduler: BatchScheduler) -> RunPoint:
         return table_point(self.paper, spot, scheduler, self.samples)
 
-    def at(self, spot: Spot, scheduler: Scheduler) -> Outcome:
+    def at(self, spot: Spot, scheduler: BatchScheduler) -> RunMeans:
         return self.outcomes[self.point(spot, scheduler)]
 
-    def over(self, one: Scheduler, other: Scheduler, field: str) -> list[float]:
+    def over(self, one: BatchScheduler, other: BatchScheduler, field: str) -> list[float]:
         """A quantity under one scheduler over that under another, row by row."""
         return [getattr(self.at(spot, one), field) / getattr(self.at(spot, other), field) for spot in self.spots]
 
-    def printed(self, spot: Spot, scheduler: Scheduler, field: str) -> float:
+    def printed(self, spot: Spot, scheduler: BatchScheduler, field: str) -> float:
         return self.paper[f"{PRINTED[scheduler]}_{field}_{spot.key}"].value
 
 
-def table_point(paper: dict[str, Published], spot: Spot, scheduler: Scheduler, samples: int) -> Point:
+def table_point(paper: dict[str, Published], spot: Spot, scheduler: BatchScheduler, samples: int) -> RunPoint:
     """A row of the table."""
-    return Point(spot, scheduler, paper[f"rate_{spot.key}"].value, paper[f"slo_{spot.key}"].value, samples)
+    return RunPoint(spot, scheduler, paper[f"rate_{spot.key}"].value, paper[f"slo_{spot.key}"].value, samples)
 
 
 def compare(
     paper: dict[str, Published], bench: Bench, samples: int, tick: Tick | None = None, spots: Sequence[Spot] = SPOTS
-) -> Comparison:
+) -> SchedulerComparison:
     points = [table_point(paper, spot, scheduler, samples) for spot in spots for scheduler in SHOWN]
-    return Comparison(paper, samples, spots, bench.measure(points, tick))
+    return SchedulerComparison(paper, samples, spots, bench.measure(points, tick))
 
 
-def table_2(out: Path, found: Comparison) -> Part:
+def table_2(out: Path, found: SchedulerComparison) -> Exhibit:
     rows = [row for spot in found.spots for scheduler in LISTED for row in _rows(found, spot, scheduler)]
     rows += [*_gain_rows(found), *_headlines(found), *_ours_rows(found), _calls_row(found)]
-    return Part(tuple(rows), (_table(found),), (_drawn(out, found),))
+    return Exhibit(tuple(rows), (_table(found),), (_drawn(out, found),))
 
 
-def _rows(found: Comparison, spot: Spot, scheduler: Scheduler) -> list[Row]:
+def _rows(found: SchedulerComparison, spot: Spot, scheduler: BatchScheduler) -> list[Row]:
     outcome = found.at(spot, scheduler)
     values = {"mean": (outcome.mean_ms, " ms"), "late": (outcome.late, "%")}
     if scheduler not in PRINTED:
@@ -98,7 +98,9 @@ def _rows(found: Comparison, spot: Spot, scheduler: Scheduler) -> list[Row]:
     return rows
 
 
-def _why(found: Comparison, spot: Spot, scheduler: Scheduler, field: str, ours: float, theirs: float | None) -> str:
+def _why(
+    found: SchedulerComparison, spot: Spot, scheduler: BatchScheduler, field: str, ours: float, theirs: float | None
+) -> str:
     device = npu(spot, scheduler.hardware)
     point, outcome = found.point(spot, scheduler), found.at(spot, scheduler)
     load = f"{point.rate:g}/s, {point.deadline_ms:g} ms"
@@ -117,7 +119,7 @@ def _why(found: Comparison, spot: Spot, scheduler: Scheduler, field: str, ours: 
     return beside(ours, theirs, reason)
 
 
-def _gain_rows(found: Comparison) -> list[Row]:
+def _gain_rows(found: SchedulerComparison) -> list[Row]:
     """Fluid Batching against LazyBatching, as the text sums it up."""
     printed = {field: [_printed_gain(found, spot, field) for spot in found.spots] for field in ("mean", "late")}
     rows = []
@@ -135,7 +137,7 @@ def _gain_rows(found: Comparison) -> list[Row]:
     return [*rows, _resnet_row(found)]
 
 
-def _resnet_row(found: Comparison) -> Row:
+def _resnet_row(found: SchedulerComparison) -> Row:
     """The one mean that the text prints."""
     ours = [
         ratio
@@ -148,11 +150,11 @@ def _resnet_row(found: Comparison) -> Row:
     return Row(FIGURE, quantity, theirs, geomean(ours), "x", why)
 
 
-def _printed_gain(found: Comparison, spot: Spot, field: str) -> float:
+def _printed_gain(found: SchedulerComparison, spot: Spot, field: str) -> float:
     return found.printed(spot, LAZY, field) / found.printed(spot, FLUID, field)
 
 
-def _headlines(found: Comparison) -> list[Row]:
+def _headlines(found: SchedulerComparison) -> list[Row]:
     """The abstract's two numbers, which do not follow from the table."""
     rows = []
     for key, field, printed_field, what in (
@@ -171,7 +173,7 @@ def _headlines(found: Comparison) -> list[Row]:
     return rows
 
 
-def _ours_rows(found: Comparison) -> list[Row]:
+def _ours_rows(found: SchedulerComparison) -> list[Row]:
     """Our policy beside Fluid Batching's, on the same NPU and the same arrivals."""
     rows = []
     for scheduler, field, what in (
@@ -194,7 +196,7 @@ def _ours_rows(found: Comparison) -> list[Row]:
     return rows
 
 
-def _calls_row(found: Comparison) -> Row:
+def _calls_row(found: SchedulerComparison) -> Row:
     spot = found.spots[0]
     lazy, fluid = (found.at(spot, scheduler).calls for scheduler in (LAZY, FLUID))
     return Row(
@@ -209,7 +211,7 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-def _table(found: Comparison) -> Table:
+def _table(found: SchedulerComparison) -> Table:
     body = []
     for spot in found.spots:
         for scheduler in SHOWN:
@@ -234,7 +236,7 @@ def _table(found: Comparison) -> Table:
     return Table(title, header, tuple(body))
 
 
-def _drawn(out: Path, found: Comparison) -> Figure:
+def _drawn(out: Path, found: SchedulerComparison) -> Figure:
     figure, axes = pictures.canvas(12.5, 7.6, 3, 1, sharex=True)
     fields = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violations (%)"), ("p99_ms", "", "p99 (ms)"))
     for axis, (field, printed, label) in zip(axes, fields, strict=True):
@@ -248,12 +250,12 @@ def _drawn(out: Path, found: Comparison) -> Figure:
     return pictures.save(figure, out, "table2-comparison", f"{FIGURE}: bars ours, black lines as printed")
 
 
-def _labelled(found: Comparison, spot: Spot) -> str:
+def _labelled(found: SchedulerComparison, spot: Spot) -> str:
     point = found.point(spot, FLUID)
     return f"{spot.name}\n{point.rate:g}/s, {point.deadline_ms:g} ms"
 
 
-def _mark_printed(axis: Axes, found: Comparison, field: str) -> None:
+def _mark_printed(axis: Axes, found: SchedulerComparison, field: str) -> None:
     width = 0.84 / len(BARS)
     for place, scheduler in enumerate(BARS):
         if scheduler in PRINTED:

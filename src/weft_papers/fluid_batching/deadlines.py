@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.fluid_batching.hardware import SPOTS, Spot
 from weft_papers.fluid_batching.lab import (
     DRAWN,
     FLUID,
     OURS,
     SERIAL,
+    BatchScheduler,
     Bench,
-    Outcome,
     Outcomes,
-    Point,
-    Scheduler,
+    RunMeans,
+    RunPoint,
 )
 from weft_papers.fluid_batching.traffic import LISTED, lines
 
@@ -28,7 +28,7 @@ FEW = 1.0
 
 
 @dataclass(frozen=True)
-class Panel:
+class DeadlinePanel:
     """One network on one board at one rate."""
 
     letter: str
@@ -36,43 +36,45 @@ class Panel:
     deadlines_ms: Sequence[float]
     usual_ms: float
     """The deadline of the rows: one of the above, stringent for the load."""
-    schedulers: Sequence[Scheduler] = DRAWN
+    schedulers: Sequence[BatchScheduler] = DRAWN
     rate: float = 0.0
     samples: int = 0
     """Per seed."""
     outcomes: Outcomes = field(default_factory=dict)
 
-    def point(self, scheduler: Scheduler, deadline_ms: float) -> Point:
-        return Point(self.spot, scheduler, self.rate, deadline_ms, self.samples)
+    def point(self, scheduler: BatchScheduler, deadline_ms: float) -> RunPoint:
+        return RunPoint(self.spot, scheduler, self.rate, deadline_ms, self.samples)
 
-    def at(self, scheduler: Scheduler, deadline_ms: float) -> Outcome:
+    def at(self, scheduler: BatchScheduler, deadline_ms: float) -> RunMeans:
         return self.outcomes[self.point(scheduler, deadline_ms)]
 
-    def shortest(self, scheduler: Scheduler) -> float | None:
+    def shortest(self, scheduler: BatchScheduler) -> float | None:
         """The shortest deadline tried that hardly anybody misses."""
         kept = [deadline for deadline in self.deadlines_ms if self.at(scheduler, deadline).late <= FEW]
         return min(kept, default=None)
 
 
 PANELS = (
-    Panel("a", SPOTS[0], (75.0, 100.0, 150.0, 200.0, 250.0, 300.0, 400.0, 500.0, 600.0), 200.0),
-    Panel("b", SPOTS[3], (40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 250.0, 300.0, 400.0), 100.0),
+    DeadlinePanel("a", SPOTS[0], (75.0, 100.0, 150.0, 200.0, 250.0, 300.0, 400.0, 500.0, 600.0), 200.0),
+    DeadlinePanel("b", SPOTS[3], (40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 250.0, 300.0, 400.0), 100.0),
 )
 
 
-def panel(paper: dict[str, Published], bench: Bench, samples: int, plan: Panel, tick: Tick | None = None) -> Panel:
+def panel(
+    paper: dict[str, Published], bench: Bench, samples: int, plan: DeadlinePanel, tick: Tick | None = None
+) -> DeadlinePanel:
     rate = paper[f"deadline_rate_{plan.spot.board}"].value
     whole = replace(plan, rate=rate, samples=samples)
     points = [whole.point(scheduler, deadline) for scheduler in plan.schedulers for deadline in plan.deadlines_ms]
     return replace(whole, outcomes=bench.measure(points, tick))
 
 
-def figure_9(out: Path, found: Sequence[Panel]) -> Part:
+def figure_9(out: Path, found: Sequence[DeadlinePanel]) -> Exhibit:
     rows = tuple(row for one in found for row in _rows(one))
-    return Part(rows, tuple(_table(one) for one in found), (_drawn(out, found),))
+    return Exhibit(rows, tuple(_table(one) for one in found), (_drawn(out, found),))
 
 
-def _rows(found: Panel) -> list[Row]:
+def _rows(found: DeadlinePanel) -> list[Row]:
     rows = [_late_row(found, scheduler) for scheduler in LISTED if scheduler in found.schedulers]
     for scheduler in (FLUID, OURS):
         fewer = [d for d in found.deadlines_ms if found.at(scheduler, d).late <= found.at(SERIAL, d).late + 0.1]
@@ -86,7 +88,7 @@ def _rows(found: Panel) -> list[Row]:
     return rows
 
 
-def _late_row(found: Panel, scheduler: Scheduler) -> Row:
+def _late_row(found: DeadlinePanel, scheduler: BatchScheduler) -> Row:
     shortest, longest = found.shortest(scheduler), found.deadlines_ms[-1]
     kept = f"at most 1 % from {shortest:g} ms" if shortest else f"more than 1 % even at {longest:g} ms"
     claim = "the text says none but at excessively short deadlines; " if scheduler is FLUID else "drawn, not printed; "
@@ -95,7 +97,7 @@ def _late_row(found: Panel, scheduler: Scheduler) -> Row:
     return Row(f"{FIGURE}{found.letter}", quantity, None, late, "%", f"{claim}{found.rate:g}/s; {kept}")
 
 
-def _table(found: Panel) -> Table:
+def _table(found: DeadlinePanel) -> Table:
     body = tuple(
         (scheduler.name, *(f"{found.at(scheduler, deadline).late:.2f}" for deadline in found.deadlines_ms))
         for scheduler in found.schedulers
@@ -104,7 +106,7 @@ def _table(found: Panel) -> Table:
     return Table(f"{FIGURE}{found.letter}: violations (%), {found.spot.name}, {found.rate:g}/s", header, body)
 
 
-def _drawn(out: Path, found: Sequence[Panel]) -> Figure:
+def _drawn(out: Path, found: Sequence[DeadlinePanel]) -> Figure:
     figure, axes = pictures.canvas(12.5, 5.0, 1, len(found))
     for axis, one in zip(axes, found, strict=True):
         values = {s: [one.at(s, deadline).late for deadline in one.deadlines_ms] for s in one.schedulers}

@@ -11,9 +11,9 @@ import numpy as np
 
 from weft.costs.explore import Exploration
 from weft.costs.tiled import layer_times_s, lookup_table
-from weft.devices import Platform, TiledNpu, load_platform
+from weft.devices import Board, TiledNpu, load_platform
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.fluid_batching.hardware import (
     EXITS,
     MAX_BATCH,
@@ -36,7 +36,7 @@ WIDEST_TREE = 24
 """Of the MAC trees drawn."""
 
 
-class Shares(NamedTuple):
+class BoardShares(NamedTuple):
     """Percent of a board that a design takes."""
 
     dsps: float
@@ -50,16 +50,16 @@ class Searched(NamedTuple):
     seconds: float
 
 
-def shares(device: TiledNpu, board: Platform) -> Shares:
-    return Shares(100 * device.dsps / board.dsps, 100 * device.bram_bits / board.bram_bits)
+def shares(device: TiledNpu, board: Board) -> BoardShares:
+    return BoardShares(100 * device.dsps / board.dsps, 100 * device.bram_bits / board.bram_bits)
 
 
-def table_1(paper: dict[str, Published], out: Path, spots: Sequence[Spot] = SPOTS) -> Part:
+def table_1(paper: dict[str, Published], out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
     searches = {spot: _timed(spot) for spot in spots}
     rows = [row for spot in spots for row in (*_share_rows(paper, spot), *_search_rows(paper, spot, searches[spot]))]
     rows += [_storage_row(paper, spot) for spot in spots]
     rows.append(_batch_16(paper))
-    return Part(tuple(rows), (_designs(searches), _baselines(spots)), (_drawn(out, searches),))
+    return Exhibit(tuple(rows), (_designs(searches), _baselines(spots)), (_drawn(out, searches),))
 
 
 def _timed(spot: Spot) -> Searched:

@@ -49,7 +49,7 @@ SPOTS = tuple(Spot(model, board) for model in EXIT_RATES for board in ("zc706", 
 """In the order of Tables I and II."""
 
 
-class Search(NamedTuple):
+class HardwareSearch(NamedTuple):
     """Hardware: how it takes a batch, and which batch sizes its design was searched for."""
 
     batching: Batching
@@ -59,12 +59,12 @@ class Search(NamedTuple):
 
 
 SEARCHES = {
-    "fluid": Search("fluid", True),
-    "fluid, fixed PEs": Search("fluid", False),
-    "R": Search("r", False, MAX_BATCH),
-    "P": Search("p", False, MAX_BATCH),
-    "FC": Search("fc", False, MAX_BATCH),
-    "serial": Search("none", False, 1),
+    "fluid": HardwareSearch("fluid", True),
+    "fluid, fixed PEs": HardwareSearch("fluid", False),
+    "R": HardwareSearch("r", False, MAX_BATCH),
+    "P": HardwareSearch("p", False, MAX_BATCH),
+    "FC": HardwareSearch("fc", False, MAX_BATCH),
+    "serial": HardwareSearch("none", False, 1),
 }
 
 

@@ -38,7 +38,7 @@ Task = TypeVar("Task")
 Found = TypeVar("Found")
 
 
-class Scheduler(NamedTuple):
+class BatchScheduler(NamedTuple):
     """A policy under the name the paper gives it, and the hardware it runs on."""
 
     name: str
@@ -51,20 +51,20 @@ class Scheduler(NamedTuple):
 TIMEOUTS = {"S": 5, "M": 45, "L": 95}
 """Percent of the deadline."""
 
-SERIAL = Scheduler("SERIAL", "serial", "serial")
+SERIAL = BatchScheduler("SERIAL", "serial", "serial")
 FC_ADAPTIVE, R_ADAPTIVE = (
     tuple(
-        Scheduler(f"{hardware}-AdaptB-{size}", "adaptive", hardware, options=(("timeout", timeout),))
+        BatchScheduler(f"{hardware}-AdaptB-{size}", "adaptive", hardware, options=(("timeout", timeout),))
         for size, timeout in TIMEOUTS.items()
     )
     for hardware in ("FC", "R")
 )
-LAZY = Scheduler("LazyBatching", "lazy-batching", "R")
-LAZY_SAME = Scheduler("LazyBatching, fluid NPU", "lazy-batching", "fluid")
-PLAIN = Scheduler("fluid NPU, no preemption", "adaptive", "fluid", options=(("timeout", 0),))
-FLUID = Scheduler("Fluid Batching", "fluid", "fluid")
-OURS = Scheduler("top-up", "top-up", "fluid", "demote")
-BALANCED = Scheduler("top-up, balanced", "top-up", "fluid", "demote", (("miss", 150), ("foresight", 0)))
+LAZY = BatchScheduler("LazyBatching", "lazy-batching", "R")
+LAZY_SAME = BatchScheduler("LazyBatching, fluid NPU", "lazy-batching", "fluid")
+PLAIN = BatchScheduler("fluid NPU, no preemption", "adaptive", "fluid", options=(("timeout", 0),))
+FLUID = BatchScheduler("Fluid Batching", "fluid", "fluid")
+OURS = BatchScheduler("top-up", "top-up", "fluid", "demote")
+BALANCED = BatchScheduler("top-up, balanced", "top-up", "fluid", "demote", (("miss", 150), ("foresight", 0)))
 BASELINES = (SERIAL, *FC_ADAPTIVE, *R_ADAPTIVE, LAZY)
 DRAWN = (*BASELINES, PLAIN, FLUID, OURS, BALANCED)
 """The schedulers of Fig. 7 to 9. None but ours knows what to do with those that are late."""
@@ -84,11 +84,11 @@ DASHES = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
 
 
 @dataclass(frozen=True)
-class Point:
+class RunPoint:
     """One run: everything but the seed."""
 
     spot: Spot
-    scheduler: Scheduler
+    scheduler: BatchScheduler
     rate: float
     """Samples per second, Poisson."""
     deadline_ms: float
@@ -119,7 +119,7 @@ class Point:
         return Workload(stream=(stream,), duration_s=self.samples / self.rate, warmup_s=0.0, seed=SEEDS[0])
 
 
-class Outcome(NamedTuple):
+class RunMeans(NamedTuple):
     """What a run came to: means over the seeds."""
 
     mean_ms: float
@@ -143,10 +143,10 @@ class Outcome(NamedTuple):
         return self.busy * self.efficiency / 100
 
 
-Outcomes = dict[Point, Outcome]
+Outcomes = dict[RunPoint, RunMeans]
 
 
-def served(point: Point, device: TiledNpu) -> Outcome:
+def served(point: RunPoint, device: TiledNpu) -> RunMeans:
     """Run a point with each seed."""
     case = replace(_priced(replace(point, rate=1.0, samples=1, scheduler=FLUID), device), workload=point.workload())
     runs = [_run(case, point.scheduler, seed) for seed in SEEDS]
@@ -157,7 +157,7 @@ def served(point: Point, device: TiledNpu) -> Outcome:
         for run, stream in zip(runs, streams, strict=True)
     )
     busy = mean(run.pe_utilisation for run in runs)
-    return Outcome(
+    return RunMeans(
         mean_ms=1e3 * mean(stream.mean_latency_s or 0.0 for stream in streams),
         late=mean(late),
         p99_ms=1e3 * mean(stream.p99_s or 0.0 for stream in streams),
@@ -169,17 +169,17 @@ def served(point: Point, device: TiledNpu) -> Outcome:
     )
 
 
-def _run(case: Case, scheduler: Scheduler, seed: int) -> RequestReport:
+def _run(case: Case, scheduler: BatchScheduler, seed: int) -> RequestReport:
     options = dict(scheduler.options)
     return simulate_requests(case, scheduler.policy, late=scheduler.late, options=options, seed=seed).report
 
 
 @lru_cache(maxsize=64)
-def _priced(point: Point, device: TiledNpu) -> Case:
+def _priced(point: RunPoint, device: TiledNpu) -> Case:
     return prepare(point.workload(), device)
 
 
-def question(point: Point) -> Question:
+def question(point: RunPoint) -> Question:
     """The largest load at which at most 1 % of the samples are late."""
     scheduler = point.scheduler
     return Question(
@@ -204,7 +204,7 @@ class Bench:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
-    def measure(self, points: Iterable[Point], tick: Tick | None = None) -> Outcomes:
+    def measure(self, points: Iterable[RunPoint], tick: Tick | None = None) -> Outcomes:
         """Run the points that were not run before; the outcome of all."""
         wanted = list(dict.fromkeys(points))
         new = [point for point in wanted if point not in self._known]
@@ -227,5 +227,5 @@ class Bench:
         return self._pool
 
 
-def _served(task: tuple[Point, TiledNpu]) -> Outcome:
+def _served(task: tuple[RunPoint, TiledNpu]) -> RunMeans:
     return served(*task)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.fluid_batching.comparison import table_point
 from weft_papers.fluid_batching.designs import MISPRINTED, PRINTED
 from weft_papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
@@ -24,12 +24,12 @@ from weft_papers.fluid_batching.lab import (
     LAZY_SAME,
     OURS,
     PLAIN,
+    BatchScheduler,
     Bench,
     Change,
-    Outcome,
     Outcomes,
-    Point,
-    Scheduler,
+    RunMeans,
+    RunPoint,
 )
 from weft_papers.layerweaver.lab import geomean
 
@@ -45,28 +45,28 @@ QUANTITIES = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violat
 
 
 @dataclass(frozen=True)
-class Study:
+class RowStudy:
     """One number varied at the rows of Table II."""
 
     paper: dict[str, Published]
     spots: Sequence[Spot]
-    schedulers: Sequence[Scheduler]
+    schedulers: Sequence[BatchScheduler]
     values: Sequence[int]
     samples: int
-    varied: Callable[[Point, int], Point]
+    varied: Callable[[RunPoint, int], RunPoint]
     outcomes: Outcomes
 
-    def point(self, spot: Spot, scheduler: Scheduler, value: int) -> Point:
+    def point(self, spot: Spot, scheduler: BatchScheduler, value: int) -> RunPoint:
         return self.varied(table_point(self.paper, spot, scheduler, self.samples), value)
 
-    def at(self, spot: Spot, scheduler: Scheduler, value: int) -> Outcome:
+    def at(self, spot: Spot, scheduler: BatchScheduler, value: int) -> RunMeans:
         return self.outcomes[self.point(spot, scheduler, value)]
 
-    def over(self, one: Scheduler, other: Scheduler, quantity: str, spot: Spot, value: int) -> float:
+    def over(self, one: BatchScheduler, other: BatchScheduler, quantity: str, spot: Spot, value: int) -> float:
         below = getattr(self.at(spot, other, value), quantity)
         return float(getattr(self.at(spot, one, value), quantity) / max(1e-9, below))
 
-    def measure(self, bench: Bench, tick: Tick | None) -> Study:
+    def measure(self, bench: Bench, tick: Tick | None) -> RowStudy:
         points = [self.point(*one) for one in self._all()]
         return replace(self, outcomes=bench.measure(points, tick))
 
@@ -80,7 +80,7 @@ class Study:
         header = ("network, board", "scheduler", value_name, "mean ms", "late %", "p99 ms")
         return Table(title, header, tuple(body))
 
-    def _all(self) -> list[tuple[Spot, Scheduler, int]]:
+    def _all(self) -> list[tuple[Spot, BatchScheduler, int]]:
         return [(s, scheduler, value) for s in self.spots for scheduler in self.schedulers for value in self.values]
 
 
@@ -92,21 +92,21 @@ def bandwidth(
     tick: Tick | None = None,
     percents: Sequence[int] = BANDWIDTHS,
     spots: Sequence[Spot] = SPOTS,
-) -> Part:
+) -> Exhibit:
     """Table II over the one number that was fitted."""
-    plan = Study(paper, spots, (PLAIN, FLUID, OURS), percents, samples, _at_bandwidth, {})
+    plan = RowStudy(paper, spots, (PLAIN, FLUID, OURS), percents, samples, _at_bandwidth, {})
     study = plan.measure(bench, tick)
     title = "Bandwidth: Table II over the value fitted to each board (dashed: printed, with its tolerance)"
     picture = _drawn(out, study, "sensitivity-bandwidth", title, "bandwidth (% of the calibrated)")
     rows = tuple(_bandwidth_row(study, spot) for spot in spots)
-    return Part(rows, (study.table("Bandwidth: the rows of Table II", "% of the calibrated"),), (picture,))
+    return Exhibit(rows, (study.table("Bandwidth: the rows of Table II", "% of the calibrated"),), (picture,))
 
 
-def _at_bandwidth(point: Point, percent: int) -> Point:
+def _at_bandwidth(point: RunPoint, percent: int) -> RunPoint:
     return replace(point, changes=(("bandwidth_gb_s", point.device.bandwidth_gb_s * percent / 100),))
 
 
-def _bandwidth_row(study: Study, spot: Spot) -> Row:
+def _bandwidth_row(study: RowStudy, spot: Spot) -> Row:
     low, high = study.values[0], study.values[-1]
     less, more = study.at(spot, FLUID, low), study.at(spot, FLUID, high)
     ratios = [study.over(OURS, FLUID, "late", spot, value) for value in study.values]
@@ -127,20 +127,20 @@ def decisions(
     tick: Tick | None = None,
     costs_us: Sequence[int] = DECISIONS_US,
     spots: Sequence[Spot] = SPOTS,
-) -> Part:
+) -> Exhibit:
     """What a scheduler takes each time it is asked: LazyBatching is asked at every layer."""
-    study = Study(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
+    study = RowStudy(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
     title = "Cost of a decision: Table II over what a scheduler takes each time it is asked (dashed: printed)"
     picture = _drawn(out, study, "sensitivity-decisions", title, "microseconds for a decision")
     rows = tuple(_decision_row(study, lazy, cost_us) for lazy in (LAZY, LAZY_SAME) for cost_us in costs_us)
-    return Part(rows, (study.table("Cost of a decision: the rows of Table II", "us"),), (picture,))
+    return Exhibit(rows, (study.table("Cost of a decision: the rows of Table II", "us"),), (picture,))
 
 
-def _at_cost(point: Point, cost_us: int) -> Point:
+def _at_cost(point: RunPoint, cost_us: int) -> RunPoint:
     return replace(point, changes=(("decision_us", float(cost_us)),))
 
 
-def _decision_row(study: Study, lazy: Scheduler, cost_us: int) -> Row:
+def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
     means, late = (
         [study.over(lazy, FLUID, quantity, spot, cost_us) for spot in study.spots] for quantity in ("mean_ms", "late")
     )
@@ -153,7 +153,7 @@ def _decision_row(study: Study, lazy: Scheduler, cost_us: int) -> Row:
     return Row("decisions", quantity, None, geomean(means), "x", why)
 
 
-def _drawn(out: Path, study: Study, name: str, title: str, label: str) -> Figure:
+def _drawn(out: Path, study: RowStudy, name: str, title: str, label: str) -> Figure:
     columns = len(study.spots)
     figure, axes = pictures.canvas(3.2 * columns + 0.3, 6.2, 2, columns, sharex=True)
     for row, (field, printed, quantity) in enumerate(QUANTITIES):
@@ -174,7 +174,7 @@ def _drawn(out: Path, study: Study, name: str, title: str, label: str) -> Figure
     return pictures.save(figure, out, name, title)
 
 
-def _printed_band(axis: Axes, study: Study, spot: Spot, field: str) -> None:
+def _printed_band(axis: Axes, study: RowStudy, spot: Spot, field: str) -> None:
     for scheduler, key in ((FLUID, "fluid"), (LAZY, "lazy")):
         if scheduler in study.schedulers:
             value = study.paper[f"{key}_{field}_{spot.key}"].value
@@ -200,7 +200,7 @@ class Reading(NamedTuple):
     as_printed: bool = False
     """The design printed for Inception-v3 on ZCU104."""
 
-    def of(self, point: Point) -> Point | None:
+    def of(self, point: RunPoint) -> RunPoint | None:
         """The point under this reading; None where it says nothing about that."""
         if self.as_printed:
             return replace(point, preset=PRINTED) if point.spot == MISPRINTED else None
@@ -228,7 +228,7 @@ def readings(
     tick: Tick | None = None,
     shown: Sequence[Reading] = READINGS,
     spots: Sequence[Spot] = SPOTS,
-) -> Part:
+) -> Exhibit:
     """Fluid Batching's row of Table II under each way to read the text, the bandwidth as calibrated."""
     points = {
         (reading, spot): point
@@ -245,7 +245,7 @@ def readings(
     )
     header = ("reading", "network, board", "mean ms", "late %", "p99 ms", "paper: mean ms / late %")
     table = Table("Readings: Fluid Batching at the rows of Table II", header, body)
-    return Part(rows, (table,), (_drawn_readings(paper, out, shown, spots, found),))
+    return Exhibit(rows, (table,), (_drawn_readings(paper, out, shown, spots, found),))
 
 
 def _printed(paper: dict[str, Published], spot: Spot) -> str:
@@ -253,7 +253,7 @@ def _printed(paper: dict[str, Published], spot: Spot) -> str:
     return f"{mean:g} / {late:g}"
 
 
-Readings = dict[tuple[Reading, Spot], Outcome]
+Readings = dict[tuple[Reading, Spot], RunMeans]
 
 
 def _reading_row(paper: dict[str, Published], reading: Reading, found: Readings) -> Row:

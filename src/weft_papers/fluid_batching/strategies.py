@@ -18,7 +18,7 @@ from weft.devices import TiledNpu, load_platform
 from weft.devices.tiled import Batching
 from weft.models.exits import subnets
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.fluid_batching.hardware import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
 
 BATCHES = tuple(range(1, MAX_BATCH + 1))
@@ -31,7 +31,7 @@ ABLATION = {"FC": "FC", "R": "R", "P": "P", "fluid": "fluid, fixed PEs", STACKED
 """Line of Fig. 10 -> hardware that was searched for it."""
 
 
-class Scene(NamedTuple):
+class StrategyPanel(NamedTuple):
     """A panel of Fig. 10."""
 
     spot: Spot
@@ -39,20 +39,20 @@ class Scene(NamedTuple):
     why: str
 
 
-def scenes() -> tuple[Scene, ...]:
+def scenes() -> tuple[StrategyPanel, ...]:
     small, large = SPOTS[0], SPOTS[3]
     zc706, zcu104 = load_platform(small.board), load_platform(large.board)
     fast = zc706.calibrated_gb_s("figure-10")
     like = fast / zc706.calibrated_gb_s("board") * zcu104.calibrated_gb_s("board")
     return (
-        Scene(small, zc706.bandwidth_gb_s, "calibrated to Table II"),
-        Scene(large, zcu104.bandwidth_gb_s, "calibrated to Table II"),
-        Scene(
+        StrategyPanel(small, zc706.bandwidth_gb_s, "calibrated to Table II"),
+        StrategyPanel(large, zcu104.bandwidth_gb_s, "calibrated to Table II"),
+        StrategyPanel(
             small,
             fast,
             f"Fig. 10 as described; {100 * fast / zc706.calibrated_gb_s('board'):.0f} % of the board's peak",
         ),
-        Scene(large, round(like, 1), "the same share of the board's peak"),
+        StrategyPanel(large, round(like, 1), "the same share of the board's peak"),
     )
 
 
@@ -93,7 +93,7 @@ def _quarter_gops(spot: Spot, device: TiledNpu) -> tuple[float, ...]:
     return tuple(found)
 
 
-def figure_1b(out: Path) -> Part:
+def figure_1b(out: Path) -> Exhibit:
     found = [quarters(spot) for spot in (SPOTS[0], SPOTS[3])]
     figure, axes = pictures.canvas(11, 3.9, 1, 2)
     for axis, one in zip(axes, found, strict=True):
@@ -112,7 +112,7 @@ def figure_1b(out: Path) -> Part:
         for name, values in one.gops.items()
     )
     header = ("network, board", "batching", *(f"subnet {number} GOP/s" for number in range(1, EXITS + 2)), "peak")
-    return Part(tuple(_quarter_row(one) for one in found), (Table("Fig. 1b", header, body),), (picture,))
+    return Exhibit(tuple(_quarter_row(one) for one in found), (Table("Fig. 1b", header, body),), (picture,))
 
 
 def _quarter_row(one: Quarters) -> Row:
@@ -140,7 +140,7 @@ def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) ->
     return 2e-9 * batch * model.macs / sum(layer_times_s(model, device, batch))
 
 
-def figure_10(out: Path, shown: Sequence[Scene], batches: Sequence[int] = BATCHES) -> Part:
+def figure_10(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int] = BATCHES) -> Exhibit:
     picture = _drawn(out, shown, batches)
     rows = [row for scene in shown for row in _ablation_rows(scene, batches)]
     body = [
@@ -156,10 +156,10 @@ def figure_10(out: Path, shown: Sequence[Scene], batches: Sequence[int] = BATCHE
     table = Table(
         "Fig. 10: GOP/s over the batch size, each way of batching on hardware of its own search", header, tuple(body)
     )
-    return Part(tuple(rows), (table,), (picture,))
+    return Exhibit(tuple(rows), (table,), (picture,))
 
 
-def _drawn(out: Path, shown: Sequence[Scene], batches: Sequence[int]) -> Figure:
+def _drawn(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) -> Figure:
     figure, axes = pictures.canvas(11, 7.2, -(-len(shown) // 2), 2, sharey="col")
     for axis, scene in zip(axes, shown, strict=False):
         _lines(axis, scene, batches)
@@ -169,7 +169,7 @@ def _drawn(out: Path, shown: Sequence[Scene], batches: Sequence[int]) -> Figure:
     )
 
 
-def _lines(axis: Axes, scene: Scene, batches: Sequence[int]) -> None:
+def _lines(axis: Axes, scene: StrategyPanel, batches: Sequence[int]) -> None:
     for mark, line in zip("v^s.o", ABLATION, strict=True):
         values = [throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch) for batch in batches]
         axis.plot(batches, values, marker=mark, ms=5, lw=1.6, color=COLOURS[line], label=line)
@@ -180,7 +180,7 @@ def _lines(axis: Axes, scene: Scene, batches: Sequence[int]) -> None:
     axis.set_ylabel("GOP/s")
 
 
-def _ablation_rows(scene: Scene, batches: Sequence[int]) -> list[Row]:
+def _ablation_rows(scene: StrategyPanel, batches: Sequence[int]) -> list[Row]:
     spot, bandwidth = scene.spot, scene.bandwidth_gb_s
     peak, at = peak_gops(spot), f"{spot.name} at {bandwidth:g} GB/s"
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from weft.devices import TiledNpu, load_platform
 from weft.simulation.sustain import Question, Sustained, sustain
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.fluid_batching.hardware import SPOTS, Spot, macs_per_sample
 from weft_papers.fluid_batching.lab import (
     BALANCED,
@@ -30,11 +30,11 @@ from weft_papers.fluid_batching.lab import (
     PLAIN,
     R_ADAPTIVE,
     SERIAL,
+    BatchScheduler,
     Bench,
-    Outcome,
     Outcomes,
-    Point,
-    Scheduler,
+    RunMeans,
+    RunPoint,
     question,
 )
 from weft_papers.layerweaver.lab import mean
@@ -49,7 +49,7 @@ HIGHEST_MS = 20_000.0
 
 
 @dataclass(frozen=True)
-class Sweep:
+class TrafficSweep:
     """One figure."""
 
     figure: str
@@ -57,33 +57,35 @@ class Sweep:
     rates: Sequence[float]
     low: tuple[float, float]
     """Rates over which the text gives a mean gain of utilisation over SERIAL."""
-    schedulers: Sequence[Scheduler] = DRAWN
-    limited: Sequence[Scheduler] = LIMITED
+    schedulers: Sequence[BatchScheduler] = DRAWN
+    limited: Sequence[BatchScheduler] = LIMITED
     """Those whose largest load with at most 1 % violations is searched for."""
     deadline_ms: float = 0.0
     samples: int = 0
     """Per seed."""
     outcomes: Outcomes = field(default_factory=dict)
-    limits: dict[Scheduler, Sustained] = field(default_factory=dict)
+    limits: dict[BatchScheduler, Sustained] = field(default_factory=dict)
 
-    def point(self, scheduler: Scheduler, rate: float) -> Point:
-        return Point(self.spot, scheduler, rate, self.deadline_ms, self.samples)
+    def point(self, scheduler: BatchScheduler, rate: float) -> RunPoint:
+        return RunPoint(self.spot, scheduler, rate, self.deadline_ms, self.samples)
 
-    def at(self, scheduler: Scheduler, rate: float) -> Outcome:
+    def at(self, scheduler: BatchScheduler, rate: float) -> RunMeans:
         return self.outcomes[self.point(scheduler, rate)]
 
-    def borne(self, scheduler: Scheduler) -> Outcome:
+    def borne(self, scheduler: BatchScheduler) -> RunMeans:
         """What comes of more than anybody bears."""
         return self.outcomes[self.point(scheduler, OVERLOAD * self.rates[-1])]
 
 
 FIGURES = (
-    Sweep("Fig. 7", SPOTS[0], tuple(range(5, 26, 2)), (5, 18)),
-    Sweep("Fig. 8", SPOTS[3], tuple(range(20, 61, 5)), (25, 35)),
+    TrafficSweep("Fig. 7", SPOTS[0], tuple(range(5, 26, 2)), (5, 18)),
+    TrafficSweep("Fig. 8", SPOTS[3], tuple(range(20, 61, 5)), (25, 35)),
 )
 
 
-def sweep(paper: dict[str, Published], bench: Bench, samples: int, plan: Sweep, tick: Tick | None = None) -> Sweep:
+def sweep(
+    paper: dict[str, Published], bench: Bench, samples: int, plan: TrafficSweep, tick: Tick | None = None
+) -> TrafficSweep:
     """Run a figure's points."""
     deadline_ms = paper[f"slo_{plan.spot.board}"].value
     whole = replace(plan, deadline_ms=deadline_ms, samples=samples)
@@ -95,7 +97,7 @@ def sweep(paper: dict[str, Published], bench: Bench, samples: int, plan: Sweep, 
     return replace(whole, outcomes=found, limits=limits)
 
 
-def _limit_task(point: Point) -> tuple[Question, TiledNpu]:
+def _limit_task(point: RunPoint) -> tuple[Question, TiledNpu]:
     return question(point), point.device
 
 
@@ -103,29 +105,29 @@ def _limit(task: tuple[Question, TiledNpu]) -> Sustained:
     return sustain(*task)
 
 
-def _fast(found: Sweep) -> Point:
+def _fast(found: TrafficSweep) -> RunPoint:
     """Fluid Batching at the highest rate with the bandwidth at which Fig. 10 comes out."""
     zc706, board = load_platform("zc706"), load_platform(found.spot.board)
     share = zc706.calibrated_gb_s("figure-10") / zc706.calibrated_gb_s("board")
     fast = round(share * board.calibrated_gb_s("board"), 1)
     highest = found.rates[-1]
-    return Point(found.spot, FLUID, highest, found.deadline_ms, found.samples, changes=(("bandwidth_gb_s", fast),))
+    return RunPoint(found.spot, FLUID, highest, found.deadline_ms, found.samples, changes=(("bandwidth_gb_s", fast),))
 
 
-def figure(paper: dict[str, Published], out: Path, found: Sweep) -> Part:
+def figure(paper: dict[str, Published], out: Path, found: TrafficSweep) -> Exhibit:
     rows = [
         *_sustained_rows(paper, found),
         *_limit_rows(found),
         *_utilisation_rows(paper, found),
         *_latency_rows(found),
     ]
-    return Part(tuple(rows), (_table(found), _overload_table(found)), (_drawn(out, found),))
+    return Exhibit(tuple(rows), (_table(found), _overload_table(found)), (_drawn(out, found),))
 
 
 # rows
 
 
-def _sustained_rows(paper: dict[str, Published], found: Sweep) -> list[Row]:
+def _sustained_rows(paper: dict[str, Published], found: TrafficSweep) -> list[Row]:
     rows = []
     for scheduler in (one for one in LISTED if one in found.schedulers):
         rate = found.borne(scheduler).rate
@@ -141,7 +143,7 @@ def _sustained_rows(paper: dict[str, Published], found: Sweep) -> list[Row]:
     return rows
 
 
-def _limit_rows(found: Sweep) -> list[Row]:
+def _limit_rows(found: TrafficSweep) -> list[Row]:
     return [
         Row(
             found.figure, f"largest rate of {scheduler.name} with at most 1 % late, {found.spot.name}", None,
@@ -153,7 +155,7 @@ def _limit_rows(found: Sweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _utilisation_rows(paper: dict[str, Published], found: Sweep) -> list[Row]:
+def _utilisation_rows(paper: dict[str, Published], found: TrafficSweep) -> list[Row]:
     low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
     gains = [found.at(FLUID, rate).efficiency - found.at(SERIAL, rate).efficiency for rate in low]
     ratios = [found.at(FLUID, rate).efficiency / found.at(SERIAL, rate).efficiency for rate in low]
@@ -179,7 +181,7 @@ def _utilisation_rows(paper: dict[str, Published], found: Sweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _latency_rows(found: Sweep) -> list[Row]:
+def _latency_rows(found: TrafficSweep) -> list[Row]:
     low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
     rows = []
     for scheduler in (FLUID, PLAIN, OURS):
@@ -199,7 +201,7 @@ def _latency_rows(found: Sweep) -> list[Row]:
 # tables and the picture
 
 
-def _table(found: Sweep) -> Table:
+def _table(found: TrafficSweep) -> Table:
     body = []
     for scheduler in found.schedulers:
         for rate in found.rates:
@@ -217,7 +219,7 @@ def _table(found: Sweep) -> Table:
     return Table(f"{found.figure}: {found.spot.name}, {found.deadline_ms:g} ms", header, tuple(body))
 
 
-def _overload_table(found: Sweep) -> Table:
+def _overload_table(found: TrafficSweep) -> Table:
     body = []
     for scheduler in found.schedulers:
         limit, borne = found.limits.get(scheduler), found.borne(scheduler)
@@ -227,7 +229,7 @@ def _overload_table(found: Sweep) -> Table:
     return Table(f"{found.figure}: what each scheduler bears, {found.spot.name}", header, tuple(body))
 
 
-def _drawn(out: Path, found: Sweep) -> Figure:
+def _drawn(out: Path, found: TrafficSweep) -> Figure:
     canvas, axes = pictures.canvas(12.5, 8.2, 2, 2)
     for axis, quantity, label in zip(
         axes,
@@ -254,7 +256,7 @@ def _drawn(out: Path, found: Sweep) -> Figure:
     return pictures.save(canvas, out, name, title)
 
 
-def lines(axis: Axes, values: dict[Scheduler, list[float]], places: Sequence[float]) -> None:
+def lines(axis: Axes, values: dict[BatchScheduler, list[float]], places: Sequence[float]) -> None:
     """A line per scheduler; the three timeouts of one kind of hardware by their dashes."""
     for scheduler, heights in values.items():
         ours = scheduler in (PLAIN, FLUID, OURS, BALANCED)

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
 from weft_papers.fluid_batching.lab import Bench
 from weft_papers.haxconn import (
     cases,
@@ -59,7 +59,7 @@ def _steps(paper: dict[str, Published], out: Path, lab: Laboratory) -> list[Step
     def grids(tick: Tick) -> tuple[pairs.Grid, pairs.Grid]:
         return pairs.grid(lab, tick=tick), pairs.grid(lab, lab.fitted, tick=tick)
 
-    def varied(tick: Tick) -> Part:
+    def varied(tick: Tick) -> Exhibit:
         knobs = sensitivity.knobs(fitted)
         # Where networks hardly slow each other, constants of their contention change nothing.
         bases = [AS_SHIPPED, *[lab.fitted] * (len(knobs) - 1)]

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from weft.mapping.solver import NAIVE, Improvement, Options, Solution, solve
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Published, Row, Table
 from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import COLOURS, LABELS, OURS, TIME_LIMIT_S
 
@@ -67,10 +67,10 @@ def run(paper: dict[str, Published], order: Sequence[int] = ORDER) -> list[Phase
     return [Phase(rows[number], solve(rows[number].case.problem, options)) for number in order]
 
 
-def figure_7(paper: dict[str, Published], out: Path, phases: Sequence[Phase]) -> Part:
+def figure_7(paper: dict[str, Published], out: Path, phases: Sequence[Phase]) -> Exhibit:
     times = updates_ms(paper)
     rows = [row for phase in phases for row in _rows(paper, phase, times)]
-    return Part(tuple(rows), (_table(phases, times),), (_drawn(out, phases, times),))
+    return Exhibit(tuple(rows), (_table(phases, times),), (_drawn(out, phases, times),))
 
 
 def _rows(paper: dict[str, Published], phase: Phase, times: Sequence[float]) -> list[Row]:

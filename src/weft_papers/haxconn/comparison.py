@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
 from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import (
     COLOURS,
@@ -25,30 +25,30 @@ from weft_papers.haxconn.lab import (
     SNAPDRAGON,
     THEIRS,
     XAVIER,
-    Case,
-    Entry,
-    Found,
+    CaseNetwork,
     Laboratory,
+    LeastMakespan,
+    SocCase,
 )
 from weft_papers.layerweaver.lab import mean
 
 FIGURE = "Table 6"
-MEASURED = Case(XAVIER, (Entry("googlenet", origin="measured"), Entry("resnet101", origin="measured")))
+MEASURED = SocCase(XAVIER, (CaseNetwork("googlenet", origin="measured"), CaseNetwork("resnet101", origin="measured")))
 """The pair with times of every group."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ExperimentComparison:
     """All experiments, with the demands as shipped and as fitted."""
 
     paper: dict[str, Published]
     fitted: float
     rows: Sequence[Experiment]
-    shipped: Sequence[Found]
-    scaled: Sequence[Found]
-    once: Sequence[Found]
+    shipped: Sequence[LeastMakespan]
+    scaled: Sequence[LeastMakespan]
+    once: Sequence[LeastMakespan]
     """At most one switch of every network, as in the paper's schedules; demands as fitted."""
-    chained: Sequence[Found]
+    chained: Sequence[LeastMakespan]
     """The streams as chains: one frame at a time."""
 
 
@@ -57,25 +57,25 @@ def compare(
     lab: Laboratory,
     tick: Tick | None = None,
     rows: Sequence[Experiment] | None = None,
-) -> Comparison:
+) -> ExperimentComparison:
     rows = list(experiments(paper) if rows is None else rows)
     cases = [row.case for row in rows]
     scaled = [case.under(lab.fitted) for case in cases]
     once = [case._replace(max_switches=1) for case in scaled]
     chained = [_chained(row.case) for row in rows if row.streams]
     found = lab.find([*cases, *scaled, *once, *chained], tick)
-    return Comparison(
+    return ExperimentComparison(
         paper, lab.fitted.demand, rows,
         *([found[case] for case in group] for group in (cases, scaled, once, chained)),
     )  # fmt: skip
 
 
-def _chained(case: Case) -> Case:
+def _chained(case: SocCase) -> SocCase:
     first, second = case.entries
     return case._replace(entries=(first, second._replace(after=first.model)))
 
 
-def table_6(out: Path, found: Comparison, lab: Laboratory) -> Part:
+def table_6(out: Path, found: ExperimentComparison, lab: Laboratory) -> Exhibit:
     rows = [row for place in range(len(found.rows)) for row in _rows(found, place)]
     rows += [*_summary(found), _measured_row(lab), _chain_row(found)]
     tables = (
@@ -85,18 +85,18 @@ def table_6(out: Path, found: Comparison, lab: Laboratory) -> Part:
         _certificates(found),
         _artifact(found),
     )
-    return Part(tuple(rows), tables, (_drawn(out, found),))
+    return Exhibit(tuple(rows), tables, (_drawn(out, found),))
 
 
 # Rows
 
 
-def _rows(found: Comparison, place: int) -> list[Row]:
+def _rows(found: ExperimentComparison, place: int) -> list[Row]:
     rows = [_baseline_row(found, place, name) for name in THEIRS]
     return [*rows, _optimum_row(found, place), _gain_row(found, place)]
 
 
-def _baseline_row(found: Comparison, place: int, name: str) -> Row:
+def _baseline_row(found: ExperimentComparison, place: int, name: str) -> Row:
     row, printed = found.rows[place], found.rows[place].printed(found.paper, name)
     ours, scaled = (row.as_printed(one.ms(name)) for one in (found.shipped[place], found.scaled[place]))
     reason = row.remark if name == "gpu-only" else _contention(found, place, name)
@@ -107,7 +107,7 @@ def _baseline_row(found: Comparison, place: int, name: str) -> Row:
     return Row(FIGURE, f"{LABELS[name]}, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
 
-def _contention(found: Comparison, place: int, name: str) -> str:
+def _contention(found: ExperimentComparison, place: int, name: str) -> str:
     row = found.rows[place]
     if row.case.soc == SNAPDRAGON:
         fit = "the chip's ratio of DSP to GPU is fitted to this column; " if name == "per-unit" else ""
@@ -116,7 +116,7 @@ def _contention(found: Comparison, place: int, name: str) -> str:
     return f"with derived profiles networks slow each other {'less' if less else 'more'} than on the chip"
 
 
-def _optimum_row(found: Comparison, place: int) -> Row:
+def _optimum_row(found: ExperimentComparison, place: int) -> Row:
     row, claim, once = found.rows[place], found.shipped[place].certificate, found.once[place]
     printed, ours = row.printed(found.paper, HAXCONN), row.as_printed(1e3 * claim.value)
     scaled = row.as_printed(found.scaled[place].best_ms)
@@ -128,7 +128,7 @@ def _optimum_row(found: Comparison, place: int) -> Row:
     return Row(FIGURE, f"HaX-CoNN and ours, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
 
-def _gain_row(found: Comparison, place: int) -> Row:
+def _gain_row(found: ExperimentComparison, place: int) -> Row:
     row = found.rows[place]
     key = "gain_fps" if row.streams else "gain_ms"
     printed, shipped, scaled = (
@@ -150,7 +150,7 @@ def _percent(gain: float) -> float:
     return 100 * (gain - 1)
 
 
-def _summary(found: Comparison) -> list[Row]:
+def _summary(found: ExperimentComparison) -> list[Row]:
     rows = []
     for name in ("gpu-only", "per-unit", "herald", "h2h", HAXCONN):
         shipped, scaled = (_apart(found, one, name) for one in (found.shipped, found.scaled))
@@ -166,7 +166,7 @@ def _summary(found: Comparison) -> list[Row]:
     return [*rows, Row(FIGURE, "experiments improved", printed, improved[0], "", why)]
 
 
-def _apart(found: Comparison, group: Sequence[Found], name: str) -> float:
+def _apart(found: ExperimentComparison, group: Sequence[LeastMakespan], name: str) -> float:
     return 100 * mean(
         abs(one.ms(name) / row.window_ms(found.paper, name) - 1) for row, one in zip(found.rows, group, strict=True)
     )
@@ -184,7 +184,7 @@ def _measured_row(lab: Laboratory) -> Row:
     return Row(FIGURE, "GoogLeNet + ResNet101, measured profiles, under GPU only", None, ours, "%", why)
 
 
-def _chain_row(found: Comparison) -> Row:
+def _chain_row(found: ExperimentComparison) -> Row:
     gains = [one.baselines["gpu-only"] / one.best_s for one in found.chained]
     why = (
         "the largest gain if a stream is one frame at a time, DNN-2 after DNN-1: nothing runs beside anything, so the "
@@ -196,7 +196,7 @@ def _chain_row(found: Comparison) -> Row:
 # Tables
 
 
-def _table(found: Comparison, group: Sequence[Found], what: str) -> Table:
+def _table(found: ExperimentComparison, group: Sequence[LeastMakespan], what: str) -> Table:
     body = []
     for row, one in zip(found.rows, group, strict=True):
         cells = [
@@ -214,7 +214,7 @@ def _table(found: Comparison, group: Sequence[Found], what: str) -> Table:
     return Table(f"{FIGURE}: ours, in brackets as printed; {what}", header, tuple(body))
 
 
-def _readings(found: Comparison) -> Table:
+def _readings(found: ExperimentComparison) -> Table:
     body = []
     for row in found.rows:
         alone, printed = row.alone_ms(), row.window_ms(found.paper, "gpu-only")
@@ -225,7 +225,7 @@ def _readings(found: Comparison) -> Table:
     return Table(f"{FIGURE}: how its rows are read", header, tuple(body))
 
 
-def _certificates(found: Comparison) -> Table:
+def _certificates(found: ExperimentComparison) -> Table:
     body = []
     for row, one in zip(found.rows, found.shipped, strict=True):
         claim = one.certificate
@@ -244,7 +244,7 @@ def _certificates(found: Comparison) -> Table:
     return Table(f"{FIGURE}: certificates, demands as shipped", header, tuple(body))
 
 
-def _artifact(found: Comparison) -> Table:
+def _artifact(found: ExperimentComparison) -> Table:
     body = []
     for row, shipped, scaled in zip(found.rows, found.shipped, found.scaled, strict=True):
         if f"artifact_{row.number}_haxconn_ms" not in found.paper:
@@ -272,7 +272,7 @@ def _artifact(found: Comparison) -> Table:
 # Picture
 
 
-def _drawn(out: Path, found: Comparison) -> Figure:
+def _drawn(out: Path, found: ExperimentComparison) -> Figure:
     figure, axes = pictures.canvas(12.5, 8.2, 3, 1, sharex=True, sharey=True)
     colours = {LABELS[name]: COLOURS[name] for name in THEIRS} | {
         "HaX-CoNN": COLOURS[HAXCONN],

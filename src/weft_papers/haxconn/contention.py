@@ -18,9 +18,9 @@ from weft.mapping.baselines.blind import without_contention
 from weft.mapping.following import ends_s
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.haxconn.experiments import experiments
-from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Found, Laboratory, answer, chip
+from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Laboratory, LeastMakespan, answer, chip
 from weft_papers.haxconn.pairs import pair, places
 from weft_papers.layerweaver.lab import mean
 
@@ -42,7 +42,7 @@ class Blind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Study:
+class ContentionStudy:
     """Some problems, each with and without knowledge of contention."""
 
     name: str
@@ -59,7 +59,7 @@ class Study:
         return [100 * (1 - one.expected_s / one.judged_s) for one in self.blind]
 
 
-def blinded(found: Found) -> Blind:
+def blinded(found: LeastMakespan) -> Blind:
     problem = found.outcome.problem
     calm = Problem(without_contention(problem.soc), problem.tasks)
     expected_s = min(max(ends_s(calm, way)) for way in BASELINES[BLIND](problem, "latency"))
@@ -89,9 +89,9 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
     return Problem(chip(XAVIER), tuple(tasks))
 
 
-def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> Study:
+def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> ContentionStudy:
     found = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
-    return Study(f"{len(seeds)} random pairs of {groups} groups on Xavier", found)
+    return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", found)
 
 
 def studies(
@@ -100,7 +100,7 @@ def studies(
     tick: Tick | None = None,
     networks: Sequence[str] = tuple(NETWORKS),
     seeds: Sequence[int] = SEEDS,
-) -> list[Study]:
+) -> list[ContentionStudy]:
     rows = [row.case for row in experiments(paper) if row.case.soc != SNAPDRAGON]
     cells = [pair(*place) for place in places(networks, diagonal=False)]
     found = []
@@ -108,11 +108,11 @@ def studies(
         for cases, name in ((rows, "experiments of Table 6"), (cells, "pairs of Table 8")):
             what = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
             known = lab.find([case.under(change) for case in cases], tick)
-            found.append(Study(f"{len(cases)} {name}{what}", [blinded(one) for one in known.values()]))
+            found.append(ContentionStudy(f"{len(cases)} {name}{what}", [blinded(one) for one in known.values()]))
     return [*found, random_study(seeds)]
 
 
-def value(out: Path, found: Sequence[Study]) -> Part:
+def value(out: Path, found: Sequence[ContentionStudy]) -> Exhibit:
     rows = [row for study in found for row in _rows(study)]
     header = ("problems", "longer than ours %: mean", "most", "own estimate too low %: mean", "most")
     body = tuple(
@@ -123,10 +123,10 @@ def value(out: Path, found: Sequence[Study]) -> Part:
         for study in found
     )  # fmt: skip
     table = Table("contention: the best schedule of one who knows none", header, body)
-    return Part(tuple(rows), (table,), (_drawn(out, found),))
+    return Exhibit(tuple(rows), (table,), (_drawn(out, found),))
 
 
-def _rows(study: Study) -> list[Row]:
+def _rows(study: ContentionStudy) -> list[Row]:
     worse = sum(loss > 1 for loss in study.losses)
     return [
         Row(
@@ -141,7 +141,7 @@ def _rows(study: Study) -> list[Row]:
     ]  # fmt: skip
 
 
-def _drawn(out: Path, found: Sequence[Study]) -> Figure:
+def _drawn(out: Path, found: Sequence[ContentionStudy]) -> Figure:
     figure, axes = pictures.canvas(12, 4.6, 1, 2)
     for axis, field, label in (
         (axes[0], "losses", "longer than the optimum (%)"),
@@ -157,7 +157,7 @@ def _drawn(out: Path, found: Sequence[Study]) -> Figure:
     return pictures.save(figure, out, "contention-value", "A scheduler that knows no contention, judged with it")
 
 
-def _style(study: Study) -> tuple[str, str]:
+def _style(study: ContentionStudy) -> tuple[str, str]:
     if "random" in study.name:
         return SHADES[2], "-"
     return SHADES["demands times" in study.name], "-" if "Table 8" in study.name else "--"

@@ -12,7 +12,7 @@ from math import log
 from weft.mapping.baselines.naive import per_unit
 from weft.mapping.following import ends_s
 from weft_papers.base import Published
-from weft_papers.haxconn.lab import ORIN, SNAPDRAGON, XAVIER, Case, Change, Entry, models, total_ms
+from weft_papers.haxconn.lab import ORIN, SNAPDRAGON, XAVIER, CaseNetwork, Change, SocCase, models, total_ms
 from weft_papers.layerweaver.lab import mean
 
 SCALES = tuple(round(0.05 * place, 2) for place in range(20, 81))
@@ -27,7 +27,7 @@ class Experiment:
 
     number: int
     scenario: int
-    case: Case
+    case: SocCase
     reading: str
     remark: str
     """On what the printed GPU-only number is made of."""
@@ -80,9 +80,11 @@ def _implied_fcn(paper: dict[str, Published]) -> float:
 
 def experiments(paper: dict[str, Published]) -> list[Experiment]:
     """The rows of the table, in order."""
-    fcn = Entry("fcn-resnet18", slower=_implied_fcn(paper))
-    chain = Case(XAVIER, (Entry("googlenet"), Entry("resnet152", after="googlenet"), fcn))
-    other = Case(ORIN, (Entry("resnet101"), Entry("googlenet", after="resnet101"), Entry("inception-v4")))
+    fcn = CaseNetwork("fcn-resnet18", slower=_implied_fcn(paper))
+    chain = SocCase(XAVIER, (CaseNetwork("googlenet"), CaseNetwork("resnet152", after="googlenet"), fcn))
+    other = SocCase(
+        ORIN, (CaseNetwork("resnet101"), CaseNetwork("googlenet", after="resnet101"), CaseNetwork("inception-v4"))
+    )
     sums = "the sum of Table 5"
     return [
         Experiment(
@@ -92,7 +94,7 @@ def experiments(paper: dict[str, Published]) -> list[Experiment]:
         ),
         Experiment(2, 2, models(XAVIER, "resnet152", "inception-v4"), PARALLEL, sums),
         Experiment(
-            3, 3, Case(XAVIER, (Entry("alexnet", repeats=3), Entry("resnet101"))),
+            3, 3, SocCase(XAVIER, (CaseNetwork("alexnet", repeats=3), CaseNetwork("resnet101"))),
             STREAM + "; three AlexNets to a ResNet101, as the faster one gets more iterations in Table 8",
             "one AlexNet (1.79 ms in the artifact) and a ResNet101 would be 7.13 ms; three are 10.71",
             "with one AlexNet, which fits on the DLA beside ResNet101 on the GPU, it would be 5.4 ms, not 8.7",
@@ -140,7 +142,7 @@ def fit_demand(paper: dict[str, Published], scales: tuple[float, ...] = SCALES) 
     return min(scales, key=apart)
 
 
-def split_ms(case: Case) -> float:
+def split_ms(case: SocCase) -> float:
     """The best assignment of whole networks to units."""
     problem = case.problem
     return 1e3 * min(max(ends_s(problem, schedule)) for schedule in per_unit(problem, "latency"))

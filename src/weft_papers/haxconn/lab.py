@@ -11,7 +11,7 @@ from typing import NamedTuple
 from weft.devices import load_soc
 from weft.devices.soc import Pccs, Soc, Unit
 from weft.mapping.finding import find_profile
-from weft.mapping.limits import Limits
+from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import Group, Problem, Task
 from weft.mapping.profiles import Origin, SocProfile
 from weft.mapping.schedule import Outcome
@@ -124,7 +124,7 @@ AS_SHIPPED = Change()
 # What is run
 
 
-class Entry(NamedTuple):
+class CaseNetwork(NamedTuple):
     """A network of a case."""
 
     model: str
@@ -153,11 +153,11 @@ class Entry(NamedTuple):
         return replace(group, costs=costs)
 
 
-class Case(NamedTuple):
+class SocCase(NamedTuple):
     """Networks on a SoC, under some assumptions."""
 
     soc: str
-    entries: tuple[Entry, ...]
+    entries: tuple[CaseNetwork, ...]
     change: Change = AS_SHIPPED
     max_switches: int | None = None
 
@@ -176,20 +176,20 @@ class Case(NamedTuple):
             tasks.append(entry.task(self.soc, [task.name for task in tasks]))
         return self.change.of(Problem(chip(self.soc), tuple(tasks)))
 
-    def under(self, change: Change) -> Case:
+    def under(self, change: Change) -> SocCase:
         return self._replace(change=change)
 
 
-def models(soc: str, *names: str) -> Case:
+def models(soc: str, *names: str) -> SocCase:
     """Each once, all at the same time."""
-    return Case(soc, tuple(Entry(name) for name in names))
+    return SocCase(soc, tuple(CaseNetwork(name) for name in names))
 
 
 # The search
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LeastMakespan:
     """The least makespan of a case, how sure it is, and what the baselines come to."""
 
     outcome: Outcome
@@ -219,16 +219,16 @@ class Found:
         return self.baselines[self.rival(names)] / self.best_s
 
 
-def answer(problem: Problem, max_switches: int | None = None) -> Found:
+def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
     """The solver's."""
     began_s = process_time()
-    solution = solve(problem, Options(limits=Limits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
+    solution = solve(problem, Options(limits=TaskLimits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
     cpu_s = process_time() - began_s
     makespans = {name: outcome.makespan_s for name, outcome in solution.baselines.items()}
-    return Found(solution.outcome, solution.certificate, makespans, cpu_s)
+    return LeastMakespan(solution.outcome, solution.certificate, makespans, cpu_s)
 
 
-def searched(case: Case) -> Found:
+def searched(case: SocCase) -> LeastMakespan:
     return answer(case.problem, case.max_switches)
 
 
@@ -239,9 +239,9 @@ class Laboratory:
         """fitted: times the demands of the profiles, from the paper's own results."""
         self.fitted = Change(demand=fitted)
         self._bench = bench
-        self._found: dict[Case, Found] = {}
+        self._found: dict[SocCase, LeastMakespan] = {}
 
-    def find(self, cases: Iterable[Case], tick: Tick | None = None) -> dict[Case, Found]:
+    def find(self, cases: Iterable[SocCase], tick: Tick | None = None) -> dict[SocCase, LeastMakespan]:
         """The best schedule of each case."""
         wanted = list(dict.fromkeys(cases))
         new = [case for case in wanted if case not in self._found]

@@ -11,8 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table
-from weft_papers.haxconn.lab import COLOURS, NAMES, NETWORKS, OURS, XAVIER, Case, Entry, Found, searched
+from weft_papers.base import Exhibit, Figure, Published, Row, Table
+from weft_papers.haxconn.lab import (
+    COLOURS,
+    NAMES,
+    NETWORKS,
+    OURS,
+    XAVIER,
+    CaseNetwork,
+    LeastMakespan,
+    SocCase,
+    searched,
+)
 
 FIGURE = "Table 7"
 PARTNERS = (*NETWORKS, "mobilenet-v2", "vgg16")
@@ -20,27 +30,27 @@ ESTIMATED_GROUPS = 16
 
 
 @dataclass(frozen=True)
-class Cost:
+class SearchCost:
     """The search for AlexNet beside another network."""
 
     partner: str
-    found: Found
+    found: LeastMakespan
 
 
-def case(partner: str) -> Case:
+def case(partner: str) -> SocCase:
     """On Xavier: AlexNet has no time on Orin."""
     derived = partner in NETWORKS
-    other = Entry(partner) if derived else Entry(partner, origin="estimated", max_groups=ESTIMATED_GROUPS)
-    return Case(XAVIER, (Entry("alexnet"), other))
+    other = CaseNetwork(partner) if derived else CaseNetwork(partner, origin="estimated", max_groups=ESTIMATED_GROUPS)
+    return SocCase(XAVIER, (CaseNetwork("alexnet"), other))
 
 
-def measure(partners: Sequence[str] = PARTNERS) -> list[Cost]:
+def measure(partners: Sequence[str] = PARTNERS) -> list[SearchCost]:
     """One after the other in this process, after one that is not counted."""
     searched(case(partners[0]))
-    return [Cost(partner, searched(case(partner))) for partner in partners]
+    return [SearchCost(partner, searched(case(partner))) for partner in partners]
 
 
-def table_7(paper: dict[str, Published], out: Path, costs: Sequence[Cost]) -> Part:
+def table_7(paper: dict[str, Published], out: Path, costs: Sequence[SearchCost]) -> Exhibit:
     phase_s, slowest = paper["phase_s"].value, max(costs, key=lambda cost: cost.found.cpu_s)
     share = 100 * slowest.found.cpu_s / phase_s
     proved = sum(cost.found.certificate.proved for cost in costs)
@@ -56,14 +66,14 @@ def table_7(paper: dict[str, Published], out: Path, costs: Sequence[Cost]) -> Pa
             f"{min(_printed(paper)):g} to {max(_printed(paper)):g} % for Z3",
         ),
     )  # fmt: skip
-    return Part(rows, (_table(paper, costs, phase_s),), (_drawn(out, costs),))
+    return Exhibit(rows, (_table(paper, costs, phase_s),), (_drawn(out, costs),))
 
 
 def _printed(paper: dict[str, Published]) -> list[float]:
     return [paper[f"t7_{partner}"].value for partner in PARTNERS]
 
 
-def _table(paper: dict[str, Published], costs: Sequence[Cost], phase_s: float) -> Table:
+def _table(paper: dict[str, Published], costs: Sequence[SearchCost], phase_s: float) -> Table:
     body = tuple(
         (
             NAMES[cost.partner], str(len(cost.found.outcome.problem.tasks[1].groups)),
@@ -80,7 +90,7 @@ def _table(paper: dict[str, Published], costs: Sequence[Cost], phase_s: float) -
     return Table(f"{FIGURE}: the paper's overhead, and how long our solver takes a core of this machine", header, body)
 
 
-def _drawn(out: Path, costs: Sequence[Cost]) -> Figure:
+def _drawn(out: Path, costs: Sequence[SearchCost]) -> Figure:
     figure, axes = pictures.canvas(9, 3.6)
     names = [NAMES[cost.partner] for cost in costs]
     series = {"core busy until the proof": [1e3 * cost.found.cpu_s for cost in costs]}

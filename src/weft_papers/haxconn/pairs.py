@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.haxconn.lab import (
     AS_SHIPPED,
     COLOURS,
@@ -28,11 +28,11 @@ from weft_papers.haxconn.lab import (
     ORIN,
     OURS,
     THEIRS,
-    Case,
+    CaseNetwork,
     Change,
-    Entry,
-    Found,
     Laboratory,
+    LeastMakespan,
+    SocCase,
     total_ms,
 )
 
@@ -52,11 +52,11 @@ class Grid:
 
     networks: Sequence[str]
     change: Change
-    cells: Mapping[tuple[str, str], Found]
+    cells: Mapping[tuple[str, str], LeastMakespan]
     """By row and column of the lower triangle."""
 
     @property
-    def pairs(self) -> list[Found]:
+    def pairs(self) -> list[LeastMakespan]:
         """Those of two different networks."""
         return [one for (row, column), one in self.cells.items() if row != column]
 
@@ -70,11 +70,11 @@ class Grid:
         return float(median(one.gain(THEIRS) for one in self.pairs))
 
 
-def pair(first: str, second: str) -> Case:
+def pair(first: str, second: str) -> SocCase:
     """Both, the faster one repeated."""
     times = [total_ms(model, ORIN, "gpu") or 0.0 for model in (first, second)]
     repeats = [max(1, round(times[1] / times[0])), max(1, round(times[0] / times[1]))]
-    return Case(ORIN, (Entry(first, repeats[0]), Entry(second, repeats[1])))
+    return SocCase(ORIN, (CaseNetwork(first, repeats[0]), CaseNetwork(second, repeats[1])))
 
 
 def places(networks: Sequence[str], *, diagonal: bool = True) -> list[tuple[str, str]]:
@@ -99,10 +99,10 @@ def grid(
 # Table 8
 
 
-def table_8(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid) -> Part:
+def table_8(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     rows = [*_count_rows(paper, shipped, scaled), *_worst_rows(shipped, scaled), *_match_rows(paper, shipped, scaled)]
     tables = (_table(paper, shipped, "demands as shipped"), _table(paper, scaled, _scale(scaled)), _detail(shipped))
-    return Part(tuple(rows), tables, (_drawn(paper, out, (shipped, scaled)),))
+    return Exhibit(tuple(rows), tables, (_drawn(paper, out, (shipped, scaled)),))
 
 
 def _scale(grid: Grid) -> str:
@@ -201,7 +201,7 @@ def _table(paper: dict[str, Published], grid: Grid, what: str) -> Table:
     return Table(title, ("", *(NETWORKS[column] for column in grid.networks)), tuple(body))
 
 
-def _cell(one: Found) -> str:
+def _cell(one: LeastMakespan) -> str:
     gain = one.gain(THEIRS)
     return f"{SHORT[one.rival(THEIRS)]} {f'{gain:.2f}' if gain >= IMPROVED else 'x'}"
 
@@ -264,7 +264,7 @@ def _matrix(paper: dict[str, Published], axis: Axes, grid: Grid) -> None:
 # Fig. 5
 
 
-def figure_5(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid) -> Part:
+def figure_5(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     """Two instances of one network: images per second over the window of both."""
     rows = []
     for grid, what in ((shipped, "demands as shipped"), (scaled, _scale(scaled))):
@@ -285,14 +285,14 @@ def figure_5(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid
     same = sum(_share(shipped, model, "mensa") >= _share(shipped, model, "gpu-only") for model in shipped.networks)
     why = f"of {len(shipped.networks)}; the paper: 'limited improvements or no improvement by Mensa'"
     rows.append(Row(INSTANCES, "networks where Mensa gains nothing over GPU only", None, same, "", why))
-    return Part(tuple(rows), (_instances(shipped, scaled),), (_drawn_instances(out, shipped, scaled),))
+    return Exhibit(tuple(rows), (_instances(shipped, scaled),), (_drawn_instances(out, shipped, scaled),))
 
 
 def _share(grid: Grid, model: str, name: str) -> float:
     return grid.cells[model, model].baselines[name]
 
 
-def _fps(one: Found, name: str) -> float:
+def _fps(one: LeastMakespan, name: str) -> float:
     return 2 / (one.best_s if name == OURS else one.baselines[name])
 
 

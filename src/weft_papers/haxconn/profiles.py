@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from weft.mapping.profiles import ProfileGroup, SocProfile
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.haxconn.lab import CHIPS, NETWORKS, ORIN, XAVIER, chip, profile, total_ms
 from weft_papers.layerweaver.lab import mean
 
@@ -25,14 +25,14 @@ COLOURS = {"gpu": "#0072b2", "dla": "#d55e00"}
 # Table 2
 
 
-class Stretch(NamedTuple):
+class TableGroup(NamedTuple):
     """A group of Table 2."""
 
     time_ms: dict[str, float]
     demand_gb_s: dict[str, float]
 
 
-def estimated_groups() -> list[Stretch]:
+def estimated_groups() -> list[TableGroup]:
     """GoogLeNet on Xavier as weft estimates it from the network alone, in Table 2's groups."""
     found: list[list[dict[str, tuple[float, float]]]] = []
     for group in profile("googlenet", XAVIER, "estimated").groups:
@@ -42,15 +42,15 @@ def estimated_groups() -> list[Stretch]:
     return [_stretch(parts) for parts in found]
 
 
-def _stretch(parts: Sequence[dict[str, tuple[float, float]]]) -> Stretch:
+def _stretch(parts: Sequence[dict[str, tuple[float, float]]]) -> TableGroup:
     time_s = {unit: sum(part[unit][0] for part in parts) for unit in COLUMNS}
     moved_gb = {unit: sum(part[unit][0] * part[unit][1] for part in parts) for unit in COLUMNS}
-    return Stretch(
+    return TableGroup(
         {unit: 1e3 * time_s[unit] for unit in COLUMNS}, {unit: moved_gb[unit] / time_s[unit] for unit in COLUMNS}
     )
 
 
-def table_2(paper: dict[str, Published], out: Path) -> Part:
+def table_2(paper: dict[str, Published], out: Path) -> Exhibit:
     shipped, estimates = profile("googlenet", XAVIER, "measured"), estimated_groups()
     peak, body, apart = chip(XAVIER).bandwidth_gb_s, [], []
     for place, (group, estimate) in enumerate(zip(shipped.groups, estimates, strict=True)):
@@ -70,7 +70,7 @@ def table_2(paper: dict[str, Published], out: Path) -> Part:
     )  # fmt: skip
     table = Table("Table 2: GoogLeNet on Xavier: shipped, in brackets as printed, and estimated", header, tuple(body))
     rows = [_equal_row(apart), *_sum_rows(paper, shipped), *_estimate_rows(paper, estimates, peak), *_ratio_rows(paper)]
-    return Part(tuple(rows), (table,), (_drawn_groups(paper, out, estimates),))
+    return Exhibit(tuple(rows), (table,), (_drawn_groups(paper, out, estimates),))
 
 
 def _as_printed(group: ProfileGroup, peak_gb_s: float) -> dict[str, float]:
@@ -102,7 +102,7 @@ def _sum_rows(paper: dict[str, Published], shipped: SocProfile) -> list[Row]:
     return rows
 
 
-def _estimate_rows(paper: dict[str, Published], estimates: Sequence[Stretch], peak: float) -> list[Row]:
+def _estimate_rows(paper: dict[str, Published], estimates: Sequence[TableGroup], peak: float) -> list[Row]:
     rows = []
     for unit in COLUMNS:
         ratios = [one.time_ms[unit] / paper[f"t2_{place}_{unit}"].value for place, one in enumerate(estimates)]
@@ -136,7 +136,7 @@ def _ratio_rows(paper: dict[str, Published]) -> list[Row]:
     return rows
 
 
-def _drawn_groups(paper: dict[str, Published], out: Path, estimates: Sequence[Stretch]) -> Figure:
+def _drawn_groups(paper: dict[str, Published], out: Path, estimates: Sequence[TableGroup]) -> Figure:
     figure, axes = pictures.canvas(11, 5.6, 2, 1, sharex=True)
     times = {f"{unit.upper()}, Table 2": [paper[f"t2_{place}_{unit}"].value for place in range(10)] for unit in COLUMNS}
     times |= {f"{unit.upper()}, estimated": [one.time_ms[unit] for one in estimates] for unit in COLUMNS}
@@ -191,7 +191,7 @@ def totals(paper: dict[str, Published]) -> list[Total]:
     return found
 
 
-def table_5(paper: dict[str, Published], out: Path) -> Part:
+def table_5(paper: dict[str, Published], out: Path) -> Exhibit:
     found = totals(paper)
     body = tuple(
         (
@@ -206,7 +206,7 @@ def table_5(paper: dict[str, Published], out: Path) -> Part:
     why = f"the derived profiles of {len(found)} totals are scaled to them, so this is by construction"
     rows = [Row("Table 5", "largest difference of a derived profile's total", None, apart, "%", why)]
     rows += [_fit_row(found, soc, unit) for soc in (ORIN, XAVIER) for unit in COLUMNS]
-    return Part(tuple(rows), (table,), (_drawn_totals(out, found),))
+    return Exhibit(tuple(rows), (table,), (_drawn_totals(out, found),))
 
 
 def _fit_row(found: Sequence[Total], soc: str, unit: str) -> Row:

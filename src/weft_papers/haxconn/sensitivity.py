@@ -15,9 +15,19 @@ from matplotlib.axes import Axes
 
 from weft.devices.soc import Pccs
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.haxconn.experiments import Experiment, experiments
-from weft_papers.haxconn.lab import IMPROVED, NETWORKS, SNAPDRAGON, THEIRS, XAVIER, Change, Found, Laboratory, chip
+from weft_papers.haxconn.lab import (
+    IMPROVED,
+    NETWORKS,
+    SNAPDRAGON,
+    THEIRS,
+    XAVIER,
+    Change,
+    Laboratory,
+    LeastMakespan,
+    chip,
+)
 from weft_papers.haxconn.pairs import Grid, grid
 from weft_papers.layerweaver.lab import mean
 
@@ -61,14 +71,14 @@ def knobs(fitted: float) -> list[Knob]:
 
 
 @dataclass(frozen=True)
-class Study:
+class KnobStudy:
     """Tables 6 and 8 over one knob."""
 
     knob: Knob
     base: Change
     """The other assumptions."""
     rows: Sequence[Experiment]
-    experiments: Sequence[Sequence[Found]]
+    experiments: Sequence[Sequence[LeastMakespan]]
     """By value of the knob."""
     grids: Sequence[Grid]
 
@@ -89,21 +99,21 @@ def study(
     base: Change,
     networks: Sequence[str] = tuple(NETWORKS),
     tick: Tick | None = None,
-) -> Study:
+) -> KnobStudy:
     rows = [row for row in experiments(paper) if row.case.soc != SNAPDRAGON]
     changes = [base if value == knob.usual else knob.vary(base, value) for value in knob.values]
     cases = [[row.case.under(change) for row in rows] for change in changes]
     found = lab.find([case for some in cases for case in some], tick)
     grids = [grid(lab, change, networks, tick, diagonal=False) for change in changes]
-    return Study(knob, base, rows, [[found[case] for case in some] for some in cases], grids)
+    return KnobStudy(knob, base, rows, [[found[case] for case in some] for some in cases], grids)
 
 
-def sensitivity(out: Path, studies: Sequence[Study]) -> Part:
+def sensitivity(out: Path, studies: Sequence[KnobStudy]) -> Exhibit:
     rows = [row for one in studies for row in _rows(one)]
-    return Part(tuple(rows), (_table(studies),), (_drawn(out, studies),))
+    return Exhibit(tuple(rows), (_table(studies),), (_drawn(out, studies),))
 
 
-def _rows(one: Study) -> list[Row]:
+def _rows(one: KnobStudy) -> list[Row]:
     low, high = one.knob.values[0], one.knob.values[-1]
     pairs = [each.improved for each in one.grids]
     total = len(one.grids[0].pairs)
@@ -125,7 +135,7 @@ def _rows(one: Study) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(studies: Sequence[Study]) -> Table:
+def _table(studies: Sequence[KnobStudy]) -> Table:
     body = []
     for one in studies:
         for step, value in enumerate(one.knob.values):
@@ -142,7 +152,7 @@ def _table(studies: Sequence[Study]) -> Table:
     return Table("sensitivity: better than the paper's best baseline, over what is assumed", header, tuple(body))
 
 
-def _drawn(out: Path, studies: Sequence[Study]) -> Figure:
+def _drawn(out: Path, studies: Sequence[KnobStudy]) -> Figure:
     figure, axes = pictures.canvas(13, 7.2, 2, len(studies))
     for column, one in enumerate(studies):
         top, below = axes[column], axes[len(studies) + column]
@@ -164,7 +174,7 @@ def _drawn(out: Path, studies: Sequence[Study]) -> Figure:
     return pictures.save(figure, out, "sensitivity", title)
 
 
-def _pairs_panel(axis: Axes, one: Study) -> None:
+def _pairs_panel(axis: Axes, one: KnobStudy) -> None:
     total = len(one.grids[0].pairs)
     axis.plot(one.knob.values, [each.improved for each in one.grids], marker="o", color="#009e73")
     for value, each in zip(one.knob.values, one.grids, strict=True):

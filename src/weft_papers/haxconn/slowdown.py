@@ -10,8 +10,8 @@ from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.simulator import simulate
 from weft.reports.mapping import report_of
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
-from weft_papers.haxconn.lab import COLOURS, NETWORKS, OURS, XAVIER, Case, Entry, Laboratory, total_ms
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.haxconn.lab import COLOURS, NETWORKS, OURS, XAVIER, CaseNetwork, Laboratory, SocCase, total_ms
 from weft_papers.layerweaver.lab import mean
 
 FIGURE = "Fig. 6"
@@ -41,12 +41,12 @@ class Meeting:
         return 100 * (1 - after / before) if before > 0 else 0.0
 
 
-def case(partner: str, demand: float) -> Case:
+def case(partner: str, demand: float) -> SocCase:
     """GoogLeNet as measured, as often as it fits beside the other."""
     other, own = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
     assert other is not None and own is not None
-    googlenet = Entry("googlenet", max(1, round(other / own)), origin="measured")
-    return Case(XAVIER, (googlenet, Entry(partner, demand=demand)))
+    googlenet = CaseNetwork("googlenet", max(1, round(other / own)), origin="measured")
+    return SocCase(XAVIER, (googlenet, CaseNetwork(partner, demand=demand)))
 
 
 def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None = None) -> list[Meeting]:
@@ -60,13 +60,13 @@ def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None 
     return [Meeting(partner, scaled, _naive(one), found[one].outcome) for (partner, scaled), one in cases.items()]
 
 
-def _naive(one: Case) -> Outcome:
+def _naive(one: SocCase) -> Outcome:
     problem = one.problem
     first, second = problem.tables.steps.tolist()
     return simulate(problem, Schedule(((GPU,) * first, (DLA,) * second), made_by=NAIVE))
 
 
-def figure_6(paper: dict[str, Published], out: Path, meetings: Sequence[Meeting], fitted: float) -> Part:
+def figure_6(paper: dict[str, Published], out: Path, meetings: Sequence[Meeting], fitted: float) -> Exhibit:
     rows = []
     for scaled in (False, True):
         here = [one for one in meetings if one.scaled == scaled]
@@ -85,7 +85,7 @@ def figure_6(paper: dict[str, Published], out: Path, meetings: Sequence[Meeting]
         )
         quantity = f"contention of GoogLeNet saved at most, {what}"
         rows.append(Row(FIGURE, quantity, paper["contention_less"].value, most.less, "%", why))
-    return Part(tuple(rows), (_table(meetings, fitted),), (_drawn(out, meetings, fitted),))
+    return Exhibit(tuple(rows), (_table(meetings, fitted),), (_drawn(out, meetings, fitted),))
 
 
 def _table(meetings: Sequence[Meeting], fitted: float) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 from weft.costs import cost_model
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Part, Progress, Published, Reproduction, Step, Table, published, run_steps
+from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Table, published, run_steps
 from weft_papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
 from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
 
@@ -36,7 +36,7 @@ def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene]
     (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
 
-    def halves() -> tuple[pairs.Panel, ...]:
+    def halves() -> tuple[pairs.PairPanel, ...]:
         return pairs.panel("a", a, queries), pairs.panel("b", b, queries)
 
     return [
@@ -63,11 +63,11 @@ def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene]
     ]
 
 
-def _speed(paper: dict[str, Published]) -> Part:
+def _speed(paper: dict[str, Published]) -> Exhibit:
     """Speed is a measurement of a machine, so it is not taken here."""
     printed = paper["scheduler_speed"]
     row = ("two models", f"{printed.value:g} {printed.unit} (one core of an i7-7700K)", "run `make bench`")
-    return Part(tables=(Table("III-E: scheduler speed", ("what", "paper", "ours"), (row,)),))
+    return Exhibit(tables=(Table("III-E: scheduler speed", ("what", "paper", "ours"), (row,)),))
 
 
 def _settings(settings: tuple[Scene, ...], queries: int) -> dict[str, Any]:

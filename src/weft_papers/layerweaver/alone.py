@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.costs.program import Clock
 from weft_papers import pictures
-from weft_papers.base import Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import (
     COMPUTE,
     MEMORY,
@@ -22,7 +22,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NPUS = ("tpuv3-like", "nnpi-like", "weaver-plus")
 
 
-def table_one(paper: dict[str, Published]) -> Part:
+def table_one(paper: dict[str, Published]) -> Exhibit:
     """The two devices of Table I."""
     rows = []
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
@@ -30,7 +30,7 @@ def table_one(paper: dict[str, Published]) -> Part:
         ours = 2 * npu.macs_per_s / 1e12
         why = "two operations per MAC unit and cycle at the printed array and clock; the printed peak is rounded"
         rows.append(Row("Table I", f"peak throughput, {name}", peak, ours, "TOP/s", beside(ours, peak, why)))
-    return Part(tuple(rows))
+    return Exhibit(tuple(rows))
 
 
 def intensity(scene: Scene, model: str) -> float:
@@ -38,7 +38,7 @@ def intensity(scene: Scene, model: str) -> float:
     return 2 * network(model, scene.seq_len).macs * scene.batch / profile(scene, model).weight_bytes
 
 
-def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) -> Part:
+def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) -> Exhibit:
     """Arithmetic intensity over the batch size, against what the NPUs ask for."""
     grid = {
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
@@ -64,7 +64,7 @@ def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) ->
         ("model", *(f"batch {batch}" for batch in BATCHES)),
         tuple((model, *(f"{value:.3g}" for value in values)) for model, values in grid.items()),
     )
-    return Part(_ridge_rows(paper) + _side_rows(grid, seq_len), (table,), (picture,))
+    return Exhibit(_ridge_rows(paper) + _side_rows(grid, seq_len), (table,), (picture,))
 
 
 def _ridge_rows(paper: dict[str, Published]) -> tuple[Row, ...]:
@@ -92,7 +92,7 @@ def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def figure_4(out: Path, seq_len: int, cost: str) -> Part:
+def figure_4(out: Path, seq_len: int, cost: str) -> Exhibit:
     """Share of active cycles of either resource, each model alone."""
     figure, axes = pictures.canvas(11, 6.6, 2, 2, sharey=True, sharex=True)
     table_rows: list[tuple[str, ...]] = []
@@ -117,7 +117,7 @@ def figure_4(out: Path, seq_len: int, cost: str) -> Part:
         ("device", "batch", "model", "PE %", "DRAM %"),
         tuple(table_rows),
     )
-    return Part(_figure_4_rows(active), (table,), (picture,))
+    return Exhibit(_figure_4_rows(active), (table,), (picture,))
 
 
 def _shares(scene: Scene, model: str) -> tuple[float, float]:
@@ -150,7 +150,7 @@ def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> t
     )  # fmt: skip
 
 
-def layer_latencies(paper: dict[str, Published], seq_len: int, cost: str) -> Part:
+def layer_latencies(paper: dict[str, Published], seq_len: int, cost: str) -> Exhibit:
     """Section III-E: average time of a layer, standalone time over layers, at batch 1 on both NPUs."""
     times: dict[tuple[str, str], float] = {}
     for name in ("tpuv3-like", "nnpi-like"):
@@ -187,4 +187,4 @@ def layer_latencies(paper: dict[str, Published], seq_len: int, cost: str) -> Par
             ("longest", longest, high, longest_why),
         )
     )
-    return Part(rows, (table,))
+    return Exhibit(rows, (table,))

@@ -14,7 +14,7 @@ from weft.devices import Npu, load_npu
 from weft.models import Model
 from weft.models.zoo import load
 from weft.policies import Option
-from weft.policies.bound import Demand, demand_of, prices
+from weft.policies.bound import QueryDemand, demand_of, prices
 from weft.reports.report import Report
 from weft.simulation import Run, simulate
 from weft.simulation.sweep import Sweep, sweep_aimt
@@ -84,7 +84,7 @@ def profile(scene: Scene, model: str) -> Profile:
 
 
 @lru_cache(maxsize=4096)
-def demand(scene: Scene, model: str) -> Demand:
+def demand(scene: Scene, model: str) -> QueryDemand:
     """What a query of the model asks of the two resources, and its time alone."""
     return demand_of(lower(profile(scene, model), scene.npu), Clock.of(scene.npu).buffer)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft.simulation.saturated import make_setting
 from weft.workloads import Saturated
 from weft_papers import pictures
-from weft_papers.base import Part, Row, Table
+from weft_papers.base import Exhibit, Row, Table
 from weft_papers.layerweaver.lab import (
     CUT_PAIRS,
     FAILSAFE_OFF,
@@ -30,7 +30,7 @@ ROLLOUTS_ONLY: Options = (("trial", False),)
 MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), ("mix 1:1", (1.0, 1.0)))
 
 
-def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Part:
+def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
     """Geomean and worst fraction of the bound over the pairs, per device, length and mix."""
     body: list[tuple[str, ...]] = []
     rows: list[Row] = []
@@ -56,7 +56,7 @@ def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tu
     pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "weft-bound", "weft: fraction of the bound over the pairs")
     header = ("device", "tokens", "mix", "geomean", "worst pair")
-    return Part(tuple(rows), (Table("weft: fraction of the bound", header, tuple(body)),), (picture,))
+    return Exhibit(tuple(rows), (Table("weft: fraction of the bound", header, tuple(body)),), (picture,))
 
 
 def _fractions(
@@ -94,7 +94,7 @@ class Margin(NamedTuple):
     """Layers and pieces issued per layer."""
 
 
-def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = CUT_PAIRS) -> Part:
+def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = CUT_PAIRS) -> Exhibit:
     """Fraction of the bound with a quarter of the paper's buffer: whole layers, and pieces."""
     rows, body = [], []
     for base in scenes:
@@ -109,7 +109,7 @@ def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, .
         "best rival, same pieces", "weft, pieces charged", "issues per layer",
     )  # fmt: skip
     title = f"weft with {SMALL_MIB:g} MiB: fraction of the bound, geomean of {len(pairs)} pairs"
-    return Part(tuple(rows), (Table(title, header, tuple(body)),))
+    return Exhibit(tuple(rows), (Table(title, header, tuple(body)),))
 
 
 def _margin(scene: Scene, pair: Models, queries: int) -> Margin:

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from weft.reports.report import Report
 from weft_papers import pictures
-from weft_papers.base import Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import (
     PAIRS,
     Models,
@@ -34,7 +34,7 @@ SHOWN = ("fifo", "round-robin", "aimt", "layerweaver", "weft")
 
 
 @dataclass(frozen=True)
-class Panel:
+class PairPanel:
     """One half of a figure: (a) or (b), its setting, and what every policy came to on every pair."""
 
     letter: str
@@ -51,7 +51,7 @@ class Panel:
         return [named(pair) for pair in self.pairs]
 
 
-def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = PAIRS) -> Panel:
+def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = PAIRS) -> PairPanel:
     """Run every policy on every pair; AI-MT with the thresholds that suit all pairs best."""
     thresholds = aimt_options(scene, pairs)
     reports = {
@@ -67,10 +67,10 @@ def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = P
         )
         for policy in SHOWN
     }
-    return Panel(letter, scene, pairs, thresholds, reports)
+    return PairPanel(letter, scene, pairs, thresholds, reports)
 
 
-def figure_14(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
+def figure_14(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """System throughput over running one model at a time."""
     figure, axes = pictures.canvas(13, 3.4 * len(panels) + 0.9, len(panels))
     for one, half in zip(axes, panels, strict=True):
@@ -88,14 +88,14 @@ def figure_14(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
     title = "Fig. 14: system throughput of two models together (one at a time: 1.00)"
     picture = pictures.save(figure, out, "fig14-throughput", title)
     rows = tuple(row for half in panels for row in _throughput_rows(paper, half))
-    return Part(rows, tuple(_throughput_table(half) for half in panels), (picture,))
+    return Exhibit(rows, tuple(_throughput_table(half) for half in panels), (picture,))
 
 
-def _label(paper: Paper, half: Panel, key: str, what: str) -> str:
+def _label(paper: Paper, half: PairPanel, key: str, what: str) -> str:
     return f"paper's\n{what} {paper[f'{key}_{half.letter}'].value:.3f}"
 
 
-def _throughput_rows(paper: Paper, half: Panel) -> list[Row]:
+def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
     figure, woven, letter = f"Fig. 14{half.letter}", half.stps("layerweaver"), half.letter
     mean_, best = paper[f"stp_mean_{letter}"].value, paper[f"stp_max_{letter}"].value
     lead = 100 * (geomean(woven) / geomean(half.stps("aimt")) - 1)
@@ -133,7 +133,7 @@ def _throughput_rows(paper: Paper, half: Panel) -> list[Row]:
     ]  # fmt: skip
 
 
-def _unprinted_rows(figure: str, half: Panel) -> list[Row]:
+def _unprinted_rows(figure: str, half: PairPanel) -> list[Row]:
     fractions = {p: [report.fraction_of_bound for report in half.reports[p]] for p in ("layerweaver", "aimt", "weft")}
     alternating = geomean(half.stps("round-robin"))
     return [
@@ -160,7 +160,7 @@ def _unprinted_rows(figure: str, half: Panel) -> list[Row]:
     ]  # fmt: skip
 
 
-def _throughput_table(half: Panel) -> Table:
+def _throughput_table(half: PairPanel) -> Table:
     body = [
         (
             named(pair),
@@ -179,7 +179,7 @@ def _throughput_table(half: Panel) -> Table:
     )
 
 
-def sweep_picture(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
+def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """AI-MT over both thresholds: what the tuning chose, and where the paper's AI-MT would lie."""
     figure, axes = pictures.canvas(11, 4.6, 1, len(panels))
     for one, half in zip(axes, panels, strict=True):
@@ -202,10 +202,10 @@ def sweep_picture(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
         one.set_ylabel("memory threshold (share of the buffer)")
         pictures.heading(one, f"({half.letter}) {half.scene}; best {sweep.best.stp:.3f}")
     title = "AI-MT's thresholds: one run per pair and point; the star is what every comparison uses"
-    return Part(pictures=(pictures.save(figure, out, "fig14-aimt-sweep", title),))
+    return Exhibit(pictures=(pictures.save(figure, out, "fig14-aimt-sweep", title),))
 
 
-def figure_15(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
+def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """Share of active cycles, woven and one model at a time."""
     figure, axes = pictures.canvas(13, 3.3 * len(panels) + 0.9, len(panels))
     for one, half in zip(axes, panels, strict=True):
@@ -236,10 +236,10 @@ def figure_15(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
     pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "fig15-utilisation", "Fig. 15: active cycles of PE array and DRAM channel")
     rows = tuple(row for half in panels for row in _utilisation_rows(paper, half))
-    return Part(rows, tuple(_utilisation_table(half) for half in panels), (picture,))
+    return Exhibit(rows, tuple(_utilisation_table(half) for half in panels), (picture,))
 
 
-def _fair(half: Panel, resource: int) -> list[float]:
+def _fair(half: PairPanel, resource: int) -> list[float]:
     """Active cycles when each model of a pair gets half of the time to itself, in percent."""
     shares = []
     for pair in half.pairs:
@@ -248,7 +248,7 @@ def _fair(half: Panel, resource: int) -> list[float]:
     return shares
 
 
-def _utilisation_rows(paper: Paper, half: Panel) -> list[Row]:
+def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
     rows = []
     reports = half.reports["layerweaver"]
     ours = {
@@ -291,7 +291,7 @@ def _swapped(paper: Paper, letter: str) -> str:
     )
 
 
-def _utilisation_table(half: Panel) -> Table:
+def _utilisation_table(half: PairPanel) -> Table:
     body = []
     for index, (name, pe, dram) in enumerate(zip(half.names, _fair(half, 0), _fair(half, 1), strict=True)):
         cells = [f"{pe:.1f}", f"{dram:.1f}"]
@@ -305,7 +305,7 @@ def _utilisation_table(half: Panel) -> Table:
     return Table(f"Fig. 15{half.letter}: active cycles on {half.scene}", (*header, "paper"), tuple(body))
 
 
-def figure_16(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
+def figure_16(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """Slowdown of the queries: mean (bars) and worst (ticks)."""
     policies = ("aimt", "layerweaver", "weft")
     figure, axes = pictures.canvas(13, 3.3 * len(panels) + 0.9, len(panels))
@@ -329,7 +329,7 @@ def figure_16(paper: Paper, out: Path, panels: tuple[Panel, ...]) -> Part:
     title = "Fig. 16: normalised turnaround time, mean of both models (ANTT) and slowest query"
     picture = pictures.save(figure, out, "fig16-slowdown", title)
     rows = tuple(row for half in panels for row in _slowdown_rows(paper, half))
-    return Part(rows, tuple(_slowdown_table(half) for half in panels), (picture,))
+    return Exhibit(rows, tuple(_slowdown_table(half) for half in panels), (picture,))
 
 
 def _slowdown(report: Report) -> tuple[float, float]:
@@ -341,7 +341,7 @@ def _slowdown(report: Report) -> tuple[float, float]:
     )
 
 
-def _slowdown_rows(paper: Paper, half: Panel) -> list[Row]:
+def _slowdown_rows(paper: Paper, half: PairPanel) -> list[Row]:
     rows = []
     whys = {
         "antt": "a latency is completion to completion in a saturated stream, so ANTT follows from the mix of queries "
@@ -369,7 +369,7 @@ def _slowdown_rows(paper: Paper, half: Panel) -> list[Row]:
     return rows
 
 
-def _without_ncf(half: Panel, policy: str) -> str:
+def _without_ncf(half: PairPanel, policy: str) -> str:
     kept = [
         report.max_slowdown
         for pair, report in zip(half.pairs, half.reports[policy], strict=True)
@@ -378,7 +378,7 @@ def _without_ncf(half: Panel, policy: str) -> str:
     return f"; {geomean(kept):.2f} without the NCF pairs" if kept else ""
 
 
-def _slowdown_table(half: Panel) -> Table:
+def _slowdown_table(half: PairPanel) -> Table:
     policies = ("aimt", "layerweaver", "weft")
     body = []
     for index, name in enumerate(half.names):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Part, Published, Row, Table
+from weft_papers.base import Exhibit, Published, Row, Table
 from weft_papers.layerweaver.lab import (
     FAILSAFE_OFF,
     FOURS,
@@ -30,7 +30,7 @@ STARVED = 0.02
 """A model that gets less than this part of an equal share counts as starved."""
 
 
-def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Part:
+def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
     """Throughput over the batch size; AI-MT keeps the thresholds tuned at the batch of Fig. 14."""
     figure, axes = pictures.canvas(11, 4.5, 1, len(scenes), sharey=True)
     rows: list[Row] = []
@@ -65,7 +65,7 @@ def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[M
     fractions = ("aimt/bound", "layerweaver/bound", "weft/bound")
     header = ("device", "batch", "aimt", "layerweaver", "weft", *fractions, "failsafe fires", "paper")
     table = Table(f"Fig. 19: STP, geomean of {len(pairs)} pairs", header, tuple(body))
-    return Part(tuple(rows), (table,), (picture,))
+    return Exhibit(tuple(rows), (table,), (picture,))
 
 
 def _at_batch(scene: Scene, bold: Scene, queries: int, pairs: tuple[Models, ...]) -> dict[str, Throughputs]:
@@ -95,7 +95,7 @@ def _batch_rows(figure: str, bold: Scene, series: dict[str, list[float]], disabl
 
 def figure_20(
     paper: dict[str, Published], out: Path, seq_len: int, cost: str, queries: int, fours: tuple[Models, ...] = FOURS
-) -> Part:
+) -> Exhibit:
     """Four models: as the paper states it, and where weaving four can pay."""
     settings = (("nnpi-like", 1, "as printed"), ("tpuv3-like", 1, "scenario (a)"), ("nnpi-like", 16, "scenario (b)"))
     figure, axes = pictures.canvas(13, 3.2 * len(settings) + 0.9, len(settings))
@@ -120,7 +120,7 @@ def figure_20(
         tables.append(_four_table(scene, results, queries, fours))
     pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "fig20-four-models", "Fig. 20: four models at once (one at a time: 1.00)")
-    return Part(tuple(rows), tuple(tables), (picture,))
+    return Exhibit(tuple(rows), tuple(tables), (picture,))
 
 
 def _four(scene: Scene, queries: int, fours: tuple[Models, ...]) -> dict[str, list[float]]:

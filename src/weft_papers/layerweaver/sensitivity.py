@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.costs import COSTS
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Published, Row, Table
 from weft_papers.layerweaver.lab import (
     COMPUTE,
     FAILSAFE_OFF,
@@ -111,7 +111,7 @@ def _stps(
 
 def sequence_length(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
-) -> Part:
+) -> Exhibit:
     """Throughput over the number of tokens, and what the failsafe makes of it."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
@@ -123,7 +123,7 @@ def sequence_length(
     title = "Sequence length of BB, BL and XL (the paper names none)"
     picture = _drawn(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
     rows = tuple(row for side in sides for row in _length_rows(side))
-    return Part(rows, (_tabled("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
+    return Exhibit(rows, (_tabled("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
 
 
 def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
@@ -174,7 +174,7 @@ def _length_rows(side: Side) -> list[Row]:
 
 def weight_loading(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
-) -> Part:
+) -> Exhibit:
     """How many rows of a weight tile enter the array per cycle; the presets hide the loading altogether."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
@@ -193,7 +193,7 @@ def weight_loading(
     measure = "STP (geomean), or ratio of times"
     picture = _drawn(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
     rows = tuple(map(_loading_row, sides))
-    return Part(rows, (_tabled("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,))
+    return Exhibit(rows, (_tabled("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,))
 
 
 def _loading_row(side: Side) -> Row:
@@ -221,7 +221,7 @@ class Priced(NamedTuple):
 
 def cost_models(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
-) -> Part:
+) -> Exhibit:
     """The four ways to price a layer's arithmetic; AI-MT is tuned anew for each."""
     results = [{name: _priced(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
     picture = _cost_picture(paper, out, scenes, results)
@@ -236,7 +236,7 @@ def cost_models(
         for letter, base, by_name in zip("ab", scenes, results, strict=True)
         for row in _cost_rows(paper, letter, base, by_name)
     ]
-    return Part(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(body)),), (picture,))
+    return Exhibit(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(body)),), (picture,))
 
 
 def _priced(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
@@ -294,7 +294,7 @@ def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced
     return rows
 
 
-def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Part:
+def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
     """Fraction of the bound over the size of the weight buffer."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
@@ -312,7 +312,7 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
     knob = "weight buffer (MiB; the paper's: 48)"
     picture = _drawn(out, "sensitivity-buffer", title, sides, knob, "fraction of the bound")
     rows = tuple(map(_buffer_row, sides))
-    return Part(rows, (_tabled("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
+    return Exhibit(rows, (_tabled("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
 
 
 def _buffer_row(side: Side) -> Row:
@@ -326,7 +326,7 @@ def _buffer_row(side: Side) -> Row:
     )  # fmt: skip
 
 
-def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Part:
+def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
     """NCF's tables are larger than the buffer together, so they are read in pieces: how large may these be?"""
     pairs = tuple((cnn, "NCF") for cnn in COMPUTE)
     sides = []
@@ -346,7 +346,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Part:
     knob = "largest piece of a table (MiB; default: 6, an eighth of the buffer)"
     picture = _drawn(out, "sensitivity-chunks", title, sides, knob, "fraction of the bound, geomean")
     rows = tuple(map(_chunk_row, sides))
-    return Part(rows, (_tabled("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
+    return Exhibit(rows, (_tabled("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
 
 
 def _chunk_row(side: Side) -> Row:

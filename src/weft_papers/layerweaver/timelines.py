@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from weft.costs.program import Clock
 from weft.reports.trace import Floats, Trace
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row
+from weft_papers.base import Exhibit, Figure, Row
 from weft_papers.layerweaver.lab import Models, Options, Scene, aimt_options, demand, named, played
 
 CNN, OTHER = "#0072b2", "#e69f00"
@@ -63,7 +63,7 @@ def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float
     return best, best + length_s
 
 
-def figure_17(out: Path, scene: Scene, queries: int) -> Part:
+def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
     """MobileNetV2 and BERT-base, each alone and woven."""
     window = 2.2 * _alone_s(scene, "BB")
     begin = 2 * _alone_s(scene, "BB")
@@ -86,10 +86,10 @@ def figure_17(out: Path, scene: Scene, queries: int) -> Part:
         )
         for strip in strips
     ]  # fmt: skip
-    return Part(tuple(rows), pictures=(picture,))
+    return Exhibit(tuple(rows), pictures=(picture,))
 
 
-def figure_18(out: Path, scene: Scene, queries: int) -> Part:
+def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     """AI-MT and Layerweaver, each where its PE array idles most."""
     columns, rows = [], []
     for letter, pair in (("a", ("MN", "XL")), ("b", ("RN", "BL"))):
@@ -111,7 +111,7 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Part:
         ]  # fmt: skip
     title = f"Fig. 18: where each schedule's PE array idles most, {scene}"
     picture = _draw(out, "fig18-timeline", title, columns, ["XL", "BL"])
-    return Part(tuple(rows), pictures=(picture,))
+    return Exhibit(tuple(rows), pictures=(picture,))
 
 
 def _worst(scene: Scene, pair: Models, policy: str, queries: int, window: float, options: Options, label: str) -> Strip:

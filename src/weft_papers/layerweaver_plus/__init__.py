@@ -17,7 +17,7 @@ from weft_papers.layerweaver_plus.lab import (
     SCHEDULERS,
     SEEDS,
     TOLERANCE,
-    Scene,
+    StreamPair,
 )
 
 PAPER = "layerweaver-plus"
@@ -37,12 +37,12 @@ def reproduce(
         raise InputError(f"{PAPER}: the search for sustainable loads prices layers by {COST!r} only, not {cost!r}")
     if seq_len < 1 or queries < LEAST_QUERIES:
         raise InputError(f"seq_len = {seq_len} must be at least 1 and queries = {queries} at least {LEAST_QUERIES}")
-    base = Scene(PAIRS[0], seq_len=seq_len, duration_s=queries / QUERIES_PER_S)
+    base = StreamPair(PAIRS[0], seq_len=seq_len, duration_s=queries / QUERIES_PER_S)
     steps = _steps(published(PAPER), out, base)
     return run_steps(PAPER, steps, lambda: _settings(base), progress, "searches")
 
 
-def _steps(paper: dict[str, Published], out: Path, base: Scene) -> list[Step]:
+def _steps(paper: dict[str, Published], out: Path, base: StreamPair) -> list[Step]:
     return [
         ("Fig. V.5", lambda tick: throughput.figure_5(out, throughput.sweep(base, tick=tick))),
         ("Fig. V.6", lambda tick: tails.figure_6(paper, out, tails.panels(paper, base, tick))),
@@ -53,7 +53,7 @@ def _steps(paper: dict[str, Published], out: Path, base: Scene) -> list[Step]:
     ]
 
 
-def _settings(base: Scene) -> dict[str, Any]:
+def _settings(base: StreamPair) -> dict[str, Any]:
     return {
         "weft": __version__,
         "device": DEVICE,

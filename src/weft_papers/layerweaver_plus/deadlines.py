@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.layerweaver.lab import geomean
 from weft_papers.layerweaver_plus.lab import (
     BASELINE,
@@ -21,7 +21,7 @@ from weft_papers.layerweaver_plus.lab import (
     WOVEN,
     Answers,
     Ratio,
-    Scene,
+    StreamPair,
     ask,
 )
 
@@ -39,47 +39,47 @@ COMBINATIONS: tuple[tuple[tuple[str, str], Ratio], ...] = (
 
 
 @dataclass(frozen=True)
-class Study:
+class DeadlineStudy:
     """Both deadlines varied, each with the other at its default."""
 
-    bases: tuple[Scene, ...]
+    bases: tuple[StreamPair, ...]
     vision_ms: Sequence[float]
     language_ms: Sequence[float]
     answers: Answers
 
-    def varied(self, base: Scene, which: int) -> list[Scene]:
+    def varied(self, base: StreamPair, which: int) -> list[StreamPair]:
         if which == 0:
             return [replace(base, vision_ms=value) for value in self.vision_ms]
         return [replace(base, language_ms=value) for value in self.language_ms]
 
 
 def study(
-    base: Scene,
+    base: StreamPair,
     tick: Tick | None = None,
     combinations: Sequence[tuple[tuple[str, str], Ratio]] = COMBINATIONS,
     vision_ms: Sequence[float] = VISION_MS,
     language_ms: Sequence[float] = LANGUAGE_MS,
-) -> Study:
-    bases = tuple(Scene(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations)
-    plan = Study(bases, vision_ms, language_ms, {})
+) -> DeadlineStudy:
+    bases = tuple(StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations)
+    plan = DeadlineStudy(bases, vision_ms, language_ms, {})
     scenes = [scene for one in bases for scene in (one, *plan.varied(one, 0), *plan.varied(one, 1))]
     return replace(plan, answers=ask(scenes, SHOWN, tick))
 
 
-def figure_7(out: Path, found: Study) -> Part:
+def figure_7(out: Path, found: DeadlineStudy) -> Exhibit:
     rows = tuple(row for base in found.bases for which in (0, 1) for row in _rows(found, base, which))
-    return Part(rows, (_table(found),), (_drawn(out, found),))
+    return Exhibit(rows, (_table(found),), (_drawn(out, found),))
 
 
-def _ticks(found: Study, which: int) -> Sequence[float]:
+def _ticks(found: DeadlineStudy, which: int) -> Sequence[float]:
     return (found.vision_ms, found.language_ms)[which]
 
 
-def _default(base: Scene, which: int) -> float:
+def _default(base: StreamPair, which: int) -> float:
     return (base.vision_ms, base.language_ms)[which]
 
 
-def _drawn(out: Path, found: Study) -> Figure:
+def _drawn(out: Path, found: DeadlineStudy) -> Figure:
     columns = len(found.bases)
     figure, axes = pictures.canvas(3.3 * columns + 0.4, 7.0, 2, columns, sharey="col")
     for which in (0, 1):
@@ -104,7 +104,7 @@ def _drawn(out: Path, found: Study) -> Figure:
     return pictures.save(figure, out, "figV7-deadlines", title)
 
 
-def _rows(found: Study, base: Scene, which: int) -> list[Row]:
+def _rows(found: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:
     """What the longest deadline gives over the default, and how far layerweaver+ leads on the way."""
     longest = found.varied(base, which)[-1]
     gains = {s: found.answers[longest, s].stp / found.answers[base, s].stp for s in SHOWN}
@@ -126,7 +126,7 @@ def _improves(gain: float) -> str:
     return "more time does not let it sustain more, as the text reports of some cases"
 
 
-def _table(found: Study) -> Table:
+def _table(found: DeadlineStudy) -> Table:
     body = []
     for base in found.bases:
         for which in (0, 1):

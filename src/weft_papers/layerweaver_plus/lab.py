@@ -52,7 +52,7 @@ SCHEDULERS = (BASELINE, WOVEN, PLUS, PRECISE, OURS)
 
 
 @dataclass(frozen=True)
-class Scene:
+class StreamPair:
     """One pair of streams at one ratio; everything but the load and the scheduler."""
 
     pair: tuple[str, str]
@@ -93,24 +93,24 @@ class Scene:
         )
 
 
-def case(scene: Scene, rate: float) -> Case:
+def case(scene: StreamPair, rate: float) -> Case:
     """The scene at a load, lowered to the device; what does not depend on the load is priced once."""
     priced = _priced(replace(scene, ratio=(1.0, 1.0), duration_s=1.0))
     return replace(priced, workload=scene.workload(rate))
 
 
 @lru_cache(maxsize=64)
-def _priced(scene: Scene) -> Case:
+def _priced(scene: StreamPair) -> Case:
     return prepare(scene.workload(1.0), device(DEVICE))
 
 
 @lru_cache(maxsize=1024)
-def capacity(scene: Scene) -> float:
+def capacity(scene: StreamPair) -> float:
     """Requests per second that keep the busier of array and channel busy all the time, all batches being full.
 
     No schedule serves more for long; a search that begins here is a step or two from its answer.
     """
-    priced = case(Scene(scene.pair, seq_len=scene.seq_len, max_batch=scene.max_batch), 1.0)
+    priced = case(StreamPair(scene.pair, seq_len=scene.seq_len, max_batch=scene.max_batch), 1.0)
     shares = [part / sum(scene.ratio) for part in reversed(scene.ratio)]
     full = [priced.setting.programs[term.programs + term.max_batch - 1] for term in priced.terms]
     compute = sum(share * program.total_compute for share, program in zip(shares, full, strict=True))
@@ -118,7 +118,7 @@ def capacity(scene: Scene) -> float:
     return scene.max_batch / (max(compute, memory) * priced.clock.tick_s)
 
 
-def question(scene: Scene, scheduler: Scheduler) -> Question:
+def question(scene: StreamPair, scheduler: Scheduler) -> Question:
     """The largest load at which no stream violates more than 1 % of its deadlines."""
     return Question(
         scene.workload(capacity(scene)),
@@ -132,10 +132,10 @@ def question(scene: Scene, scheduler: Scheduler) -> Question:
     )
 
 
-Answers = dict[tuple[Scene, Scheduler], Sustained]
+Answers = dict[tuple[StreamPair, Scheduler], Sustained]
 
 
-def ask(scenes: Sequence[Scene], schedulers: Sequence[Scheduler], tick: Tick | None = None) -> Answers:
+def ask(scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tick | None = None) -> Answers:
     """Search every scene under every scheduler, on all cores; the same search is made once."""
     wanted = list(dict.fromkeys(product(scenes, schedulers)))
     found = sustain_all(
@@ -147,7 +147,7 @@ def ask(scenes: Sequence[Scene], schedulers: Sequence[Scheduler], tick: Tick | N
     return dict(zip(wanted, found, strict=True))
 
 
-def served(scene: Scene, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:
+def served(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:
     """A run at a given load for each of the seeds a search uses."""
     return tuple(
         simulate_requests(

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Part, Row, Table, Tick
+from weft_papers.base import Exhibit, Row, Table, Tick
 from weft_papers.layerweaver.lab import geomean
 from weft_papers.layerweaver_plus.lab import (
     BASELINE,
@@ -23,8 +23,8 @@ from weft_papers.layerweaver_plus.lab import (
     WOVEN,
     Answers,
     Ratio,
-    Scene,
     Scheduler,
+    StreamPair,
     ask,
 )
 
@@ -40,13 +40,13 @@ STRETCHED: tuple[tuple[tuple[str, str], Ratio], ...] = tuple(
 
 def batching(
     out: Path,
-    base: Scene,
+    base: StreamPair,
     tick: Tick | None = None,
     timeouts: Sequence[float] = TIMEOUTS_MS,
     batches: Sequence[int] = BATCHES,
-) -> Part:
+) -> Exhibit:
     """Is the baseline tuned fairly? Both schedulers over both settings of the batcher."""
-    base = Scene(PAIR, (1.0, 1.0), base.seq_len, base.duration_s)
+    base = StreamPair(PAIR, (1.0, 1.0), base.seq_len, base.duration_s)
     grid = [replace(base, max_batch=batch, timeout_ms=timeout) for batch in batches for timeout in timeouts]
     found = ask([base, *grid], (BASELINE, PLUS), tick)
     figure, axes = pictures.canvas(10.5, 4.4, 1, 2)
@@ -73,10 +73,10 @@ def batching(
     )  # fmt: skip
     header = ("largest batch", "timeout ms", "baseline requests/s", "layerweaver+ requests/s", "over baseline")
     table = Table(f"Batching of {base.name}: sustainable load", header, body)
-    return Part(_batching_rows(base, grid, found), (table,), (picture,))
+    return Exhibit(_batching_rows(base, grid, found), (table,), (picture,))
 
 
-def _batching_rows(base: Scene, grid: Sequence[Scene], found: Answers) -> tuple[Row, ...]:
+def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], found: Answers) -> tuple[Row, ...]:
     rows = []
     for scheduler in (BASELINE, PLUS):
         best = max(grid, key=lambda scene: found[scene, scheduler].rate)
@@ -99,9 +99,9 @@ def _batching_rows(base: Scene, grid: Sequence[Scene], found: Answers) -> tuple[
     return tuple(rows)
 
 
-def sequence_length(out: Path, base: Scene, tick: Tick | None = None, lengths: Sequence[int] = TOKENS) -> Part:
+def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengths: Sequence[int] = TOKENS) -> Exhibit:
     """The paper names no sequence length: the longer the text, the more the language models compute."""
-    bases = [Scene(pair, (1.0, 1.0), base.seq_len, base.duration_s) for pair in (("RN", "BB"), ("MN", "BL"))]
+    bases = [StreamPair(pair, (1.0, 1.0), base.seq_len, base.duration_s) for pair in (("RN", "BB"), ("MN", "BL"))]
     scenes = {one: [replace(one, seq_len=tokens) for tokens in lengths] for one in bases}
     found = ask([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
     figure, axes = pictures.canvas(10.5, 4.2, 1, len(bases))
@@ -129,7 +129,7 @@ def sequence_length(out: Path, base: Scene, tick: Tick | None = None, lengths: S
     pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "sensitivity-tokens", "Sequence length of the language models")
     header = ("streams", "tokens", *(f"{s.name} requests/s" for s in SCHEDULERS))
-    return Part(tuple(rows), (Table("Sequence length: sustainable load", header, tuple(body)),), (picture,))
+    return Exhibit(tuple(rows), (Table("Sequence length: sustainable load", header, tuple(body)),), (picture,))
 
 
 def _lines(axis: Axes, over: dict[Scheduler, list[float]], ticks: Sequence[str]) -> None:
@@ -141,13 +141,13 @@ def _lines(axis: Axes, over: dict[Scheduler, list[float]], ticks: Sequence[str])
 
 def stretch(
     out: Path,
-    base: Scene,
+    base: StreamPair,
     tick: Tick | None = None,
     stretches: Sequence[int] = STRETCHES,
     combinations: Sequence[tuple[tuple[str, str], Ratio]] = STRETCHED,
-) -> Part:
+) -> Exhibit:
     """How long weft+ takes a woven rest to last."""
-    scenes = [Scene(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations]
+    scenes = [StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations]
     variants = {
         value: Scheduler(f"weft+ {value}", OURS.policy, OURS.late, (("stretch", value),)) for value in stretches
     }
@@ -179,4 +179,4 @@ def stretch(
         (scene.name, *(f"{ratios[index]:.3f}" for ratios in over.values())) for index, scene in enumerate(scenes)
     )
     header = ("streams", *(f"stretch {value}" for value in stretches))
-    return Part(rows, (Table("weft+ over layerweaver+ by its stretch: sustainable STP", header, body),), (picture,))
+    return Exhibit(rows, (Table("weft+ over layerweaver+ by its stretch: sustainable STP", header, body),), (picture,))

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from weft.reports.requests import Floats, cdf
 from weft.simulation.requests import RequestRun
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
 from weft_papers.layerweaver_plus.lab import (
     BASELINE,
     LIMIT,
@@ -26,8 +26,8 @@ from weft_papers.layerweaver_plus.lab import (
     TOLERANCE,
     WOVEN,
     Answers,
-    Scene,
     Scheduler,
+    StreamPair,
     ask,
     capacity,
     served,
@@ -74,7 +74,7 @@ class Load:
     """One load and what every scheduler makes of it."""
 
     what: str
-    scene: Scene
+    scene: StreamPair
     rate: float
     """Requests per second of both streams."""
     fates: dict[Scheduler, Fate]
@@ -92,11 +92,11 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Panel:
+class TailPanel:
     """One pair: the printed load, the load that breaks the baseline, and the most layerweaver+ bears."""
 
     letter: str
-    scene: Scene
+    scene: StreamPair
     printed: Load
     broken: Load
     borne: Load
@@ -104,18 +104,18 @@ class Panel:
 
 def panels(
     paper: dict[str, Published],
-    base: Scene,
+    base: StreamPair,
     tick: Tick | None = None,
     wanted: Sequence[tuple[str, tuple[str, str], tuple[str, str]]] = PANELS,
-) -> tuple[Panel, ...]:
+) -> tuple[TailPanel, ...]:
     rates = {letter: [paper[key].value for key in keys] for letter, _, keys in wanted}
     scenes = {
-        letter: Scene(pair, (rates[letter][1], rates[letter][0]), base.seq_len, base.duration_s)
+        letter: StreamPair(pair, (rates[letter][1], rates[letter][0]), base.seq_len, base.duration_s)
         for letter, pair, _ in wanted
     }
     answers: Answers = ask(list(scenes.values()), (PLUS,), tick)
     return tuple(
-        Panel(
+        TailPanel(
             letter,
             scene,
             _load("the printed rates", scene, sum(rates[letter])),
@@ -126,12 +126,12 @@ def panels(
     )
 
 
-def _load(what: str, scene: Scene, rate: float) -> Load:
+def _load(what: str, scene: StreamPair, rate: float) -> Load:
     fates = {scheduler: Fate(served(scene, rate, scheduler)) for scheduler in SHOWN}
     return Load(what, scene, rate, fates)
 
 
-def breaking(scene: Scene) -> float:
+def breaking(scene: StreamPair) -> float:
     """The smallest load, to 1 %, at which the baseline's worst stream misses half of its deadlines."""
     return _threshold(lambda rate: Fate(served(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
 
@@ -148,13 +148,13 @@ def _threshold(broken: Callable[[float], bool], start: float) -> float:
     return high
 
 
-def figure_6(paper: dict[str, Published], out: Path, found: Sequence[Panel]) -> Part:
+def figure_6(paper: dict[str, Published], out: Path, found: Sequence[TailPanel]) -> Exhibit:
     rows = tuple(row for panel in found for row in _rows(paper, panel))
     drawn = (
         _drawn(out, [panel.broken for panel in found], "figV6-tails"),
         _drawn(out, [panel.borne for panel in found], "figV6-tails-borne"),
     )
-    return Part(rows, tuple(_table(panel) for panel in found), drawn)
+    return Exhibit(rows, tuple(_table(panel) for panel in found), drawn)
 
 
 def _drawn(out: Path, loads: Sequence[Load], name: str) -> Figure:
@@ -192,7 +192,7 @@ def _curves(axes: Axes, load: Load, stream: int) -> None:
     axes.set_ylim(0, 102)
 
 
-def _rows(paper: dict[str, Published], panel: Panel) -> list[Row]:
+def _rows(paper: dict[str, Published], panel: TailPanel) -> list[Row]:
     printed = {
         (BASELINE, 0): paper["baseline_misses_rn"].value,
         (BASELINE, 1): paper["baseline_misses_bb"].value,
@@ -212,7 +212,7 @@ def _rows(paper: dict[str, Published], panel: Panel) -> list[Row]:
     return [*rows, *_load_rows(panel)]
 
 
-def _why(panel: Panel, load: Load, scheduler: Scheduler, printed: bool) -> str:
+def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> str:
     where = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
     if scheduler is PLUS:
         kept = "and so it is" if load.fates[PLUS].worst <= LIMIT else "but this load is more than it bears"
@@ -228,7 +228,7 @@ def _why(panel: Panel, load: Load, scheduler: Scheduler, printed: bool) -> str:
     )
 
 
-def _load_rows(panel: Panel) -> list[Row]:
+def _load_rows(panel: TailPanel) -> list[Row]:
     figure, names = f"{FIGURE}{panel.letter}", panel.scene.pair
     ratio = f"{names[0]}:{names[1]} = {panel.scene.ratio[1]:g}:{panel.scene.ratio[0]:g}"
     loads = panel.printed
@@ -247,7 +247,7 @@ def _load_rows(panel: Panel) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(panel: Panel) -> Table:
+def _table(panel: TailPanel) -> Table:
     body = []
     for load in (panel.printed, panel.broken, panel.borne):
         for scheduler in SHOWN:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.layerweaver.lab import geomean
 from weft_papers.layerweaver_plus.lab import (
     BASELINE,
@@ -22,8 +22,8 @@ from weft_papers.layerweaver_plus.lab import (
     WOVEN,
     Answers,
     Ratio,
-    Scene,
     Scheduler,
+    StreamPair,
     ask,
 )
 
@@ -33,45 +33,45 @@ MARKS = {BASELINE: "", WOVEN: "s", PLUS: "o", PRECISE: "", OURS: "D"}
 
 
 @dataclass(frozen=True)
-class Sweep:
+class RatioSweep:
     """Every pair at every ratio under every scheduler."""
 
     pairs: Sequence[tuple[str, str]]
     ratios: Sequence[Ratio]
-    base: Scene
+    base: StreamPair
     """What all points share."""
     answers: Answers
 
     @cached_property
-    def scenes(self) -> list[Scene]:
+    def scenes(self) -> list[StreamPair]:
         return [scene for pair in self.pairs for scene in scenes_of(self.base, pair, self.ratios)]
 
-    def over(self, one: Scheduler, other: Scheduler, scenes: Sequence[Scene] | None = None) -> list[float]:
+    def over(self, one: Scheduler, other: Scheduler, scenes: Sequence[StreamPair] | None = None) -> list[float]:
         """Sustainable throughput of one scheduler over that of another, point by point."""
         return [
             self.answers[s, one].stp / self.answers[s, other].stp for s in (self.scenes if scenes is None else scenes)
         ]
 
 
-def scenes_of(base: Scene, pair: tuple[str, str], ratios: Sequence[Ratio]) -> list[Scene]:
-    return [Scene(pair, ratio, base.seq_len, base.duration_s) for ratio in ratios]
+def scenes_of(base: StreamPair, pair: tuple[str, str], ratios: Sequence[Ratio]) -> list[StreamPair]:
+    return [StreamPair(pair, ratio, base.seq_len, base.duration_s) for ratio in ratios]
 
 
 def sweep(
-    base: Scene,
+    base: StreamPair,
     pairs: Sequence[tuple[str, str]] = PAIRS,
     ratios: Sequence[Ratio] = RATIOS,
     tick: Tick | None = None,
-) -> Sweep:
+) -> RatioSweep:
     scenes = [scene for pair in pairs for scene in scenes_of(base, pair, ratios)]
-    return Sweep(pairs, ratios, base, ask(scenes, SCHEDULERS, tick))
+    return RatioSweep(pairs, ratios, base, ask(scenes, SCHEDULERS, tick))
 
 
-def figure_5(out: Path, found: Sweep) -> Part:
-    return Part(_rows(found), (_summary(found), _points(found)), (_drawn(out, found),))
+def figure_5(out: Path, found: RatioSweep) -> Exhibit:
+    return Exhibit(_rows(found), (_summary(found), _points(found)), (_drawn(out, found),))
 
 
-def _drawn(out: Path, found: Sweep) -> Figure:
+def _drawn(out: Path, found: RatioSweep) -> Figure:
     columns = min(3, len(found.pairs))
     rows = -(-len(found.pairs) // columns)
     figure, axes = pictures.canvas(12.5, 2.9 * rows + 1.1, rows, columns, sharex=True)
@@ -96,7 +96,7 @@ def _drawn(out: Path, found: Sweep) -> Figure:
     return pictures.save(figure, out, "figV5-sustainable", title)
 
 
-def _rows(found: Sweep) -> tuple[Row, ...]:
+def _rows(found: RatioSweep) -> tuple[Row, ...]:
     points, seconds = len(found.scenes), found.base.duration_s
     woven, lifted = found.over(WOVEN, BASELINE), found.over(PLUS, WOVEN)
     apart = max((abs(ratio - 1) for ratio in found.over(PLUS, PRECISE)), default=0.0)
@@ -161,7 +161,7 @@ def _reached(ratios: Sequence[float]) -> int:
     return sum(ratio >= 1 - TOLERANCE for ratio in ratios)
 
 
-def _below(found: Sweep, one: Scheduler, other: Scheduler) -> str:
+def _below(found: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     """The points where a scheduler falls behind another by more than the search's tolerance, in words."""
     behind = sorted(
         (ratio, scene.name)
@@ -174,12 +174,12 @@ def _below(found: Sweep, one: Scheduler, other: Scheduler) -> str:
     return f"; below {other.name} at {len(behind)} points, least {shown}"
 
 
-def _at(found: Sweep, one: Scheduler, other: Scheduler) -> str:
+def _at(found: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     ratio, name = max((r, s.name) for s, r in zip(found.scenes, found.over(one, other), strict=True))
     return f"{ratio:.2f} at {name}"
 
 
-def _summary(found: Sweep) -> Table:
+def _summary(found: RatioSweep) -> Table:
     body = []
     for scheduler in SCHEDULERS:
         ratios = found.over(scheduler, BASELINE)
@@ -190,7 +190,7 @@ def _summary(found: Sweep) -> Table:
     return Table(f"{FIGURE}: sustainable STP over the baseline's, all points", header, tuple(body))
 
 
-def _points(found: Sweep) -> Table:
+def _points(found: RatioSweep) -> Table:
     body = []
     for scene in found.scenes:
         base = found.answers[scene, BASELINE]

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
 from weft_papers.libnumber import (
     checked,
     compression,
@@ -57,8 +57,8 @@ def reproduce(
     return run_steps(PAPER, steps, lambda: _settings(record, queries), progress, "networks")
 
 
-def _steps(paper: dict[str, Published], out: Path, record: recorded.Record, queries: int) -> list[Step]:
-    def scored_again(tick: Tick) -> Part:
+def _steps(paper: dict[str, Published], out: Path, record: recorded.SearchRecord, queries: int) -> list[Step]:
+    def scored_again(tick: Tick) -> Exhibit:
         return checked.checks(out, checked.score_again(record, tick=tick))
 
     return [
@@ -75,7 +75,7 @@ def _steps(paper: dict[str, Published], out: Path, record: recorded.Record, quer
     ]
 
 
-def _settings(record: recorded.Record, queries: int) -> dict[str, Any]:
+def _settings(record: recorded.SearchRecord, queries: int) -> dict[str, Any]:
     return {
         "weft": __version__,
         "recorded_on": dict(record.machine),

@@ -16,7 +16,7 @@ from weft.models.classifiers import model_path, validation
 from weft.numbers.configuration import Configuration
 from weft.runtime.quantised.evaluator import OnnxEvaluator
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.libnumber.lab import (
     COLOURS,
     LABELS,
@@ -29,7 +29,7 @@ from weft_papers.libnumber.lab import (
     by_title,
     percent,
 )
-from weft_papers.libnumber.recorded import NetRecord, Record, Run
+from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 
 FIGURE = "checked now"
 METHODS = (OURS, RISTRETTO, STRIPES)
@@ -42,7 +42,7 @@ class Check:
     """One recorded configuration and what it scores here."""
 
     net: NetRecord
-    run: Run | None
+    run: ScoredRun | None
     """None for float32."""
     score: float
     images: int
@@ -72,7 +72,7 @@ def same_model(net: NetRecord) -> bool:
     return hashlib.sha256(model_path(net.name).read_bytes()).hexdigest() == net.sha256
 
 
-def score_again(record: Record, images: int | None = None, tick: Tick | None = None) -> list[Check]:
+def score_again(record: SearchRecord, images: int | None = None, tick: Tick | None = None) -> list[Check]:
     """Every network in float32 and under the configurations of the main methods, on so many images."""
     found: list[Check] = []
     nets = [record.nets[name] for name in by_title(record.nets) if same_model(record.nets[name])]
@@ -94,9 +94,9 @@ def _of_net(net: NetRecord, images: int | None) -> list[Check]:
     return [Check(net, run, score, len(labels)) for run, score in zip((None, *runs), scores, strict=True)]
 
 
-def checks(out: Path, found: Sequence[Check]) -> Part:
+def checks(out: Path, found: Sequence[Check]) -> Exhibit:
     if not found:
-        return Part()
+        return Exhibit()
     good = sum(each.agrees for each in found)
     furthest = max(found, key=lambda each: abs(each.score - each.recorded) / each.tolerance)
     row = Row(
@@ -105,7 +105,7 @@ def checks(out: Path, found: Sequence[Check]) -> Part:
         f"{TITLES[furthest.net.name]}, {furthest.name}: {100 * furthest.score:.2f} % on {furthest.images} images, "
         f"{100 * furthest.recorded:.2f} % on all",
     )  # fmt: skip
-    return Part((row,), (_table(found),), (_drawn(out, found),))
+    return Exhibit((row,), (_table(found),), (_drawn(out, found),))
 
 
 def _table(found: Sequence[Check]) -> Table:

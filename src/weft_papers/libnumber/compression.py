@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
 from weft_papers.libnumber.lab import (
     BOTH,
@@ -30,38 +30,38 @@ from weft_papers.libnumber.lab import (
     shown,
     sizes,
 )
-from weft_papers.libnumber.recorded import NetRecord, Record, Run
+from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 
 FIGURE = "Fig. III.5"
 METHODS = (OURS, BOTH, RELAXED, RISTRETTO, STRIPES)
 EIGHT_BITS = 8
 
 
-def weight_reduction(net: NetRecord, run: Run) -> float:
+def weight_reduction(net: NetRecord, run: ScoredRun) -> float:
     return plain_sizes(net.network).weights / sizes(net.network, run.configuration).weights
 
 
-def storage_reduction(net: NetRecord, run: Run) -> float:
+def storage_reduction(net: NetRecord, run: ScoredRun) -> float:
     return plain_sizes(net.network).both / net.bits(run)
 
 
-Value = Callable[[NetRecord, Run], float]
+Value = Callable[[NetRecord, ScoredRun], float]
 
 
-def figure_5(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def figure_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
     rows = [row for margin in MARGINS for row in _rows(paper, record, margin)]
     tables = [_table(record, margin) for margin in MARGINS if record.tuned(margin)]
     pictures_made = (_drawn(paper, out, record),) if rows else ()
-    return Part(tuple(rows), tuple(tables), pictures_made)
+    return Exhibit(tuple(rows), tuple(tables), pictures_made)
 
 
-def over_nets(record: Record, method: str, margin: float, value: Value) -> list[float]:
+def over_nets(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
     """Of every network that a method keeps within the margin."""
     pairs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     return [value(net, run) for net, run in pairs if run]
 
 
-def _rows(paper: dict[str, Published], record: Record, margin: float) -> list[Row]:
+def _rows(paper: dict[str, Published], record: SearchRecord, margin: float) -> list[Row]:
     if not record.tuned(margin):
         return []
     weights, storage = (over_nets(record, OURS, margin, value) for value in (weight_reduction, storage_reduction))
@@ -83,7 +83,7 @@ def _rows(paper: dict[str, Published], record: Record, margin: float) -> list[Ro
 
 
 def _reduction_rows(
-    paper: dict[str, Published], record: Record, margin: float, what: str, values: Sequence[float]
+    paper: dict[str, Published], record: SearchRecord, margin: float, what: str, values: Sequence[float]
 ) -> list[Row]:
     theirs, value = paper[f"{what}_{100 * margin:g}"].value, by_mean_size(values)
     why = f"{_each(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
@@ -95,12 +95,12 @@ def _reduction_rows(
     ]  # fmt: skip
 
 
-def _each(record: Record, margin: float, values: Sequence[float]) -> str:
+def _each(record: SearchRecord, margin: float, values: Sequence[float]) -> str:
     nets = record.tuned(margin)
     return ", ".join(f"{TITLES[net]} {value:.2f}" for net, value in zip(nets, values, strict=True))
 
 
-def _loss_row(record: Record, margin: float) -> Row:
+def _loss_row(record: SearchRecord, margin: float) -> Row:
     nets = [record.nets[net] for net in record.tuned(margin)]
     runs = [(net, net.find(OURS, margin)) for net in nets]
     lost = [100 * (1 - run.test / net.test) for net, run in runs if run]
@@ -112,7 +112,7 @@ def _loss_row(record: Record, margin: float) -> Row:
 
 
 def _against(
-    paper: dict[str, Published], record: Record, margin: float, method: str, *, plain: bool = False
+    paper: dict[str, Published], record: SearchRecord, margin: float, method: str, *, plain: bool = False
 ) -> list[Row]:
     """*plain*: as the method was published, else the best of its ways."""
     nets = [record.nets[net] for net in record.tuned(margin)]
@@ -134,7 +134,7 @@ def _against(
     return [Row(FIGURE, quantity, theirs, value, "%", beside(value, theirs, why) if theirs else why)]
 
 
-def _table(record: Record, margin: float) -> Table:
+def _table(record: SearchRecord, margin: float) -> Table:
     body = []
     for name in record.tuned(margin):
         net = record.nets[name]
@@ -150,7 +150,7 @@ def _table(record: Record, margin: float) -> Table:
     return Table(f"{FIGURE}: all methods at {percent(margin)} (recorded)", header, tuple(body))
 
 
-def _cells(net: NetRecord, run: Run) -> tuple[str, ...]:
+def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
     way = run.method.removesuffix(REPAIRED)
     words = [LABELS[way], "repaired" if run.method != way else "", str(run.option or "")]
     return (
@@ -160,7 +160,7 @@ def _cells(net: NetRecord, run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
+def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figure:
     margins = [margin for margin in MARGINS if record.tuned(margin)]
     figure, axes = pictures.canvas(11.5, 3.6 * len(margins), len(margins), 2, sharey="col")
     for row, margin in enumerate(margins):
@@ -180,7 +180,7 @@ def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
     return pictures.save(figure, out, "fig3-5-sizes", title)
 
 
-def _parts(record: Record, method: str, margin: float, value: Value) -> list[float]:
+def _parts(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
     """Per cent of float32 for each network, then the mean; nothing where the method fails."""
     runs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     parts = [100 / value(net, run) if run else 0.0 for net, run in runs]

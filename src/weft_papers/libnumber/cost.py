@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
@@ -25,7 +25,7 @@ from weft_papers.libnumber.lab import (
     printed_configurations,
     sizes,
 )
-from weft_papers.libnumber.recorded import NetRecord, Record, Run
+from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 
 FIGURE = "Table III.5"
 FORMATS = 42
@@ -37,11 +37,11 @@ def space(layers: int) -> int:
     return int(FORMATS ** (layers + 1))
 
 
-def table_5(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def table_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_space_rows(paper), *_iteration_rows(paper, record), *_saving_rows(paper, record)]
     rows += _optimum_rows(paper, record)
     tables = [_table(paper, record), *_cost_tables(record)]
-    return Part(tuple(rows), tuple(tables), (_drawn(paper, out, record),) if record.tuned(MARGINS[0]) else ())
+    return Exhibit(tuple(rows), tuple(tables), (_drawn(paper, out, record),) if record.tuned(MARGINS[0]) else ())
 
 
 def networks(paper: dict[str, Published]) -> list[str]:
@@ -66,7 +66,7 @@ def _printed_space(number: Published) -> float:
     return float(number.value * 10.0**power)
 
 
-def _iteration_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+def _iteration_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
     margin = MARGINS[0]
     rows = []
     for name in record.tuned(margin):
@@ -85,7 +85,7 @@ def _iteration_rows(paper: dict[str, Published], record: Record) -> list[Row]:
     return rows
 
 
-def _pairs(record: Record, method: str, margin: float) -> list[tuple[NetRecord, Run, Run]]:
+def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRecord, ScoredRun, ScoredRun]]:
     """Networks with both our search and another way to search."""
     found = []
     for name in record.tuned(margin):
@@ -96,7 +96,7 @@ def _pairs(record: Record, method: str, margin: float) -> list[tuple[NetRecord, 
     return found
 
 
-def _saving_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+def _saving_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
     rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
     for each in MARGINS:
         if pairs := _pairs(record, FAITHFUL, each):
@@ -110,7 +110,7 @@ def _saving_rows(paper: dict[str, Published], record: Record) -> list[Row]:
     return rows
 
 
-def _small_set_rows(paper: dict[str, Published], record: Record, margin: float) -> list[Row]:
+def _small_set_rows(paper: dict[str, Published], record: SearchRecord, margin: float) -> list[Row]:
     """The chapter does not say for which margin its numbers are."""
     pairs = _pairs(record, WHOLE, margin)
     if not pairs:
@@ -131,7 +131,7 @@ def _small_set_rows(paper: dict[str, Published], record: Record, margin: float) 
     ]  # fmt: skip
 
 
-def _optimum_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+def _optimum_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
     rows = []
     for name in (net for net in NETS if net in record.nets):
         net = record.nets[name]
@@ -153,7 +153,7 @@ def _optimum_rows(paper: dict[str, Published], record: Record) -> list[Row]:
     return rows
 
 
-def _table(paper: dict[str, Published], record: Record) -> Table:
+def _table(paper: dict[str, Published], record: SearchRecord) -> Table:
     titles = {title.lower().replace(" ", "-"): title for title in printed_configurations()}
     body = []
     for name in networks(paper):
@@ -167,7 +167,7 @@ def _table(paper: dict[str, Published], record: Record) -> Table:
     return Table(f"{FIGURE}: configurations scored", header, tuple(body))
 
 
-def _cost_tables(record: Record) -> list[Table]:
+def _cost_tables(record: SearchRecord) -> list[Table]:
     body = [
         (
             TITLES[name], method, percent(margin), str(run.iterations), str(run.samples or ""), f"{run.seconds:.1f}",
@@ -183,7 +183,7 @@ def _cost_tables(record: Record) -> list[Table]:
     return [Table(f"{FIGURE}: what searches cost (recorded)", header, tuple(body))] if body else []
 
 
-def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
+def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figure:
     figure, axes = pictures.canvas(7.5, 3.9)
     nets = record.tuned(MARGINS[0])
     series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}

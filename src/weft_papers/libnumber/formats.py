@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft_papers.base import Part, Row, Table
+from weft_papers.base import Exhibit, Row, Table
 from weft_papers.libnumber.lab import (
     LABELS,
     MARGINS,
@@ -15,15 +15,15 @@ from weft_papers.libnumber.lab import (
     shown,
     sizes,
 )
-from weft_papers.libnumber.recorded import NetRecord, Record
+from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 
 FIGURE = "Table III.4"
 THEIRS = {OURS: "libnumber", RISTRETTO: "Ristretto"}
 
 
-def table_4(record: Record) -> Part:
+def table_4(record: SearchRecord) -> Exhibit:
     nets = [record.nets[net] for net in record.tuned(MARGINS[0])]
-    return Part(tuple(row for net in nets for row in _rows(net)), (_table(nets),) if nets else ())
+    return Exhibit(tuple(row for net in nets for row in _rows(net)), (_table(nets),) if nets else ())
 
 
 def mean_bits(net: NetRecord, method: str, margin: float) -> float | None:

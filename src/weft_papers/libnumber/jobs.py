@@ -64,7 +64,7 @@ MACS = "macs"
 MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
 
 
-class Job(NamedTuple):
+class SearchJob(NamedTuple):
     """One search."""
 
     method: str
@@ -72,25 +72,28 @@ class Job(NamedTuple):
     option: Option = None
 
 
-def jobs(net: str) -> list[Job]:
+def jobs(net: str) -> list[SearchJob]:
     """All searches of a network, those that the tables need first."""
-    found = [Job(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
-    found += [Job(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
-    found += [Job(SERIAL, SERIAL_MARGIN), Job(SERIAL, SERIAL_MARGIN, MACS)]
-    found += [Job(FAITHFUL, margin) for margin in MARGINS]
-    found += [Job(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
+    found = [SearchJob(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
+    found += [SearchJob(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
+    found += [SearchJob(SERIAL, SERIAL_MARGIN), SearchJob(SERIAL, SERIAL_MARGIN, MACS)]
+    found += [SearchJob(FAITHFUL, margin) for margin in MARGINS]
+    found += [SearchJob(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
     found += [
-        Job(method, margin) for margin in MARGINS for method in (RESTRICTED, EXHAUSTIVE) if (net, margin) in ENUMERATED
+        SearchJob(method, margin)
+        for margin in MARGINS
+        for method in (RESTRICTED, EXHAUSTIVE)
+        if (net, margin) in ENUMERATED
     ]
-    found += [Job(WHOLE, SERIAL_MARGIN), *(Job(BOTH, margin) for margin in MARGINS)]
+    found += [SearchJob(WHOLE, SERIAL_MARGIN), *(SearchJob(BOTH, margin) for margin in MARGINS)]
     if net in VARIED:
-        found += [Job(OURS, margin) for margin in MORE_MARGINS]
-        found += [Job(SMALL, SERIAL_MARGIN, share) for share in SHARES]
-        found += [Job(START, SERIAL_MARGIN, shift) for shift in STARTS]
+        found += [SearchJob(OURS, margin) for margin in MORE_MARGINS]
+        found += [SearchJob(SMALL, SERIAL_MARGIN, share) for share in SHARES]
+        found += [SearchJob(START, SERIAL_MARGIN, shift) for shift in STARTS]
     return found
 
 
-def settings(network: Network, job: Job) -> dict[str, Any]:
+def settings(network: Network, job: SearchJob) -> dict[str, Any]:
     """What a way to search is called with, beside the margin."""
     ways: dict[str, dict[str, Any]] = {
         FAITHFUL: {"faithful": True},

@@ -16,11 +16,11 @@ from weft.models.layer import Gemm, Layer, Model
 from weft.models.zoo import load
 from weft.numbers.configuration import AnyFormat, Configuration
 from weft.numbers.format import EXP, FIXED
-from weft.tuning.geometry import Work, work_of
+from weft.tuning.geometry import LayerWork, work_of
 from weft.tuning.network import Network, Target
 from weft.tuning.speed import bit_serial, bit_serial_ideal, word_packing
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
 from weft_papers.libnumber.lab import (
     COLOURS,
@@ -33,7 +33,7 @@ from weft_papers.libnumber.lab import (
     printed_configurations,
     sizes,
 )
-from weft_papers.libnumber.recorded import Record
+from weft_papers.libnumber.recorded import SearchRecord
 
 FIGURE = "Table III.4"
 LIBNUMBER = "libnumber"
@@ -72,7 +72,7 @@ class Large:
 
     title: str
     network: Network
-    work: tuple[Work, ...]
+    work: tuple[LayerWork, ...]
     configurations: Mapping[str, Configuration]
     """By framework."""
 
@@ -163,7 +163,7 @@ def large_networks() -> tuple[Large, ...]:
     return tuple(found)
 
 
-def small_networks(record: Record) -> list[Large]:
+def small_networks(record: SearchRecord) -> list[Large]:
     """Ours with the formats that the chapter prints for them."""
     every = printed_configurations()
     return [
@@ -175,11 +175,11 @@ def small_networks(record: Record) -> list[Large]:
     ]  # fmt: skip
 
 
-def printed_sizes(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def printed_sizes(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
     """What the chapter's own table says of its averages, and what the large networks would gain in speed."""
     large = large_networks()
     every = [*large, *small_networks(record)]
-    return Part((*_size_rows(paper, every), *_speed_rows(paper, large)), (_table(every), _speeds(large)),
+    return Exhibit((*_size_rows(paper, every), *_speed_rows(paper, large)), (_table(every), _speeds(large)),
                 (_drawn(out, large),))  # fmt: skip
 
 

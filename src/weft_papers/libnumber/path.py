@@ -7,18 +7,18 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.reports.tuning import draw_search
 from weft.tuning.trials import Tuning
-from weft_papers.base import Figure, Part, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Published, Row, Table
 from weft_papers.libnumber.lab import LENET, shown
-from weft_papers.libnumber.recorded import Record
+from weft_papers.libnumber.recorded import SearchRecord
 
 FIGURE = "Fig. III.4"
 
 
-def figure_4(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def figure_4(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
     net = record.nets.get(LENET)
     if net is None or net.path is None:
-        return Part()
-    return Part(tuple(_rows(paper, net.path)), (_table(net.path),), (_drawn(out, net.path),))
+        return Exhibit()
+    return Exhibit(tuple(_rows(paper, net.path)), (_table(net.path),), (_drawn(out, net.path),))
 
 
 def _rows(paper: dict[str, Published], search: Tuning) -> list[Row]:

@@ -25,7 +25,7 @@ Option = float | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScoredRun:
     """One search, or one configuration, and what it scored."""
 
     method: str
@@ -89,14 +89,14 @@ class NetRecord:
     """How many: small, full (both validation images) and test."""
     widths: Widths | None
     int8: Mapping[str, Int8]
-    runs: tuple[Run, ...]
+    runs: tuple[ScoredRun, ...]
     path: Tuning | None
     """One search with all its trials, where it was kept."""
 
-    def find(self, method: str, margin: float, option: Option = None) -> Run | None:
+    def find(self, method: str, margin: float, option: Option = None) -> ScoredRun | None:
         return next((run for run in self.runs if run.key == (method, margin, option)), None)
 
-    def passing(self, method: str, margin: float, *, plain: bool = False) -> Run | None:
+    def passing(self, method: str, margin: float, *, plain: bool = False) -> ScoredRun | None:
         """The smallest configuration that a method found within the margin, in any of its ways, repaired or not.
 
         *plain*: as it was published, repaired only where it fails.
@@ -105,17 +105,17 @@ class NetRecord:
         ways = [run for run in runs if run.feasible and not (plain and run.option)]
         return min(ways, key=self.bits, default=None)
 
-    def bits(self, run: Run) -> int:
+    def bits(self, run: ScoredRun) -> int:
         """Of all weights and of the activations of one sample."""
         return sizes(self.network, run.configuration).both
 
-    def options(self, method: str, margin: float) -> list[Run]:
+    def options(self, method: str, margin: float) -> list[ScoredRun]:
         """All ways in which a method was run, by what was varied."""
         return [run for run in self.runs if (run.method, run.margin) == (method, margin)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
+class SearchRecord:
     """All that one file holds."""
 
     machine: Mapping[str, Any]
@@ -127,19 +127,19 @@ class Record:
         return [net for net in NETS if net in self.nets and self.nets[net].find(OURS, margin)]
 
 
-def read(path: Path | None = None) -> Record:
+def read(path: Path | None = None) -> SearchRecord:
     """A file of the script; the shipped one where none is named."""
     with resources.as_file(resources.files("weft_papers") / "data" / "libnumber" / SHIPPED) as shipped:
         raw = read_json(path or shipped, InputError)
     return parse_record(raw, str(path or SHIPPED))
 
 
-def parse_record(raw: Mapping[str, Any], source: str) -> Record:
+def parse_record(raw: Mapping[str, Any], source: str) -> SearchRecord:
     try:
         if raw["format"] != FORMAT:
             raise InputError(f"{source}: format {raw['format']!r}; this version reads {FORMAT}")
         nets = {name: _net(name, each) for name, each in raw["nets"].items()}
-        return Record(raw["machine"], raw["settings"], nets)
+        return SearchRecord(raw["machine"], raw["settings"], nets)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{source}: not a file of benchmarks/number_formats.py: {error!r}") from error
 
@@ -157,8 +157,8 @@ def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
     )  # fmt: skip
 
 
-def _run(raw: Mapping[str, Any]) -> Run:
-    return Run(**{**raw, "configuration": parse_configuration(raw["configuration"])})
+def _run(raw: Mapping[str, Any]) -> ScoredRun:
+    return ScoredRun(**{**raw, "configuration": parse_configuration(raw["configuration"])})
 
 
 _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objective", "base", "thresholds", "samples")
@@ -178,7 +178,7 @@ def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
 # and back
 
 
-def run_json(run: Run) -> dict[str, Any]:
+def run_json(run: ScoredRun) -> dict[str, Any]:
     return {field.name: getattr(run, field.name) for field in fields(run)} | {"configuration": run.configuration.text}
 
 

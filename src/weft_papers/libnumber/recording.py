@@ -1,6 +1,6 @@
 """Tunes the four networks on their full validation images: what ``benchmarks/number_formats.py`` runs and keeps.
 
-A ``Job`` is one search. Each has a database of its own, so that a search that was interrupted goes on where it was and
+A ``SearchJob`` is one search. Each has a database of its own, so that an interrupted search goes on where it was and
 no method profits from what another has scored. Test images are only looked at when a search is over.
 """
 
@@ -29,7 +29,7 @@ from weft.tuning.network import ROLES, Network, Role, Target
 from weft.tuning.settings import first_scale
 from weft.tuning.trials import Tuning
 from weft.tuning.tuner import tune
-from weft_papers.libnumber.jobs import COVERING, ENUMERATED, Job, enumerated, settings, started
+from weft_papers.libnumber.jobs import COVERING, ENUMERATED, SearchJob, enumerated, settings, started
 from weft_papers.libnumber.lab import (
     EXHAUSTIVE,
     INT8,
@@ -41,7 +41,7 @@ from weft_papers.libnumber.lab import (
     START,
     STRIPES,
 )
-from weft_papers.libnumber.recorded import Int8, Run, Widths
+from weft_papers.libnumber.recorded import Int8, ScoredRun, Widths
 
 KINDS = {"mlp-m": "fc", "mlp-c": "fc", "lenet": "conv", "cuda-convnet": "conv"}
 """Fully connected layers of the MLPs, convolutions of the others, as in the chapter."""
@@ -69,7 +69,7 @@ def read_splits(folder: Path, name: str) -> Splits:
     return Splits(*parts)
 
 
-class Bench:
+class NetworkBench:
     """One network, its images, and all that is run on them."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Bench:
     def test(self, configuration: Configuration) -> float:
         return self._scorer.measure(configuration, {"image": self._test}, self.splits.test.label)
 
-    def run(self, job: Job) -> tuple[list[Run], Tuning | None]:
+    def run(self, job: SearchJob) -> tuple[list[ScoredRun], Tuning | None]:
         """What it found, and the search itself where it is one of ours; a baseline that fails is also repaired."""
         if job.method in _BASELINES:
             return self._baseline(job), None
@@ -151,11 +151,11 @@ class Bench:
         )  # fmt: skip
         return made if self._moved is None else self._moved(made)
 
-    def _database(self, job: Job) -> Path:
+    def _database(self, job: SearchJob) -> Path:
         words = (self.name, self.sha256[:12], job.method, f"{job.margin:g}", job.option)
         return self._scratch / f"{'-'.join(str(word) for word in words).replace(' ', '_')}.sqlite"
 
-    def _tuned(self, job: Job) -> tuple[list[Run], Tuning]:
+    def _tuned(self, job: SearchJob) -> tuple[list[ScoredRun], Tuning]:
         share = job.option if job.method == SMALL else SMALL_SHARE
         shift = job.option if job.method == START else 0
         assert not isinstance(share, str) and not isinstance(shift, str) and share and shift is not None
@@ -168,13 +168,13 @@ class Bench:
         samples = sum(found.samples.values())
         return [replace(run, seconds=seconds, iterations=found.iterations, samples=samples, note=note)], found
 
-    def _baseline(self, job: Job) -> list[Run]:
+    def _baseline(self, job: SearchJob) -> list[ScoredRun]:
         found = [self._of_baseline(job)]
         if not found[0].feasible and job.method != STRIPES:
             found.append(self._of_baseline(job, repair=True))
         return found
 
-    def _of_baseline(self, job: Job, **options: bool) -> Run:
+    def _of_baseline(self, job: SearchJob, **options: bool) -> ScoredRun:
         method: Callable[..., Baseline] = BASELINES[_BASELINES[job.method]]
         named = job._replace(method=job.method + REPAIRED) if options else job
         if job.option == COVERING:
@@ -186,7 +186,7 @@ class Bench:
         run = self._scored(named, found.configuration, found.score, found.base, found.feasible)
         return replace(run, seconds=seconds, iterations=found.evaluations, samples=found.samples)
 
-    def _exhaustive(self, job: Job) -> Run:
+    def _exhaustive(self, job: SearchJob) -> ScoredRun:
         began = time.perf_counter()
         with self._evaluator() as evaluator:
             found = exhaustive(
@@ -198,8 +198,8 @@ class Bench:
         run = self._scored(job, best, found.score, found.base, found.configuration is not None)
         return replace(run, seconds=seconds, iterations=found.scored, note=f"{found.size} configurations")
 
-    def _scored(self, job: Job, found: Configuration, score: float, base: float, feasible: bool) -> Run:
-        return Run(job.method, job.margin, found, score, self.test(found), base, feasible, 0, 0, 0.0, job.option)
+    def _scored(self, job: SearchJob, found: Configuration, score: float, base: float, feasible: bool) -> ScoredRun:
+        return ScoredRun(job.method, job.margin, found, score, self.test(found), base, feasible, 0, 0, 0.0, job.option)
 
 
 _BASELINES = {RISTRETTO: "ristretto", RELAXED: "relaxed-ristretto", STRIPES: "stripes"}

@@ -10,34 +10,34 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.libnumber.compression import storage_reduction
 from weft_papers.libnumber.jobs import SERIAL_MARGIN
 from weft_papers.libnumber.lab import BIAS_RULE, MARGINS, OURS, SMALL, START, TITLES, by_title, percent, shown
-from weft_papers.libnumber.recorded import NetRecord, Record, Run
+from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 
 FIGURE = "sensitivity"
 STUDIES = {SMALL: "share of the images in the small set", START: "bias at the start, from the chapter's",
            BIAS_RULE: "how biases are raised"}  # fmt: skip
 
 
-def sensitivity(out: Path, record: Record) -> Part:
+def sensitivity(out: Path, record: SearchRecord) -> Exhibit:
     nets = [record.nets[name] for name in by_title(record.nets)]
     rows = [row for net in nets for row in (*_margin_rows(net), *_varied_rows(record, net))]
     body = tuple(cells for net in nets for cells in _cells(record, net))
     if not rows or not body:
-        return Part()
+        return Exhibit()
     header = ("network", "varied", "value", "margin", "formats", "storage x", "test %", "scored", "images")
     table = Table(f"{FIGURE}: our search with one thing changed (recorded)", header, body)
-    return Part(tuple(rows), (table,), (_drawn(out, record, nets),))
+    return Exhibit(tuple(rows), (table,), (_drawn(out, record, nets),))
 
 
-def by_margin(net: NetRecord) -> list[Run]:
+def by_margin(net: NetRecord) -> list[ScoredRun]:
     """Our search at every margin that was recorded, the tightest first."""
     return sorted((run for run in net.runs if run.method == OURS), key=lambda run: run.margin)
 
 
-def varied(record: Record, net: NetRecord, study: str, margin: float) -> dict[str, Run]:
+def varied(record: SearchRecord, net: NetRecord, study: str, margin: float) -> dict[str, ScoredRun]:
     """Value -> search, the usual one among them."""
     usual = net.find(OURS, margin)
     found = {_value(run): run for run in net.options(study, margin)}
@@ -52,7 +52,7 @@ def varied(record: Record, net: NetRecord, study: str, margin: float) -> dict[st
     return dict(sorted(every.items(), key=lambda each: each[0] if study == BIAS_RULE else float(each[0])))
 
 
-def _value(run: Run) -> str:
+def _value(run: ScoredRun) -> str:
     if run.method == START:
         return f"{run.option:+d}" if isinstance(run.option, int) else str(run.option)
     return f"{run.option:g}" if isinstance(run.option, float) else str(run.option)
@@ -70,7 +70,7 @@ def _margin_rows(net: NetRecord) -> list[Row]:
     ]  # fmt: skip
 
 
-def _varied_rows(record: Record, net: NetRecord) -> list[Row]:
+def _varied_rows(record: SearchRecord, net: NetRecord) -> list[Row]:
     rows = []
     for study, what in STUDIES.items():
         for margin in MARGINS:
@@ -84,7 +84,7 @@ def _varied_rows(record: Record, net: NetRecord) -> list[Row]:
     return rows
 
 
-def _cells(record: Record, net: NetRecord) -> list[tuple[str, ...]]:
+def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
     studies = [("margin", percent(run.margin), run) for run in by_margin(net)]
     for study, what in STUDIES.items():
         for margin in MARGINS:
@@ -98,7 +98,7 @@ def _cells(record: Record, net: NetRecord) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _drawn(out: Path, record: Record, nets: list[NetRecord]) -> Figure:
+def _drawn(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
     figure, axes = pictures.canvas(13, 3.7, 1, 4)
     for place, net in enumerate(nets):
         runs = by_margin(net)

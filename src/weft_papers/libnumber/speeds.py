@@ -16,10 +16,10 @@ from weft.models.classifiers import model_path
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.numbers.configuration import Configuration
-from weft.tuning.geometry import Work, work_of
+from weft.tuning.geometry import LayerWork, work_of
 from weft.tuning.speed import Speedup, bit_serial, bit_serial_ideal, word_packing
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean
 from weft_papers.libnumber.jobs import MACS, SERIAL_MARGIN
 from weft_papers.libnumber.lab import (
@@ -33,12 +33,12 @@ from weft_papers.libnumber.lab import (
     TITLES,
     percent,
 )
-from weft_papers.libnumber.recorded import NetRecord, Record
+from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 
 FIGURE = "Fig. III.6"
 ON_FPGA = (OURS, RISTRETTO, STRIPES)
 SERIALLY = (SERIAL, RISTRETTO, STRIPES)
-SpeedModel = Callable[[Sequence[Work], Configuration], Speedup]
+SpeedModel = Callable[[Sequence[LayerWork], Configuration], Speedup]
 
 
 @lru_cache(maxsize=8)
@@ -47,16 +47,16 @@ def model_of(name: str) -> Model:
     return import_onnx(model_path(name))
 
 
-def figure_6(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def figure_6(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
     tables = [_table(record, ON_FPGA, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
     tables.append(_table(record, (SERIAL, f"{SERIAL} {MACS}", RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
     found = [table for table in tables if table.rows]
-    return Part(tuple(rows), tuple(found), (_drawn(paper, out, record),) if rows else ())
+    return Exhibit(tuple(rows), tuple(found), (_drawn(paper, out, record),) if rows else ())
 
 
-def speedups(record: Record, method: str, margin: float, model: SpeedModel) -> dict[str, float]:
+def speedups(record: SearchRecord, method: str, margin: float, model: SpeedModel) -> dict[str, float]:
     """Network -> how many times faster, where the method keeps the margin."""
     found = {}
     for name in record.tuned(margin):
@@ -72,14 +72,14 @@ def _configuration(net: NetRecord, method: str, margin: float) -> Configuration 
     return run.configuration if run else None
 
 
-def _common(record: Record, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
+def _common(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
     """Of the networks that all methods have."""
     every = {method: speedups(record, method, margin, model) for method in methods}
     shared = [net for net in record.tuned(margin) if all(net in found for found in every.values())]
     return {method: [found[net] for net in shared] for method, found in every.items()} if shared else {}
 
 
-def _fpga_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+def _fpga_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
     found = _common(record, ON_FPGA, MARGINS[0], word_packing)
     if not found:
         return []
@@ -96,7 +96,7 @@ def _fpga_rows(paper: dict[str, Published], record: Record) -> list[Row]:
     return rows
 
 
-def _serial_rows(paper: dict[str, Published], record: Record) -> list[Row]:
+def _serial_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
     ideal, real = (_common(record, SERIALLY, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
     if not ideal:
         return []
@@ -116,7 +116,7 @@ def _serial_rows(paper: dict[str, Published], record: Record) -> list[Row]:
     return rows
 
 
-def _table(record: Record, methods: Sequence[str], margin: float, models: Mapping[str, SpeedModel]) -> Table:
+def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: Mapping[str, SpeedModel]) -> Table:
     body = []
     for method in methods:
         found = {title: speedups(record, method, margin, model) for title, model in models.items()}
@@ -128,7 +128,7 @@ def _table(record: Record, methods: Sequence[str], margin: float, models: Mappin
     return Table(f"{FIGURE}: speed-ups of recorded formats at {percent(margin)}, computed", header, tuple(body))
 
 
-def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
+def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figure:
     figure, axes = pictures.canvas(12, 3.9, 1, 3)
     panels = (
         ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
@@ -148,7 +148,7 @@ def _drawn(paper: dict[str, Published], out: Path, record: Record) -> Figure:
 
 
 def _bars(
-    axis: Axes, record: Record, nets: Sequence[str], methods: Sequence[str], margin: float, model: SpeedModel
+    axis: Axes, record: SearchRecord, nets: Sequence[str], methods: Sequence[str], margin: float, model: SpeedModel
 ) -> None:
     series, colours = {}, {}
     for method in methods:

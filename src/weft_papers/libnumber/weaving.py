@@ -19,10 +19,10 @@ from weft.simulation import simulate
 from weft.tuning.on_device import tuned_model
 from weft.workloads import Saturated
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.layerweaver.lab import device
 from weft_papers.libnumber.lab import COLOURS, MARGINS, OURS, TITLES, percent, shown
-from weft_papers.libnumber.recorded import Record
+from weft_papers.libnumber.recorded import SearchRecord
 from weft_papers.libnumber.speeds import model_of
 
 FIGURE = "weaving"
@@ -50,14 +50,14 @@ class Woven:
     """Against the models before tuning."""
 
 
-def weaving(out: Path, record: Record, queries: int) -> Part:
+def weaving(out: Path, record: SearchRecord, queries: int) -> Exhibit:
     npu = device(NPU)
     tuned = _ours(record, npu, queries)
     asked = _what_if(npu, queries)
     tables = [_table(f"{TITLES[COMPUTING]} and {TITLES[FETCHING]}, formats that keep their accuracy", tuned)]
     tables.append(_table("ResNet-50 and BERT-large, if its weights had so many bits (no accuracy is claimed)", asked))
     rows = [*(_row(tuned[0], each) for each in tuned[1:]), *(_row(asked[0], each) for each in asked[1:])]
-    return Part(tuple(rows), tuple(table for table in tables if table.rows), (_drawn(out, tuned, asked),))
+    return Exhibit(tuple(rows), tuple(table for table in tables if table.rows), (_drawn(out, tuned, asked),))
 
 
 def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, before: Woven | None) -> Woven:
@@ -70,7 +70,7 @@ def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, befor
     return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, worth)
 
 
-def _ours(record: Record, npu: Npu, queries: int) -> list[Woven]:
+def _ours(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
     models = model_of(COMPUTING), model_of(FETCHING)
     found = [_woven("float32 in 16 bits", models, npu, queries, None)]
     net = record.nets.get(FETCHING)

@@ -11,20 +11,20 @@ import numpy.typing as npt
 from weft.models.classifiers import model_path
 from weft.models.weighted_layers import find_layers, load_flat
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Published, Row, Table
 from weft_papers.libnumber.lab import LENET, TITLES, by_title
-from weft_papers.libnumber.recorded import NetRecord, Record
+from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 
 FIGURE = "Fig. II.5"
 FULL = 0.995
 """Of the accuracy in float32: what counts as all of it."""
 
 
-def figure_2_5(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def figure_2_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
     nets = [record.nets[name] for name in by_title(record.nets) if record.nets[name].widths]
     if not nets:
-        return Part()
-    return Part(tuple(_rows(paper, nets)), (_table(nets),), (_drawn(out, nets),))
+        return Exhibit()
+    return Exhibit(tuple(_rows(paper, nets)), (_table(nets),), (_drawn(out, nets),))
 
 
 def bits_needed(net: NetRecord, scores: Sequence[float]) -> int:

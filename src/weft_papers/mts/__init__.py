@@ -12,9 +12,9 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Part, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
 from weft_papers.mts import counting, cpu, edge, limits, mixed, mobile, opportunity, recorded, sharings, zipping
-from weft_papers.mts.lab import PRUNED, SHARED, Setting
+from weft_papers.mts.lab import PRUNED, SHARED, EvaluatedModels
 
 PAPER = "mts"
 NUMBERS = "mts/published"
@@ -45,9 +45,9 @@ def reproduce(
     return run_steps(PAPER, steps, lambda: _settings(record, rounds), progress, "graphs")
 
 
-def _steps(paper: dict[str, Published], out: Path, record: recorded.Record, rounds: int) -> list[Step]:
-    def counts(tick: Tick) -> Part:
-        studies = [counting.study(Setting(net, 1), tick=tick) for net in ("resnet18", "vgg16")]
+def _steps(paper: dict[str, Published], out: Path, record: recorded.BenchRecord, rounds: int) -> list[Step]:
+    def counts(tick: Tick) -> Exhibit:
+        studies = [counting.study(EvaluatedModels(net, 1), tick=tick) for net in ("resnet18", "vgg16")]
         return counting.counts(paper, out, studies, record)
 
     return [
@@ -63,7 +63,7 @@ def _steps(paper: dict[str, Published], out: Path, record: recorded.Record, roun
     ]
 
 
-def _settings(record: recorded.Record, rounds: int) -> dict[str, Any]:
+def _settings(record: recorded.BenchRecord, rounds: int) -> dict[str, Any]:
     return {
         "weft": __version__,
         "pruning": PRUNED,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from weft_papers.base import Row, Table
 from weft_papers.mts.lab import LABELS, RIVALS, TITLES
-from weft_papers.mts.recorded import IN_GROUPS, Sweep
+from weft_papers.mts.recorded import IN_GROUPS, CountSweep
 
 OURS = "fused"
 
 
-def title(sweep: Sweep) -> str:
+def title(sweep: CountSweep) -> str:
     return f"{TITLES.get(sweep.net, sweep.net)}, {sweep.dtype}"
 
 
@@ -24,7 +24,7 @@ def listed(values: Sequence[float], digits: int = 1) -> str:
     return " / ".join(f"{value:.{digits}f}" for value in values)
 
 
-def ours_rows(figure: str, sweep: Sweep) -> list[Row]:
+def ours_rows(figure: str, sweep: CountSweep) -> list[Row]:
     """The exact one-kernel form against the best of its rivals, over all numbers of tasks."""
     tasks = sweep.where(OURS, "streams")
     if not tasks:
@@ -59,7 +59,7 @@ def _all(tasks: Sequence[int]) -> str:
     return "/".join(map(str, tasks))
 
 
-def table(figure: str, sweep: Sweep, note: str = "") -> Table:
+def table(figure: str, sweep: CountSweep, note: str = "") -> Table:
     """Every recorded row, and the paper's form in groups."""
     body = []
     for tasks in sweep.tasks:
@@ -70,7 +70,7 @@ def table(figure: str, sweep: Sweep, note: str = "") -> Table:
     return Table(f"{figure}: {title(sweep)}{note} (recorded)", header, tuple(body))
 
 
-def _cells(sweep: Sweep, way: str, tasks: int) -> tuple[str, ...]:
+def _cells(sweep: CountSweep, way: str, tasks: int) -> tuple[str, ...]:
     cost = sweep.cost(way, tasks)
     base = "sequential" if sweep.has("sequential", tasks) else "eager"
     gain = f"{sweep.over(base, way, tasks):.2f}" if sweep.has(base, tasks) else ""

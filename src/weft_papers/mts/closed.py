@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weft.stitching.counts import ITEM_BYTES
-from weft.stitching.sharing import Space
-from weft_papers.mts.lab import APART, Setting, heads
+from weft.stitching.sharing import ChannelSpace
+from weft_papers.mts.lab import APART, EvaluatedModels, heads
 
 # By the sharing ratio
 
@@ -61,20 +61,20 @@ class Dense(NamedTuple):
     name: str
     taps: int
     positions: int
-    read: tuple[Space, ...]
-    written: Space
+    read: tuple[ChannelSpace, ...]
+    written: ChannelSpace
     is_head: bool
 
 
-class Work(NamedTuple):
+class FormWork(NamedTuple):
     """What one or more layers take in a form."""
 
     macs: int
     weights: int
 
-    def __add__(self, other: object) -> Work:
-        assert isinstance(other, Work)
-        return Work(self.macs + other.macs, self.weights + other.weights)
+    def __add__(self, other: object) -> FormWork:
+        assert isinstance(other, FormWork)
+        return FormWork(self.macs + other.macs, self.weights + other.weights)
 
     @property
     def weight_bytes(self) -> int:
@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def layers(setting: Setting) -> tuple[Dense, ...]:
+def layers(setting: EvaluatedModels) -> tuple[Dense, ...]:
     """The convolutions of an architecture without depthwise ones, from its plan: no weights are made."""
     recipe = setting.recipe
     plan, last = recipe.plan, heads(recipe)
@@ -101,14 +101,14 @@ def layers(setting: Setting) -> tuple[Dense, ...]:
 
 
 @lru_cache(maxsize=1024)
-def work(setting: Setting, form: str) -> Work:
+def work(setting: EvaluatedModels, form: str) -> FormWork:
     """All layers in one form (see ``lab.lowered``)."""
     batches = setting.batches or (1,) * setting.tasks
     inner, last = ("mts", "split") if form == APART else (form, form)
-    return sum((_work(layer, last if layer.is_head else inner, batches) for layer in layers(setting)), Work(0, 0))
+    return sum((_work(layer, last if layer.is_head else inner, batches) for layer in layers(setting)), FormWork(0, 0))
 
 
-def _work(layer: Dense, form: str, batches: Sequence[int]) -> Work:
+def _work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
     tasks, rows = range(len(batches)), sum(batches)
     ins = [sum(space.widths[task] for space in layer.read) for task in tasks]
     outs = layer.written.widths
@@ -116,11 +116,11 @@ def _work(layer: Dense, form: str, batches: Sequence[int]) -> Work:
     stitched_out = layer.written.stitched_width
     exact = sum(rows * into * out for rows, into, out in zip(batches, ins, outs, strict=True))
     if form == "separate":
-        found = Work(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
+        found = FormWork(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
     elif form == "grouped":
-        found = Work(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
+        found = FormWork(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
     elif form == "mts":
-        found = Work(rows * stitched_in * stitched_out, stitched_in * stitched_out)
+        found = FormWork(rows * stitched_in * stitched_out, stitched_in * stitched_out)
     else:
         common = sum(space.shared_width for space in layer.read)
         alone = [into - common for into in ins]
@@ -128,8 +128,8 @@ def _work(layer: Dense, form: str, batches: Sequence[int]) -> Work:
         if form == "half" and common and all(alone):
             own = sum(rows * into * out for rows, into, out in zip(batches, alone, outs, strict=True))
             macs = rows * common * stitched_out + own
-        found = Work(macs, _unique(layer))
-    return Work(found.macs * layer.taps * layer.positions, found.weights * layer.taps)
+        found = FormWork(macs, _unique(layer))
+    return FormWork(found.macs * layer.taps * layer.positions, found.weights * layer.taps)
 
 
 def _unique(layer: Dense) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from weft.stitching.counts import Counts
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
 from weft_papers.mts import closed, panels
-from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, Setting, counted, in_groups, memory_bytes
-from weft_papers.mts.recorded import HALF, Measured, Record
+from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, in_groups, memory_bytes
+from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
 
 FIGURE = "counted"
 ALL = ("separate", *FORMS)
@@ -28,23 +28,23 @@ FORM_OF = {
 GROUPS = 3
 """Into which the paper's 32 tasks fall."""
 CHECKED = (
-    Setting("resnet18", 8, sharing=0.7),
-    Setting("vgg16", 8, sharing=0.8),
-    Setting("resnet50", 4, sharing=0.6, pruning=0.8, resolution=64),
-    Setting("vgg16", 4, widths=(1.0, 1.5, 1.0, 1.5), resolution=64),
-    Setting("resnet18", 4, batches=(1, 2, 3, 1), resolution=64),
+    EvaluatedModels("resnet18", 8, sharing=0.7),
+    EvaluatedModels("vgg16", 8, sharing=0.8),
+    EvaluatedModels("resnet50", 4, sharing=0.6, pruning=0.8, resolution=64),
+    EvaluatedModels("vgg16", 4, widths=(1.0, 1.5, 1.0, 1.5), resolution=64),
+    EvaluatedModels("resnet18", 4, batches=(1, 2, 3, 1), resolution=64),
 )
 """Beside those that are drawn: other nets, sharings, widths and batches."""
 
 
 @dataclass(frozen=True)
-class Study:
+class FormStudy:
     """The forms of one net over the number of tasks."""
 
     net: str
     counts: Mapping[tuple[str, int], Counts]
     """By form and tasks."""
-    setting: Setting
+    setting: EvaluatedModels
 
     @property
     def title(self) -> str:
@@ -68,17 +68,17 @@ class Study:
         return self.memory(form, tasks) / panels.MB
 
 
-def study(setting: Setting, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> Study:
+def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> FormStudy:
     found = {}
     for number in tasks:
         for form in ALL:
             found[form, number] = counted(setting._replace(tasks=number), form)
             if tick:
                 tick(len(found), len(tasks) * len(ALL))
-    return Study(setting.net, found, setting)
+    return FormStudy(setting.net, found, setting)
 
 
-def agreement(settings: Iterable[Setting]) -> tuple[int, int]:
+def agreement(settings: Iterable[EvaluatedModels]) -> tuple[int, int]:
     """In how many graphs MACs and weights equal the closed forms, and how many graphs there are."""
     found = []
     for setting in settings:
@@ -93,10 +93,10 @@ def agreement(settings: Iterable[Setting]) -> tuple[int, int]:
 def counts(
     paper: dict[str, Published],
     out: Path,
-    studies: Sequence[Study],
-    record: Record,
-    checked: Sequence[Setting] = CHECKED,
-) -> Part:
+    studies: Sequence[FormStudy],
+    record: BenchRecord,
+    checked: Sequence[EvaluatedModels] = CHECKED,
+) -> Exhibit:
     drawn = [one.setting._replace(tasks=tasks) for one in studies for tasks in one.tasks]
     equal, graphs = agreement([*drawn, *checked])
     rows = [
@@ -108,10 +108,10 @@ def counts(
         *_memory_rows(paper, studies[0]),
         *_group_rows(paper, studies[0]),
     ]  # fmt: skip
-    return Part(tuple(rows), tuple(_table(one) for one in studies), (_drawn(out, studies),))
+    return Exhibit(tuple(rows), tuple(_table(one) for one in studies), (_drawn(out, studies),))
 
 
-def _recorded_rows(record: Record) -> list[Row]:
+def _recorded_rows(record: BenchRecord) -> list[Row]:
     """The weights that were on the GPU, against the closed forms."""
     rows = [row for row in record.rows if row.net in TITLES and row.way in FORM_OF]
     if not rows:
@@ -128,14 +128,14 @@ def _recorded_rows(record: Record) -> list[Row]:
     ]  # fmt: skip
 
 
-def expected_bytes(row: Measured, form: str) -> int:
+def expected_bytes(row: MeasuredWay, form: str) -> int:
     """Of the weights of a recorded row; ``batch`` has one net's."""
-    setting = row.setting if form != "batch" else Setting(row.net, 1, row.pruning)
+    setting = row.setting if form != "batch" else EvaluatedModels(row.net, 1, row.pruning)
     weights = closed.work(setting, "separate" if form == "batch" else form).weights
     return weights * (2 if row.dtype == HALF else 4)
 
 
-def _memory_rows(paper: dict[str, Published], one: Study) -> list[Row]:
+def _memory_rows(paper: dict[str, Published], one: FormStudy) -> list[Row]:
     rows = []
     for tasks in one.tasks:
         theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
@@ -157,7 +157,7 @@ def _memory_rows(paper: dict[str, Published], one: Study) -> list[Row]:
     return rows
 
 
-def _group_rows(paper: dict[str, Published], one: Study) -> list[Row]:
+def _group_rows(paper: dict[str, Published], one: FormStudy) -> list[Row]:
     """What three groups save over one stitched matrix of all."""
     most = one.setting._replace(tasks=max(one.tasks))
     macs, kept = in_groups(most, "mts", GROUPS)
@@ -181,7 +181,7 @@ def _group_rows(paper: dict[str, Published], one: Study) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(one: Study) -> Table:
+def _table(one: FormStudy) -> Table:
     body = [
         (
             str(tasks), form, f"{one.counts[form, tasks].macs / 1e6:.1f}", f"{one.macs(form, tasks):.2f}",
@@ -198,7 +198,7 @@ def _table(one: Study) -> Table:
     return Table(title, header, tuple(body))
 
 
-def _drawn(out: Path, studies: Sequence[Study]) -> Figure:
+def _drawn(out: Path, studies: Sequence[FormStudy]) -> Figure:
     figure, axes = pictures.canvas(12, 3.3 * len(studies) + 0.6, len(studies), 3)
     for number, one in enumerate(studies):
         sides = (

@@ -18,8 +18,8 @@ from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.planner import Plan, lower_plan, plan
 from weft.stitching.slabs import slabs
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table, Tick
-from weft_papers.mts.lab import COLOURS, Setting, lowered, models
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
+from weft_papers.mts.lab import COLOURS, EvaluatedModels, lowered, models
 
 FIGURE = "CPU"
 TASKS = (2, 4, 8)
@@ -32,7 +32,7 @@ TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form:
 class Heat:
     """All contenders at one number of tasks."""
 
-    setting: Setting
+    setting: EvaluatedModels
     plan: Plan
     graphs: dict[str, list[Graph]]
     times: dict[str, Times]
@@ -52,7 +52,7 @@ class Heat:
         return ", ".join(f"{forms.count(form)} {form}" for form in dict.fromkeys(forms))
 
 
-def heat(setting: Setting, rounds: int) -> Heat:
+def heat(setting: EvaluatedModels, rounds: int) -> Heat:
     family, sharing = models(setting)
     chosen = plan(family, sharing, Modelled(), slabs=True)
     alone = [plain_graph(net) for net in family.nets]
@@ -65,14 +65,14 @@ def heat(setting: Setting, rounds: int) -> Heat:
 def heats(rounds: int, tasks: Sequence[int] = TASKS, net: str = "resnet18", tick: Tick | None = None) -> list[Heat]:
     found = []
     for number in tasks:
-        found.append(heat(Setting(net, number), rounds))
+        found.append(heat(EvaluatedModels(net, number), rounds))
         if tick:
             tick(len(found), len(tasks))
     return found
 
 
-def on_cpu(out: Path, found: Sequence[Heat]) -> Part:
-    return Part(tuple(row for one in found for row in _rows(one)), (_table(found),), (_drawn(out, found),))
+def on_cpu(out: Path, found: Sequence[Heat]) -> Exhibit:
+    return Exhibit(tuple(row for one in found for row in _rows(one)), (_table(found),), (_drawn(out, found),))
 
 
 def _rows(one: Heat) -> list[Row]:

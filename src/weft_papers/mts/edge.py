@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, beside
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import listed, ours_rows, table, title
-from weft_papers.mts.lab import Setting
-from weft_papers.mts.recorded import HALF, IN_GROUPS, SINGLE, Record, Sweep
+from weft_papers.mts.lab import EvaluatedModels
+from weft_papers.mts.recorded import HALF, IN_GROUPS, SINGLE, BenchRecord, CountSweep
 
 FIGURE = "Fig. 7"
 NET = "resnet50"
 
 
-def figure_7(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def figure_7(paper: dict[str, Published], out: Path, record: BenchRecord) -> Exhibit:
     sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep(NET, dtype)).tasks]
     rows = [row for sweep in sweeps for row in (*_rows(paper, sweep), *ours_rows(FIGURE, sweep))]
     tables = tuple(table(FIGURE, sweep) for sweep in sweeps)
-    return Part((*rows, _weights_row()), tables, (_drawn(out, sweeps),)) if sweeps else Part((_weights_row(),))
+    return Exhibit((*rows, _weights_row()), tables, (_drawn(out, sweeps),)) if sweeps else Exhibit((_weights_row(),))
 
 
-def _rows(paper: dict[str, Published], sweep: Sweep) -> list[Row]:
+def _rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
     if not (tasks := sweep.where("sequential", "grouped", IN_GROUPS)):
         return []
     speed = {each: sweep.over("sequential", IN_GROUPS, each) for each in tasks}
@@ -52,7 +52,7 @@ def _rows(paper: dict[str, Published], sweep: Sweep) -> list[Row]:
 
 def _weights_row() -> Row:
     """What weights alone let expect, in closed form."""
-    setting = Setting(NET, 32, pruning=0.0)
+    setting = EvaluatedModels(NET, 32, pruning=0.0)
     separate = closed.work(setting, "separate").weights
     mts, exact = (100 * closed.work(setting, form).weights / separate for form in ("mts", "split"))
     group = closed.work(setting._replace(tasks=8), "mts").weights * 4
@@ -63,7 +63,7 @@ def _weights_row() -> Row:
     )  # fmt: skip
 
 
-def _drawn(out: Path, sweeps: Sequence[Sweep]) -> Figure:
+def _drawn(out: Path, sweeps: Sequence[CountSweep]) -> Figure:
     figure, axes = pictures.canvas(10, 3.9 * len(sweeps) + 0.8, len(sweeps), 2)
     for number, sweep in enumerate(sweeps):
         panels.latency(axes[2 * number], sweep, f"{title(sweep)}: latency")

@@ -15,7 +15,7 @@ from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
 from weft.stitching.graph import Graph
 from weft.stitching.lowering import formed, lower
-from weft.stitching.making.generator import Recipe
+from weft.stitching.making.generator import FamilyRecipe
 from weft.stitching.making.sketch import CLASSES
 from weft.stitching.reading.alignment import align
 from weft.stitching.sharing import Sharing
@@ -68,7 +68,7 @@ RIVALS = ("sequential", "streams", "compile", "vmap", "grouped", "mts in groups"
 """What there is without weft: the paper's form and today's ways."""
 
 
-class Setting(NamedTuple):
+class EvaluatedModels(NamedTuple):
     """Models of the paper's evaluation."""
 
     net: str
@@ -82,20 +82,20 @@ class Setting(NamedTuple):
     classes: int | None = None
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(
+    def recipe(self) -> FamilyRecipe:
+        return FamilyRecipe(
             self.net, self.tasks, pruning=self.pruning, sharing=self.sharing, widths=self.widths,
             batches=self.batches or 1, resolution=self.resolution, classes=self.classes,
         )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
-def models(setting: Setting) -> tuple[Family, Sharing]:
+def models(setting: EvaluatedModels) -> tuple[Family, Sharing]:
     recipe = setting.recipe
     return align(tuple(recipe.nets())), recipe.planted
 
 
-def lowered(setting: Setting, form: str) -> Graph:
+def lowered(setting: EvaluatedModels, form: str) -> Graph:
     """All layers in one form; ``APART`` computes classifiers task by task."""
     family, sharing = models(setting)
     if form != APART:
@@ -104,7 +104,7 @@ def lowered(setting: Setting, form: str) -> Graph:
     return lower(family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed(family)})
 
 
-def heads(recipe: Recipe) -> frozenset[str]:
+def heads(recipe: FamilyRecipe) -> frozenset[str]:
     """Layers whose outputs are classes."""
     wires, carries = recipe.plan.spaces, recipe.plan.carries
     nodes = [node for node in recipe.plan.nodes if node.kind == "conv"]
@@ -112,7 +112,7 @@ def heads(recipe: Recipe) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def counted(setting: Setting, form: str) -> Counts:
+def counted(setting: EvaluatedModels, form: str) -> Counts:
     """What the lowered graph takes; ``separate`` is the models one by one, of which one is at work at a time."""
     if form != "separate":
         return count(lowered(setting, form))
@@ -132,7 +132,7 @@ def memory_bytes(counts: Counts) -> int:
     return counts.weight_bytes + counts.table_bytes + counts.activation_bytes
 
 
-def in_groups(setting: Setting, form: str, groups: int) -> tuple[int, int]:
+def in_groups(setting: EvaluatedModels, form: str, groups: int) -> tuple[int, int]:
     """MACs and bytes at the peak when equal tasks are stitched in as equal groups as can be, run one by one."""
     small, more = divmod(setting.tasks, groups)
     sizes = {small + 1: more, small: groups - more}

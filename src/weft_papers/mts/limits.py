@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.mts import closed, panels
 from weft_papers.mts.lab import COLOURS, SHARINGS, TASKS
 
@@ -20,7 +20,7 @@ FIGURE = "IV-C"
 COLOUR_OF = dict(zip(SHARINGS, ("#009e73", "#0072b2", "#e69f00", "#d55e00"), strict=True))
 
 
-def limits(out: Path) -> Part:
+def limits(out: Path) -> Exhibit:
     rows = [
         Row(
             FIGURE, f"tasks from which MTS stores more than separate models, sharing {sharing:g}", None,
@@ -30,7 +30,7 @@ def limits(out: Path) -> Part:
         )
         for sharing in SHARINGS
     ]  # fmt: skip
-    return Part(tuple(rows), (_table(),), (_drawn(out),))
+    return Exhibit(tuple(rows), (_table(),), (_drawn(out),))
 
 
 def _table() -> Table:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import listed, ours_rows, table, title
-from weft_papers.mts.lab import TASKS, TITLES, Setting
-from weft_papers.mts.recorded import IN_GROUPS, Record, Sweep
+from weft_papers.mts.lab import TASKS, TITLES, EvaluatedModels
+from weft_papers.mts.recorded import IN_GROUPS, BenchRecord, CountSweep
 
 FIGURE = "Fig. 9"
 WIDTHS = (1.0, 1.5)
@@ -24,30 +24,30 @@ CASES = {"widths": "vgg16", "batches": "resnet18"}
 PARTS = {"widths": "a", "batches": "b"}
 
 
-def setting(mixed: str, tasks: int) -> Setting:
+def setting(mixed: str, tasks: int) -> EvaluatedModels:
     """Every second task wider; or batches of 1, 2, 3, 1 and so on. The paper does not say how many of each."""
-    alike = Setting(CASES[mixed], tasks)
+    alike = EvaluatedModels(CASES[mixed], tasks)
     if mixed == "widths":
         return alike._replace(widths=tuple(WIDTHS[task % len(WIDTHS)] for task in range(tasks)))
     return alike._replace(batches=tuple(BATCHES[task % len(BATCHES)] for task in range(tasks)))
 
 
-def figure_9(paper: dict[str, Published], out: Path, record: Record) -> Part:
+def figure_9(paper: dict[str, Published], out: Path, record: BenchRecord) -> Exhibit:
     sweeps = {mixed: sweep for mixed, net in CASES.items() if (sweep := record.sweep(net, mixed=mixed)).tasks}
     plain = {mixed: record.sweep(CASES[mixed]) for mixed in sweeps}
     rows = [*_best_row(paper, sweeps), _padding_row()]
     for mixed, sweep in sweeps.items():
         rows += [*_mixed_rows(mixed, sweep, plain[mixed]), *ours_rows(f"{FIGURE}{PARTS[mixed]}", sweep)]
     tables = [_counted_table(), *(table(FIGURE, sweep, f", mixed {mixed}") for mixed, sweep in sweeps.items())]
-    return Part(tuple(rows), tuple(tables), (_drawn(out, sweeps),) if sweeps else ())
+    return Exhibit(tuple(rows), tuple(tables), (_drawn(out, sweeps),) if sweeps else ())
 
 
-def _gains(sweep: Sweep) -> dict[int, float]:
+def _gains(sweep: CountSweep) -> dict[int, float]:
     """MTS over NetFuse; its groups are as mixed as the whole, for which alone latencies were measured."""
     return {tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("grouped", IN_GROUPS)}
 
 
-def _best_row(paper: dict[str, Published], sweeps: dict[str, Sweep]) -> list[Row]:
+def _best_row(paper: dict[str, Published], sweeps: dict[str, CountSweep]) -> list[Row]:
     found = {(mixed, tasks): gain for mixed, sweep in sweeps.items() for tasks, gain in _gains(sweep).items()}
     if not found:
         return []
@@ -58,7 +58,7 @@ def _best_row(paper: dict[str, Published], sweeps: dict[str, Sweep]) -> list[Row
     return [Row(FIGURE, "MTS over NetFuse, at most", theirs, ours, "x", beside(ours, theirs, why))]
 
 
-def _mixed_rows(mixed: str, sweep: Sweep, plain: Sweep) -> list[Row]:
+def _mixed_rows(mixed: str, sweep: CountSweep, plain: CountSweep) -> list[Row]:
     gains = _gains(sweep)
     both = [tasks for tasks in gains if tasks in _gains(plain)]
     if not both:
@@ -101,7 +101,7 @@ def _counted_table() -> Table:
     return Table(f"{FIGURE}: counted, over the models one by one", header, tuple(body))
 
 
-def _drawn(out: Path, sweeps: dict[str, Sweep]) -> Figure:
+def _drawn(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
     figure, axes = pictures.canvas(10, 3.9 * len(sweeps) + 0.8, len(sweeps), 2)
     for number, (mixed, sweep) in enumerate(sweeps.items()):
         panels.latency(axes[2 * number], sweep, f"{PARTS[mixed]}: {title(sweep)}, mixed {mixed}: latency")

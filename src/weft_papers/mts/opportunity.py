@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import title
-from weft_papers.mts.lab import Setting
-from weft_papers.mts.recorded import HALF, SINGLE, Record, Sweep
+from weft_papers.mts.lab import EvaluatedModels
+from weft_papers.mts.recorded import HALF, SINGLE, BenchRecord, CountSweep
 
 FIGURE = "Fig. 2"
 PEAK_FLOPS = {HALF: 989e12, SINGLE: 495e12}
@@ -25,24 +25,24 @@ USED = ("sequential", "streams", "fused", "batch")
 LAYER = ("eager", "sequential", "streams", "fused")
 
 
-def used(sweep: Sweep, way: str, tasks: int) -> float:
+def used(sweep: CountSweep, way: str, tasks: int) -> float:
     """Percent of the peak, by the MACs that the models alone have."""
     row = sweep.rows[way, tasks]
-    macs = tasks * closed.work(Setting(row.net, 1, row.pruning), "separate").macs
+    macs = tasks * closed.work(EvaluatedModels(row.net, 1, row.pruning), "separate").macs
     return 100 * FLOPS_PER_MAC * macs / (row.ms / 1e3) / PEAK_FLOPS[row.dtype]
 
 
-def figure_2(out: Path, record: Record) -> Part:
+def figure_2(out: Path, record: BenchRecord) -> Exhibit:
     sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep("resnet50", dtype)).where("sequential")]
     layer = record.sweep("fc")
     rows = [row for sweep in sweeps for row in _use_rows(sweep)] + _layer_rows(layer)
     tables = [_use_table(sweeps)] if sweeps else []
     tables += [_layer_table(layer)] if layer.tasks else []
     drawn = (_drawn(out, sweeps, layer),) if sweeps or layer.tasks else ()
-    return Part(tuple(rows), tuple(tables), drawn)
+    return Exhibit(tuple(rows), tuple(tables), drawn)
 
 
-def _use_rows(sweep: Sweep) -> list[Row]:
+def _use_rows(sweep: CountSweep) -> list[Row]:
     if not sweep.where("sequential", "batch"):
         return []
     most = max(sweep.where("sequential", "batch"))
@@ -56,7 +56,7 @@ def _use_rows(sweep: Sweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _layer_rows(sweep: Sweep) -> list[Row]:
+def _layer_rows(sweep: CountSweep) -> list[Row]:
     if not sweep.where("sequential", "streams"):
         return []
     most = max(sweep.where("sequential", "streams"))
@@ -71,7 +71,7 @@ def _layer_rows(sweep: Sweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _use_table(sweeps: Sequence[Sweep]) -> Table:
+def _use_table(sweeps: Sequence[CountSweep]) -> Table:
     body = [
         (sweep.dtype, str(tasks), way, f"{sweep.ms(way, tasks):.3f}", f"{used(sweep, way, tasks):.2f}")
         for sweep in sweeps
@@ -83,7 +83,7 @@ def _use_table(sweeps: Sequence[Sweep]) -> Table:
     return Table(f"{FIGURE}a: how much of the GPU ResNet50 uses (recorded)", header, tuple(body))
 
 
-def _layer_table(sweep: Sweep) -> Table:
+def _layer_table(sweep: CountSweep) -> Table:
     body = [
         (str(tasks), way, f"{1e3 * sweep.ms(way, tasks):.2f}", f"{sweep.bytes(way, tasks) / panels.MB:.2f}")
         for tasks in sweep.tasks
@@ -94,7 +94,7 @@ def _layer_table(sweep: Sweep) -> Table:
     return Table(f"{FIGURE}b: one dense layer of 1024 for each task (recorded)", header, tuple(body))
 
 
-def _drawn(out: Path, sweeps: Sequence[Sweep], layer: Sweep) -> Figure:
+def _drawn(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
     count = len(sweeps) + bool(layer.tasks)
     figure, axes = pictures.canvas(max(9, 4.4 * count), 4, 1, count)
     for axis, sweep in zip(axes, sweeps, strict=False):

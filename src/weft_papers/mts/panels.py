@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from weft_papers import pictures
 from weft_papers.base import Figure, Published
 from weft_papers.mts.lab import COLOURS, LABELS, MARKS
-from weft_papers.mts.recorded import IN_GROUPS, Sweep
+from weft_papers.mts.recorded import IN_GROUPS, CountSweep
 
 MB = 1e6
 THIN = {"eager": ":", "grouped-eager": ":", "batch": pictures.DASH, "mts": pictures.DASH}
@@ -50,20 +50,20 @@ def lines(
         )  # fmt: skip
 
 
-def of_ways(sweep: Sweep, ways: Sequence[str], value: Callable[[str, int], float]) -> dict[str, dict[int, float]]:
+def of_ways(sweep: CountSweep, ways: Sequence[str], value: Callable[[str, int], float]) -> dict[str, dict[int, float]]:
     """A value of each way, where it was measured."""
     found = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
     return {way: points for way, points in found.items() if points}
 
 
-def latency(axes: Axes, sweep: Sweep, heading: str) -> None:
+def latency(axes: Axes, sweep: CountSweep, heading: str) -> None:
     lines(axes, of_ways(sweep, sweep.ways(), sweep.ms))
     over_tasks(axes, sweep.tasks, "latency (ms)")
     plain_numbers(axes)
     pictures.heading(axes, heading)
 
 
-def memory(axes: Axes, sweep: Sweep, heading: str) -> None:
+def memory(axes: Axes, sweep: CountSweep, heading: str) -> None:
     ways = [way for way in sweep.ways() if way not in ("eager", "grouped-eager", "batch")]
     lines(axes, of_ways(sweep, ways, lambda way, tasks: sweep.bytes(way, tasks) / MB))
     over_tasks(axes, sweep.tasks, "peak memory (MB)")

@@ -17,7 +17,7 @@ from weft.errors import InputError
 from weft.jsonfile import read_json
 from weft.stitching.planning.grouping import Grouping, group, interpolated
 from weft.stitching.planning.groups import GroupCost
-from weft_papers.mts.lab import APART, LABELS, SHARED, TASKS, Setting
+from weft_papers.mts.lab import APART, LABELS, SHARED, TASKS, EvaluatedModels
 
 SHIPPED = "h200.json"
 IN_GROUPS = "mts in groups"
@@ -28,7 +28,7 @@ UNKNOWN = GroupCost(1e9, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWay:
     """One way to run some models."""
 
     net: str
@@ -62,17 +62,17 @@ class Measured:
         return GroupCost(self.ms / 1e3, self.weight_bytes, max(0, self.peak_bytes - self.weight_bytes))
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.net, self.tasks, self.pruning, self.sharing, self.widths, self.batches)
+    def setting(self) -> EvaluatedModels:
+        return EvaluatedModels(self.net, self.tasks, self.pruning, self.sharing, self.widths, self.batches)
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class CountSweep:
     """The ways to run models of one kind, over how many there are."""
 
     net: str
     dtype: str
-    rows: Mapping[tuple[str, int], Measured]
+    rows: Mapping[tuple[str, int], MeasuredWay]
     """By way and tasks."""
     _groupings: dict[int, Grouping] = field(default_factory=dict)
 
@@ -130,34 +130,34 @@ class Sweep:
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class BenchRecord:
     """All rows of one run of the benchmark."""
 
     machine: Mapping[str, Any]
     versions: Mapping[str, Any]
     settings: Mapping[str, Any]
-    rows: tuple[Measured, ...]
+    rows: tuple[MeasuredWay, ...]
 
-    def sweep(self, net: str, dtype: str = SINGLE, sharing: float = SHARED, mixed: str = "") -> Sweep:
+    def sweep(self, net: str, dtype: str = SINGLE, sharing: float = SHARED, mixed: str = "") -> CountSweep:
         """The rows of one net; none if nobody measured them."""
         wanted = (net, dtype, sharing, mixed)
         mine = [row for row in self.rows if (row.net, row.dtype, row.sharing, row.mixed) == wanted]
-        return Sweep(net, dtype, {(row.way, row.tasks): row for row in mine})
+        return CountSweep(net, dtype, {(row.way, row.tasks): row for row in mine})
 
 
-def read(path: Path | None = None) -> Record:
+def read(path: Path | None = None) -> BenchRecord:
     """A file of the benchmark, without ways that failed; the one recorded on an H200 where none is named."""
     with resources.as_file(resources.files("weft_papers") / "data" / "mts" / SHIPPED) as shipped:
         raw = read_json(path or shipped, InputError)
     rows = [_measured(row) for row in raw["rows"] if row["ms"] is not None and row["peak_bytes"] is not None]
-    return Record(raw["machine"], raw["versions"], raw["settings"], tuple(rows))
+    return BenchRecord(raw["machine"], raw["versions"], raw["settings"], tuple(rows))
 
 
-def _measured(raw: Mapping[str, Any]) -> Measured:
+def _measured(raw: Mapping[str, Any]) -> MeasuredWay:
     if raw["way"] not in WAYS:
         raise InputError(f"a way to run models is {raw['way']!r}; it may be {', '.join(WAYS)}")
-    known = {each.name for each in fields(Measured)}
+    known = {each.name for each in fields(MeasuredWay)}
     values: dict[str, Any] = {key: value for key, value in raw.items() if key in known}
     for key in ("widths", "batches"):
         values[key] = tuple(values[key]) if values.get(key) else None
-    return Measured(**values)
+    return MeasuredWay(**values)

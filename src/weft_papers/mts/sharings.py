@@ -11,29 +11,29 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import listed, shape
-from weft_papers.mts.lab import COLOURS, LABELS, MARKS, SHARINGS, TASKS, Setting
-from weft_papers.mts.recorded import IN_GROUPS, Record, Sweep
+from weft_papers.mts.lab import COLOURS, LABELS, MARKS, SHARINGS, TASKS, EvaluatedModels
+from weft_papers.mts.recorded import IN_GROUPS, BenchRecord, CountSweep
 
 FIGURE = "Fig. 8"
 NET = "resnet18"
 DRAWN = ("sequential", "streams", "grouped", "mts", IN_GROUPS, "fused")
 
-Sweeps = Mapping[float, Sweep]
+Sweeps = Mapping[float, CountSweep]
 
 
-def figure_8(out: Path, record: Record) -> Part:
+def figure_8(out: Path, record: BenchRecord) -> Exhibit:
     sweeps = {sharing: sweep for sharing in SHARINGS if (sweep := record.sweep(NET, sharing=sharing)).where("mts")}
     rows = (*_counted_rows(), *_recorded_rows(sweeps))
     tables = (_counted_table(), *([_recorded_table(sweeps)] if sweeps else []))
-    return Part(rows, tables, (_drawn(out, sweeps),) if len(sweeps) > 1 else ())
+    return Exhibit(rows, tables, (_drawn(out, sweeps),) if len(sweeps) > 1 else ())
 
 
 def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
     """MACs and weights of the paper's form, and weights stored once, over the models one by one."""
-    setting = Setting(NET, tasks, sharing=sharing)
+    setting = EvaluatedModels(NET, tasks, sharing=sharing)
     alone, mts, once = (closed.work(setting, form) for form in ("separate", "mts", "split"))
     return mts.macs / alone.macs, mts.weights / alone.weights, once.weights / alone.weights
 
@@ -108,7 +108,7 @@ def _drawn(out: Path, sweeps: Sweeps) -> Figure:
     counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
     figure, axes = pictures.canvas(3.2 * len(counts), 6.4, 2, len(counts), sharey="row")
     for column, tasks in enumerate(counts):
-        for axis, value in ((axes[column], Sweep.ms), (axes[len(counts) + column], _megabytes)):
+        for axis, value in ((axes[column], CountSweep.ms), (axes[len(counts) + column], _megabytes)):
             _lines(axis, sweeps, tasks, value)
         pictures.heading(axes[column], f"{tasks} tasks")
     for axis, what in ((axes[0], "latency (ms)"), (axes[len(counts)], "peak memory (MB)")):
@@ -118,11 +118,11 @@ def _drawn(out: Path, sweeps: Sweeps) -> Figure:
     return panels.save(figure, axes, out, "fig8-sharing", title)
 
 
-def _megabytes(sweep: Sweep, way: str, tasks: int) -> float:
+def _megabytes(sweep: CountSweep, way: str, tasks: int) -> float:
     return sweep.bytes(way, tasks) / panels.MB
 
 
-def _lines(axes: Axes, sweeps: Sweeps, tasks: int, value: Callable[[Sweep, str, int], float]) -> None:
+def _lines(axes: Axes, sweeps: Sweeps, tasks: int, value: Callable[[CountSweep, str, int], float]) -> None:
     for way in DRAWN:
         points = {sharing: value(sweep, way, tasks) for sharing, sweep in sweeps.items() if sweep.has(way, tasks)}
         axes.plot(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.stitching.making.zipped import ZIPPED, ZippedCard, ZippedRatio, card
 from weft_papers import pictures
-from weft_papers.base import Figure, Part, Row, Table
+from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.layerweaver.lab import mean
 
 FIGURE = "III"
@@ -22,8 +22,8 @@ def cards() -> list[ZippedCard]:
     return [card(name) for name in ZIPPED]
 
 
-def zipping(out: Path, found: Sequence[ZippedCard]) -> Part:
-    return Part(tuple(map(_row, found)), (_table(found),), (_drawn(out, found),))
+def zipping(out: Path, found: Sequence[ZippedCard]) -> Exhibit:
+    return Exhibit(tuple(map(_row, found)), (_table(found),), (_drawn(out, found),))
 
 
 def _before(one: ZippedCard) -> float:

@@ -23,7 +23,18 @@ from tests.runtime.process_backend import worker
 from tests.runtime.process_backend.messages import TOLD, Begin, Call, Free, Halt, Over, Reply, Sent, restored
 from weft.devices.measured import times_at
 from weft.errors import Failed
-from weft.runtime.backend import DeviceLane, End, Ended, LoadedModel, Made, Part, Progress, Recipe, Run, Step
+from weft.runtime.backend import (
+    BatchPart,
+    DeviceLane,
+    End,
+    Ended,
+    LoadedModel,
+    Made,
+    Progress,
+    Recipe,
+    StartedStep,
+    Step,
+)
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
 PATIENCE_S = 10.0
@@ -185,7 +196,7 @@ class ProcessModel:
     def prepare(self, rows: int) -> None:
         self._link.call("prepare", self._number, rows)
 
-    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         assert isinstance(lane, ProcessLane) and not here
         running = lane.running = Running(self._link, lane, ended)
         parts = tuple(map(_sent, step.parts))
@@ -200,7 +211,7 @@ class ProcessModel:
             self._link.call("close", self._number)
 
 
-def _sent(part: Part) -> Sent:
+def _sent(part: BatchPart) -> Sent:
     if isinstance(part.values, Held):
         return Sent(None, part.values.number, part.rows)
     return Sent(part.values, 0, part.rows)

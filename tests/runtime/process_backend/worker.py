@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.runtime.clocks import said_times
 from tests.runtime.process_backend.messages import TOLD, Begin, Call, Free, Halt, Over, Reply, Sent, described
-from weft.runtime.backend import End, LoadedModel, Part, Recipe, Run, Step
+from weft.runtime.backend import BatchPart, End, LoadedModel, Recipe, StartedStep, Step
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 
@@ -36,7 +36,7 @@ class Worker:
         self._backend = CpuBackend(lambda: time.monotonic_ns() - origin)
         self._models: dict[int, LoadedModel] = {}
         self._lanes: dict[int, CpuLane] = {}
-        self._runs: dict[int, tuple[int, Run]] = {}
+        self._runs: dict[int, tuple[int, StartedStep]] = {}
         """Lane -> the last step that was begun there."""
         self._values: dict[int, Any] = {}
         self._numbers = count(1)
@@ -73,8 +73,8 @@ class Worker:
         run = self._models[begin.model].start(step, self._lanes[begin.lane], lambda end: self._ended(begin.run, end))
         self._runs[begin.lane] = begin.run, run
 
-    def _part(self, sent: Sent) -> Part:
-        return Part(self._values[sent.number] if sent.arrays is None else sent.arrays, sent.rows)
+    def _part(self, sent: Sent) -> BatchPart:
+        return BatchPart(self._values[sent.number] if sent.arrays is None else sent.arrays, sent.rows)
 
     def _ended(self, run: int, end: End) -> None:
         made = tuple((self._kept(each.values), each.answers) for each in end.made)

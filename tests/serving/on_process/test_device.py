@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving import live
 from tests.runtime.process_backend import ProcessBackend
+from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, busy, turning
 from tests.serving.test_serve_life import Background
 from tests.serving.test_serve_models import Refused, infer, send, state, until

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from weft.devices.soc import Sharing, Soc
-from weft.mapping.limits import Limits
+from weft.devices.soc import BandwidthSharing, Soc
+from weft.mapping.limits import TaskLimits
 from weft.mapping.prices import priced, simple_sets
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Schedule
@@ -34,12 +34,12 @@ def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, 
 
 def without_contention(soc: Soc) -> Soc:
     """The same SoC with a memory that nobody can fill."""
-    units = tuple(unit.model_copy(update={"contention": Sharing()}) for unit in soc.units)
+    units = tuple(unit.model_copy(update={"contention": BandwidthSharing()}) for unit in soc.units)
     return soc.model_copy(update={"units": units, "bandwidth_gb_s": ENDLESS_GB_S})
 
 
 def _best(problem: Problem, objective: Objective) -> Schedule | None:
-    given = rules(problem, objective, Limits(), strict=False)
+    given = rules(problem, objective, TaskLimits(), strict=False)
     sets = simple_sets(problem.tables)
     search = Search(problem, given, priced(problem.tables, sets, given.switches), inf)
     search.dive(WIDTH)

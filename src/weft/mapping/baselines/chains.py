@@ -24,7 +24,7 @@ Mapping = list[list[int]]
 """[task][stretch]: index of the unit."""
 
 
-class Chains(NamedTuple):
+class ChainTimes(NamedTuple):
     """Seconds, per task and stretch."""
 
     time: list[list[list[float]]]
@@ -52,12 +52,12 @@ class Chains(NamedTuple):
         return range(len(self.instances))
 
 
-def chains_of(problem: Problem) -> Chains:
+def chains_of(problem: Problem) -> ChainTimes:
     """The chains of all tasks."""
     tables = problem.tables
     whole = int(tables.steps.sum()) <= MOST_STEPS
     waits = [np.flatnonzero(row).tolist() for row in tables.waits]
-    chains = Chains([], [], tables.leave.tolist(), waits, [], [], [], tables.instances.tolist())
+    chains = ChainTimes([], [], tables.leave.tolist(), waits, [], [], [], tables.instances.tolist())
     for n, task in enumerate(problem.tasks):
         runs = task.repeats if whole else 1
         cuts = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
@@ -71,7 +71,7 @@ def chains_of(problem: Problem) -> Chains:
     return chains
 
 
-def spread(chains: Chains, mapping: Mapping) -> Units:
+def spread(chains: ChainTimes, mapping: Mapping) -> Units:
     """A mapping of stretches as one of steps."""
     return tuple(
         tuple(unit for unit, steps in zip(mapping[n], chains.steps[n], strict=True) for _ in range(steps))
@@ -80,7 +80,7 @@ def spread(chains: Chains, mapping: Mapping) -> Units:
     )
 
 
-def in_turn(chains: Chains) -> list[int]:
+def in_turn(chains: ChainTimes) -> list[int]:
     """The tasks as listed, but each after those it waits for."""
     order: list[int] = []
     while len(order) < len(chains.tasks):
@@ -88,7 +88,7 @@ def in_turn(chains: Chains) -> list[int]:
     return order
 
 
-def alone_s(chains: Chains, task: int, units: Sequence[int]) -> float:
+def alone_s(chains: ChainTimes, task: int, units: Sequence[int]) -> float:
     """How long a task takes on these units, if nobody else is there."""
     total, at = 0.0, -1
     for i, unit in enumerate(units):
@@ -97,7 +97,7 @@ def alone_s(chains: Chains, task: int, units: Sequence[int]) -> float:
     return total + chains.leave[task][at]
 
 
-def finishes(chains: Chains, mapping: Mapping, sequence: Iterable[int]) -> list[float]:
+def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> list[float]:
     """When each task is through if stretches are placed in this order of tasks, each as early as it can then be."""
     time, move = chains.time, chains.move
     free = [[0.0] * count for count in chains.instances]
@@ -115,13 +115,13 @@ def finishes(chains: Chains, mapping: Mapping, sequence: Iterable[int]) -> list[
     return [ready[n] + chains.leave[n][at[n]] for n in chains.tasks]
 
 
-def candidates(name: str, chains: Chains, mappings: Iterable[Mapping]) -> tuple[Schedule, ...]:
+def candidates(name: str, chains: ChainTimes, mappings: Iterable[Mapping]) -> tuple[Schedule, ...]:
     """One schedule per distinct mapping and order in which ties are broken."""
     distinct = dict.fromkeys(spread(chains, mapping) for mapping in mappings)
     return tuple(Schedule(units, order=order, made_by=name) for units in distinct for order in _ties(chains))
 
 
-def in_series(name: str, chains: Chains, mapping: Mapping, objective: Objective) -> tuple[Schedule, ...]:
+def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Objective) -> tuple[Schedule, ...]:
     """For throughput: one model after the other where they share a unit, so that the first is through early.
 
     First come, first served weaves such models group by group, which serves the makespan just as well but makes
@@ -134,12 +134,12 @@ def in_series(name: str, chains: Chains, mapping: Mapping, objective: Objective)
     return tuple(Schedule(units, starts_s=_held(units, first), made_by=name) for first in dict.fromkeys(starts))
 
 
-def _ties(chains: Chains) -> list[tuple[int, ...] | None]:
+def _ties(chains: ChainTimes) -> list[tuple[int, ...] | None]:
     count = len(chains.tasks)
     return [None] if count == 1 else [None, tuple(reversed(range(count)))]
 
 
-def _orders(chains: Chains) -> list[tuple[int, ...]]:
+def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
     """All orders of up to three tasks, otherwise as listed and the shortest first; nobody before those he waits for."""
     if len(chains.tasks) <= 3:
         return [order for order in permutations(chains.tasks) if _allowed(chains, order)]
@@ -148,12 +148,12 @@ def _orders(chains: Chains) -> list[tuple[int, ...]]:
     return [tuple(in_turn(chains)), *([short] if _allowed(chains, short) else [])]
 
 
-def _allowed(chains: Chains, order: Sequence[int]) -> bool:
+def _allowed(chains: ChainTimes, order: Sequence[int]) -> bool:
     place = {n: k for k, n in enumerate(order)}
     return all(place[m] < place[n] for n in chains.tasks for m in chains.waits[n])
 
 
-def _series_starts(chains: Chains, mapping: Mapping, order: Sequence[int]) -> tuple[float, ...]:
+def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -> tuple[float, ...]:
     """When the first step of each task is to begin."""
     free = [[0.0] * count for count in chains.instances]
     starts, ends = [0.0] * len(order), [0.0] * len(order)
@@ -174,7 +174,7 @@ def _held(units: Units, first: Sequence[float]) -> tuple[tuple[float, ...], ...]
     return tuple((start, *[0.0] * (len(row) - 1)) for start, row in zip(first, units, strict=True))
 
 
-def fallback(chains: Chains, task: int, home: int) -> list[int]:
+def fallback(chains: ChainTimes, task: int, home: int) -> list[int]:
     """Every stretch on *home*; where home may not run it, on the unit that is through with it first."""
     units: list[int] = []
     for times, move in zip(chains.time[task], chains.move[task], strict=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
-from weft.mapping.baselines.chains import Chains, Mapping, candidates, chains_of, finishes
+from weft.mapping.baselines.chains import ChainTimes, Mapping, candidates, chains_of, finishes
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Schedule
 
@@ -41,7 +41,7 @@ def h2h(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     return candidates("h2h", chains, [mapping])
 
 
-def computation_first(chains: Chains) -> tuple[Mapping, list[int]]:
+def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
     """Step 1: place the frontier, the next stretch of every task, in the way that fills the last unit least.
 
     The mapping, and the order of tasks in which stretches were placed.
@@ -66,7 +66,7 @@ def computation_first(chains: Chains) -> tuple[Mapping, list[int]]:
     return mapping, sequence
 
 
-def data_locality(chains: Chains, mapping: Mapping, sequence: Sequence[int]) -> tuple[Mapping, list[int]]:
+def data_locality(chains: ChainTimes, mapping: Mapping, sequence: Sequence[int]) -> tuple[Mapping, list[int]]:
     """Step 4: let stretches join their neighbours' unit wherever the makespan drops; the latest model first."""
     mapping, order = [list(units) for units in mapping], list(sequence)
     ends = finishes(chains, mapping, order)
@@ -81,7 +81,7 @@ def data_locality(chains: Chains, mapping: Mapping, sequence: Sequence[int]) -> 
 
 
 def _join(
-    chains: Chains, mapping: Mapping, order: list[int], ends: list[float], n: int, i: int
+    chains: ChainTimes, mapping: Mapping, order: list[int], ends: list[float], n: int, i: int
 ) -> tuple[list[int], list[float]]:
     """Try the unit of the stretch before, then of the one after; *mapping* is changed where that helps."""
     row = mapping[n]
@@ -106,21 +106,21 @@ def _beside(order: Sequence[int], n: int, i: int, other: int) -> list[int]:
     return moved
 
 
-def _frontier(chains: Chains, mapping: Mapping) -> list[int]:
+def _frontier(chains: ChainTimes, mapping: Mapping) -> list[int]:
     done = [len(mapping[n]) == len(chains.time[n]) for n in chains.tasks]
     return [n for n in chains.tasks if not done[n] and all(done[m] for m in chains.waits[n])]
 
 
-def _parts(frontier: Sequence[int], width: int, chains: Chains) -> list[tuple[int, ...]]:
+def _parts(frontier: Sequence[int], width: int, chains: ChainTimes) -> list[tuple[int, ...]]:
     parts = list(combinations(frontier, width))
     return parts[: max(1, MOST_TUPLES // len(chains.units) ** width)]
 
 
-def _able(chains: Chains, n: int, i: int) -> list[int]:
+def _able(chains: ChainTimes, n: int, i: int) -> list[int]:
     return [unit for unit in chains.units if chains.time[n][i][unit] < float("inf")]
 
 
-def _placed(chains: Chains, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]) -> _State:
+def _placed(chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]) -> _State:
     free, ready, at = [list(lane) for lane in state.free], list(state.ready), list(state.at)
     for n, unit in zip(chosen, units, strict=True):
         i = len(mapping[n])

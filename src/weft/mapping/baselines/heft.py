@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
 
-from weft.mapping.baselines.chains import Chains, Mapping, candidates, chains_of, in_turn
+from weft.mapping.baselines.chains import ChainTimes, Mapping, candidates, chains_of, in_turn
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Schedule
 
@@ -28,7 +28,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _urgency(chains: Chains, measure: Callable[[Sequence[float]], float]) -> list[list[float]]:
+def _urgency(chains: ChainTimes, measure: Callable[[Sequence[float]], float]) -> list[list[float]]:
     ranks: list[list[float]] = [[] for _ in chains.tasks]
     for n in reversed(in_turn(chains)):
         after = [measure(_finite(chains.move[m][0][-1])) + ranks[m][0] for m in chains.tasks if n in chains.waits[m]]
@@ -46,7 +46,7 @@ def _finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if isfinite(value)]
 
 
-def _schedule(chains: Chains, ranks: Sequence[Sequence[float]]) -> Mapping:
+def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
     lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
     mapping: Mapping = [[] for _ in chains.tasks]
     ready = [0.0] * len(mapping)
@@ -67,7 +67,7 @@ def _schedule(chains: Chains, ranks: Sequence[Sequence[float]]) -> Mapping:
 
 
 def _earliest(
-    chains: Chains, lanes: Sequence[Sequence[Lane]], n: int, i: int, at: int, ready_s: float
+    chains: ChainTimes, lanes: Sequence[Sequence[Lane]], n: int, i: int, at: int, ready_s: float
 ) -> tuple[float, float, int, int]:
     """End, start, unit and instance of the placement that ends first."""
     best: tuple[float, float, int, int] = (inf, inf, 0, 0)

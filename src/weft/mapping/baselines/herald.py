@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 
-from weft.mapping.baselines.chains import Chains, Mapping, candidates, chains_of, in_turn
+from weft.mapping.baselines.chains import ChainTimes, Mapping, candidates, chains_of, in_turn
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Schedule
 
@@ -29,7 +29,7 @@ def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     return candidates("herald", chains, ways)
 
 
-def breadth_first(chains: Chains) -> list[int]:
+def breadth_first(chains: ChainTimes) -> list[int]:
     """One stretch of each task in turn; a task that waits joins once the others are through."""
     left = [len(stretches) for stretches in chains.time]
     sequence: list[int] = []
@@ -41,12 +41,12 @@ def breadth_first(chains: Chains) -> list[int]:
     return sequence
 
 
-def depth_first(chains: Chains) -> list[int]:
+def depth_first(chains: ChainTimes) -> list[int]:
     """One task after the other."""
     return [n for n in in_turn(chains) for _ in chains.time[n]]
 
 
-def _ranked(chains: Chains) -> list[list[list[tuple[int, float]]]]:
+def _ranked(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
     """[task][stretch]: the units that may run it, the fastest first, and the load it puts on each."""
     return [
         [

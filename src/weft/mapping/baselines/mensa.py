@@ -7,7 +7,7 @@ phases compare times. As there: one model at a time, no look-ahead, no contentio
 
 from __future__ import annotations
 
-from weft.mapping.baselines.chains import Chains, candidates, chains_of, in_series, quickest
+from weft.mapping.baselines.chains import ChainTimes, candidates, chains_of, in_series, quickest
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Schedule
 
@@ -19,7 +19,7 @@ def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     return candidates("mensa", chains, [mapping]) + in_series("mensa", chains, mapping, objective)
 
 
-def _walk(chains: Chains, task: int) -> list[int]:
+def _walk(chains: ChainTimes, task: int) -> list[int]:
     units: list[int] = []
     for times, move, fresh in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
         ideal = quickest(times)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, product
 from math import isfinite
 
-from weft.mapping.baselines.chains import Chains, Mapping, alone_s, candidates, chains_of, fallback, in_series
+from weft.mapping.baselines.chains import ChainTimes, Mapping, alone_s, candidates, chains_of, fallback, in_series
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Schedule
 
@@ -45,12 +45,12 @@ def per_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     return tuple(dict.fromkeys(chain(candidates("per-unit", chains, mappings), *series)))
 
 
-def _capable(chains: Chains) -> list[int]:
+def _capable(chains: ChainTimes) -> list[int]:
     stretches = [times for task in chains.time for times in task]
     return [unit for unit in chains.units if 2 * sum(isfinite(times[unit]) for times in stretches) >= len(stretches)]
 
 
-def _assignments(chains: Chains, alone: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
+def _assignments(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
     """A unit for each task: no unit shared while there is one for each, and none left out otherwise."""
     count = len(chains.tasks)
     if len(chains.units) ** count > MOST_ASSIGNMENTS:
@@ -59,13 +59,13 @@ def _assignments(chains: Chains, alone: Sequence[Sequence[float]]) -> list[tuple
     return [homes for homes in product(chains.units, repeat=count) if _fair(chains, Counter(homes), enough)]
 
 
-def _fair(chains: Chains, used: Counter[int], enough: bool) -> bool:
+def _fair(chains: ChainTimes, used: Counter[int], enough: bool) -> bool:
     if enough:
         return all(used[unit] <= chains.instances[unit] for unit in used)
     return all(used[unit] >= chains.instances[unit] for unit in chains.units)
 
 
-def _greedy(chains: Chains, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
+def _greedy(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """The longest task first, each where it is through first."""
     loads = [[0.0] * count for count in chains.instances]
     homes = [0] * len(alone)
@@ -76,7 +76,7 @@ def _greedy(chains: Chains, alone: Sequence[Sequence[float]]) -> tuple[int, ...]
     return tuple(homes)
 
 
-def _estimate(chains: Chains, alone: Sequence[Sequence[float]], homes: Sequence[int]) -> tuple[float, float]:
+def _estimate(chains: ChainTimes, alone: Sequence[Sequence[float]], homes: Sequence[int]) -> tuple[float, float]:
     """The fullest unit's load per instance or the longest task, whichever is more; then the sum of all."""
     loads = [0.0] * len(chains.instances)
     for n, home in enumerate(homes):

@@ -35,7 +35,7 @@ class Labelled(NamedTuple):
         return self.image.astype(np.float32) / np.float32(255)
 
 
-class Card(BaseModel):
+class ClassifierCard(BaseModel):
     """Where a network comes from and what it is worth."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,9 +64,9 @@ def model_path(name: str) -> Path:
     return _HERE / f"{name}.onnx"
 
 
-def card(name: str) -> Card:
+def card(name: str) -> ClassifierCard:
     data_of(name)
-    return Card.model_validate_json((_HERE / f"{name}.json").read_bytes())
+    return ClassifierCard.model_validate_json((_HERE / f"{name}.json").read_bytes())
 
 
 def validation(name: str) -> Labelled:

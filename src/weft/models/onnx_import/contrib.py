@@ -13,14 +13,14 @@ import onnx
 
 from weft.errors import ModelError
 from weft.models.layer import Gemm
-from weft.models.onnx_import.drafts import Draft, Node, draft
+from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
 from weft.models.onnx_import.products import conv, lstm, need, sized_gemm
 from weft.models.onnx_import.tensors import Stored, Tensor, dtype_bits
 
 FLOAT = onnx.TensorProto.FLOAT
 
 
-def chained(drafts: Sequence[Draft]) -> list[Draft]:
+def chained(drafts: Sequence[LayerDraft]) -> list[LayerDraft]:
     """The layers of one operator: the first reads what it reads, the last writes what it writes."""
     last = len(drafts) - 1
     return [
@@ -29,29 +29,29 @@ def chained(drafts: Sequence[Draft]) -> list[Draft]:
     ]
 
 
-def named(draft: Draft, part: str) -> Draft:
+def named(draft: LayerDraft, part: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, name=f"{draft.layer.name}/{part}"))
 
 
-def packed(node: Node, k: int, n: int, bits: int, place: int = 1) -> list[Draft]:
+def packed(node: ImportedNode, k: int, n: int, bits: int, place: int = 1) -> list[LayerDraft]:
     """A product with weights packed below a byte: the true sizes are told, the stored tensor is only bytes."""
     data, stored = need(node, 0), need(node, place)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
-    bare = Node(node.name, node.op, (data,), node.outputs, node.attributes)
+    bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
     return [draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,))] if gemm else []
 
 
-def matmul_nbits(node: Node) -> list[Draft]:
+def matmul_nbits(node: ImportedNode) -> list[LayerDraft]:
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
     return packed(node, k, n, bits)
 
 
-def matmul_bnb4(node: Node) -> list[Draft]:
+def matmul_bnb4(node: ImportedNode) -> list[LayerDraft]:
     return packed(node, node.attributes.integer("K", 1), node.attributes.integer("N", 1), 4)
 
 
-def matmul_fpq4(node: Node) -> list[Draft]:
+def matmul_fpq4(node: ImportedNode) -> list[LayerDraft]:
     """The sizes of the blob are its third input."""
     sizes = need(node, 2).value
     if sizes is None or sizes.size != 2:
@@ -60,37 +60,37 @@ def matmul_fpq4(node: Node) -> list[Draft]:
     return packed(node, k, n, 4)
 
 
-def matmul_fp4(node: Node) -> list[Draft]:
+def matmul_fp4(node: ImportedNode) -> list[LayerDraft]:
     return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], 4)
 
 
-def matmul_fp8(node: Node) -> list[Draft]:
+def matmul_fp8(node: ImportedNode) -> list[LayerDraft]:
     return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], 8)
 
 
-def nbits_mlp(node: Node) -> list[Draft]:
+def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
     """A gate and what it gates, side by side."""
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
     return packed(node, k, 2 * n, bits, place=3)
 
 
-def nbits_qkv(node: Node) -> list[Draft]:
+def nbits_qkv(node: ImportedNode) -> list[LayerDraft]:
     k, q, kv, bits = (node.attributes.integer(name, 1) for name in ("K", "Nq", "Nkv", "bits"))
     return packed(node, k, q + 2 * kv, bits, place=3)
 
 
-def moe(node: Node) -> list[Draft]:
+def moe(node: ImportedNode) -> list[LayerDraft]:
     """Each token passes as many experts as ``k`` says; only the weights of experts that are met are read."""
     return _experts(node, {"fc1": 2, "fc3": 6, "fc2": 4}, {})
 
 
-def q_moe(node: Node) -> list[Draft]:
+def q_moe(node: ImportedNode) -> list[LayerDraft]:
     usual = node.attributes.integer("expert_weight_bits", 4)
     bits = {name: node.attributes.integer(f"{name}_expert_weight_bits", usual) for name in ("fc1", "fc2", "fc3")}
     return _experts(node, {"fc1": 2, "fc3": 8, "fc2": 5}, bits)
 
 
-def _experts(node: Node, places: dict[str, int], bits: dict[str, int]) -> list[Draft]:
+def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
     data = need(node, 0)
     tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
     drafts = []
@@ -107,14 +107,14 @@ def _experts(node: Node, places: dict[str, int], bits: dict[str, int]) -> list[D
         weight = Tensor((experts, n, k), stored.dtype, width or stored.bits, constant=stored.constant, stored=kept)
         gemm = sized_gemm(tokens, k, n)
         if gemm is not None:
-            bare = Node(node.name, node.op, (data,), node.outputs, node.attributes)
+            bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
             layer = named(draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
             met = min(experts, tokens) * n * k if stored.constant else 0
             drafts.append(replace(layer, layer=replace(layer.layer, weights=met)))
     return chained(drafts)
 
 
-def attn_lstm(node: Node) -> list[Draft]:
+def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     """An LSTM that looks at a memory in every step: a query, scores, the context and a layer that mixes it in."""
     query, memory, mixed = node.input(8), node.input(11), node.input(13)
     steps = lstm(node)
@@ -132,16 +132,16 @@ def attn_lstm(node: Node) -> list[Draft]:
     return chained([*extra, *steps])
 
 
-def nhwc_conv(node: Node) -> list[Draft]:
+def nhwc_conv(node: ImportedNode) -> list[LayerDraft]:
     return conv(node, channels=-1)
 
 
-def qlinear_conv(node: Node) -> list[Draft]:
+def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
     last = node.attributes.integer("channels_last", 0)
     return conv(node, x=0, w=3, bias=8, channels=-1 if last else 1)
 
 
-def causal_conv(node: Node, bias: int = 2) -> list[Draft]:
+def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
     """One window per position and channel; positions are whatever is not channels."""
     data, weight = need(node, 0), need(node, 1)
     if len(weight.shape) < 3:
@@ -151,11 +151,11 @@ def causal_conv(node: Node, bias: int = 2) -> list[Draft]:
     return [draft(node, "conv", gemm=gemm, weight=weight, trained=(weight, node.input(bias)))] if gemm else []
 
 
-def varlen_causal_conv(node: Node) -> list[Draft]:
+def varlen_causal_conv(node: ImportedNode) -> list[LayerDraft]:
     return causal_conv(node, bias=3)
 
 
-def word_conv(node: Node) -> list[Draft]:
+def word_conv(node: ImportedNode) -> list[LayerDraft]:
     """The characters of each word looked up, then a window slid over them."""
     words, weight, table = need(node, 0), need(node, 1), need(node, 3)
     if len(words.shape) < 1 or len(weight.shape) < 3:
@@ -167,7 +167,7 @@ def word_conv(node: Node) -> list[Draft]:
     return [draft(node, "conv", gemm=gemm, weight=weight, trained=trained)] if gemm else []
 
 
-def gated_position_bias(node: Node) -> list[Draft]:
+def gated_position_bias(node: ImportedNode) -> list[LayerDraft]:
     """Every head of every query through one small matrix."""
     query, weight = need(node, 0), need(node, 3)
     if len(weight.shape) != 2:
@@ -177,25 +177,25 @@ def gated_position_bias(node: Node) -> list[Draft]:
     return [draft(node, kind, gemm=gemm, weight=weight, trained=(weight, node.input(4)))] if gemm else []
 
 
-def linear(node: Node) -> list[Draft]:
+def linear(node: ImportedNode) -> list[LayerDraft]:
     """ai.onnx.ml LinearClassifier and LinearRegressor: the weights are an attribute."""
     return _by_rows(node, node.attributes.length("coefficients"))
 
 
-def support_vectors(node: Node) -> list[Draft]:
+def support_vectors(node: ImportedNode) -> list[LayerDraft]:
     """Every sample meets every support vector; without any, the coefficients are those of a line."""
     vectors = node.attributes.length("support_vectors")
     return _by_rows(node, vectors or node.attributes.length("coefficients"))
 
 
-def trees(node: Node) -> list[Draft]:
+def trees(node: ImportedNode) -> list[LayerDraft]:
     """Comparisons along a path: traffic, and a threshold stored per node."""
     nodes = max(node.attributes.length(name) for name in ("nodes_values", "nodes_treeids"))
     kept = _in_attributes((nodes,))
     return [draft(node, "elementwise", trained=(kept,))]
 
 
-def _by_rows(node: Node, values: int) -> list[Draft]:
+def _by_rows(node: ImportedNode, values: int) -> list[LayerDraft]:
     data = need(node, 0)
     features = data.shape[-1] if data.shape else 1
     gemm = sized_gemm(data.elements // max(1, features), features, values // max(1, features))

@@ -15,7 +15,7 @@ import onnx
 
 from weft.errors import ModelError
 from weft.models.layer import Exit
-from weft.models.onnx_import.drafts import Draft
+from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.tensors import Tensor
 from weft.models.onnx_import.walk import names_read, producers_of
 
@@ -65,7 +65,7 @@ class Subnets:
             first.update(dict.fromkeys(needed, place))
         return first
 
-    def exits(self, drafts: Sequence[Draft]) -> tuple[Exit, ...]:
+    def exits(self, drafts: Sequence[LayerDraft]) -> tuple[Exit, ...]:
         """The exits among layers that were ordered by ``segments``, the end left out."""
         counts = [sum(each.segment == place for each in drafts) for place in range(len(self.names))]
         for place, count in enumerate(counts):
@@ -80,7 +80,7 @@ class Subnets:
                 )
         return tuple(map(Exit, self.names[:-1], accumulate(counts)))
 
-    def _nothing_new(self, place: int, drafts: Collection[Draft]) -> str:
+    def _nothing_new(self, place: int, drafts: Collection[LayerDraft]) -> str:
         name = self.names[place]
         if not place:
             return f"the exit {name!r} needs no layer: it hands out an input or a constant"
@@ -116,7 +116,7 @@ class BlockEnd(NamedTuple):
     shape: tuple[int, int]
 
 
-def block_ends(drafts: Sequence[Draft]) -> list[BlockEnd]:
+def block_ends(drafts: Sequence[LayerDraft]) -> list[BlockEnd]:
     """The places at which one activation crosses, in order."""
     last_read, widths = _last_reads(drafts), _widths(drafts)
     alive: set[Tensor] = set()
@@ -131,7 +131,7 @@ def block_ends(drafts: Sequence[Draft]) -> list[BlockEnd]:
     return ends
 
 
-def _last_reads(drafts: Sequence[Draft]) -> dict[Tensor, int]:
+def _last_reads(drafts: Sequence[LayerDraft]) -> dict[Tensor, int]:
     """Computed activation -> the place of the last layer that reads it.
 
     What inputs become without a multiplication (a mask, an embedding) is as good as an input and left out.
@@ -146,11 +146,11 @@ def _last_reads(drafts: Sequence[Draft]) -> dict[Tensor, int]:
     return last
 
 
-def _sources(draft: Draft) -> list[Tensor]:
+def _sources(draft: LayerDraft) -> list[Tensor]:
     return [origin for tensor in draft.reads for origin in tensor.origins]
 
 
-def _widths(drafts: Sequence[Draft]) -> list[tuple[int, int]]:
+def _widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
     """For each number of layers done: channels the next product with weights reads, and the last one wrote."""
     read, written = [0], [0]
     for each in reversed(drafts):

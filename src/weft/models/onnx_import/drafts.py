@@ -11,7 +11,7 @@ from weft.models.onnx_import.tensors import Stored, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ImportedNode:
     """An ONNX node with its names looked up."""
 
     name: str
@@ -35,7 +35,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draft:
+class LayerDraft:
     """A layer, before its parameters are summed and its neighbours fused into it."""
 
     layer: Layer
@@ -53,12 +53,12 @@ class Draft:
     Fusion need not look at it: whatever an exit needs of a group it gets through the group's last member.
     """
 
-    def within(self, path: str) -> Draft:
+    def within(self, path: str) -> LayerDraft:
         return replace(self, layer=replace(self.layer, name=f"{path}/{self.layer.name}"), sealed=True)
 
 
 def draft(
-    node: Node,
+    node: ImportedNode,
     kind: str,
     *,
     gemm: Gemm | None = None,
@@ -67,11 +67,11 @@ def draft(
     lookups: int = 0,
     input_elements: int | None = None,
     output_elements: int | None = None,
-) -> Draft:
+) -> LayerDraft:
     """The layer of *node*. *trained* names constants that are learned whatever their type looks like."""
     reads, weighted = node.activations, weight is not None and weight.constant
     traffic = sum(each.elements for each in reads) if input_elements is None else input_elements
-    return Draft(
+    return LayerDraft(
         Layer(
             name=node.name,
             kind=kind,
@@ -100,13 +100,13 @@ def activation_bits(reads: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     return largest.bits if largest is not None else 32
 
 
-def trained_constants(node: Node, trained: Iterable[Tensor | None]) -> tuple[Stored, ...]:
+def trained_constants(node: ImportedNode, trained: Iterable[Tensor | None]) -> tuple[Stored, ...]:
     named = [each for tensor in trained if tensor is not None and tensor.constant for each in tensor.stored]
     constants = (tensor for tensor in node.inputs if tensor is not None and tensor.constant)
     return tuple(dict.fromkeys([*named, *(s for tensor in constants for s in tensor.stored if s.trained)]))
 
 
-def repeated(draft: Draft, times: int) -> Draft:
+def repeated(draft: LayerDraft, times: int) -> LayerDraft:
     """The same layer run *times* over: more rows through the same weights."""
     layer = draft.layer
     gemm = replace(layer.gemm, m=layer.gemm.m * times) if layer.gemm else None

@@ -20,7 +20,7 @@ from weft.models.onnx_import.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NodeCall:
     """A node with the values of its inputs, None for those left out."""
 
     values: Sequence[Array | None]
@@ -44,10 +44,10 @@ class Call:
         return self.attributes.integers(name, ()) if self.attributes.has(name) else None
 
 
-Rule = Callable[[Call], Array | tuple[Array, ...] | None]
+Rule = Callable[[NodeCall], Array | tuple[Array, ...] | None]
 
 
-def fold(op: str, call: Call) -> tuple[Array, ...] | None:
+def fold(op: str, call: NodeCall) -> tuple[Array, ...] | None:
     """One value per output, or None where no rule of ours says what the operator computes."""
     rule = RULES.get(op)
     if rule is None:
@@ -65,7 +65,7 @@ def fold(op: str, call: Call) -> tuple[Array, ...] | None:
 
 
 def _unary(function: Callable[[Array], Any]) -> Rule:
-    def rule(call: Call) -> Array:
+    def rule(call: NodeCall) -> Array:
         value = call.need(0)
         return np.asarray(function(value)).astype(value.dtype)
 
@@ -75,14 +75,14 @@ def _unary(function: Callable[[Array], Any]) -> Rule:
 def _binary(function: Callable[[Array, Array], Any], logical: bool = False) -> Rule:
     """A function of two values, whose result has the type of the first or is a truth value."""
 
-    def rule(call: Call) -> Array:
+    def rule(call: NodeCall) -> Array:
         left, right = call.need(0), _aligned(call)
         return np.asarray(function(left, right)).astype(np.bool_ if logical else left.dtype)
 
     return rule
 
 
-def _aligned(call: Call) -> Array:
+def _aligned(call: NodeCall) -> Array:
     """The second operand; before opset 7 an attribute says at which axis of the first its axes begin."""
     left, right = call.need(0), call.need(1)
     if not call.attributes.integer("broadcast", 0) or not call.attributes.has("axis"):
@@ -92,7 +92,7 @@ def _aligned(call: Call) -> Array:
 
 
 def _variadic(function: Callable[[Array, Array], Any]) -> Rule:
-    def rule(call: Call) -> Array:
+    def rule(call: NodeCall) -> Array:
         return np.asarray(reduce(function, [each for each in call.values if each is not None]))
 
     return rule
@@ -108,22 +108,22 @@ def _divide(left: Array, right: Array) -> Array:
     return np.asarray(quotient + ((quotient < 0) & (quotient * right != left)))
 
 
-def _modulo(call: Call) -> Array:
+def _modulo(call: NodeCall) -> Array:
     left, right = call.need(0), call.need(1)
     return np.asarray((np.fmod if call.attributes.integer("fmod", 0) else np.mod)(left, right))
 
 
-def _mean(call: Call) -> Array:
+def _mean(call: NodeCall) -> Array:
     total = np.asarray(reduce(np.add, [each for each in call.values if each is not None]))
     return np.asarray(total / len(call.values)).astype(total.dtype)
 
 
-def _shift(call: Call) -> Array:
+def _shift(call: NodeCall) -> Array:
     left = call.attributes.text("direction") == "LEFT"
     return np.asarray((np.left_shift if left else np.right_shift)(call.need(0), call.need(1)))
 
 
-def _clip(call: Call) -> Array:
+def _clip(call: NodeCall) -> Array:
     value = call.need(0)
     low, high = (_limit(call, place, name) for place, name in ((1, "min"), (2, "max")))
     value = value if low is None else np.maximum(value, low)
@@ -131,12 +131,12 @@ def _clip(call: Call) -> Array:
     return value.astype(call.need(0).dtype)
 
 
-def _limit(call: Call, place: int, name: str) -> Array | float | None:
+def _limit(call: NodeCall, place: int, name: str) -> Array | float | None:
     given = call.value(place)
     return call.attributes.number(name) if given is None else given
 
 
-def _cast(call: Call) -> Array:
+def _cast(call: NodeCall) -> Array:
     to = next((each for each in call.attributes.node.attribute if each.name == "to"), None)
     if to is None:
         raise ModelError("it does not say what to cast to")
@@ -144,15 +144,15 @@ def _cast(call: Call) -> Array:
     return call.need(0).astype(onnx.helper.tensor_dtype_to_np_dtype(number))
 
 
-def _cast_like(call: Call) -> Array:
+def _cast_like(call: NodeCall) -> Array:
     return call.need(0).astype(call.need(1).dtype)
 
 
-def _where(call: Call) -> Array:
+def _where(call: NodeCall) -> Array:
     return np.where(call.need(0), call.need(1), call.need(2))
 
 
-def _cumulated(call: Call) -> Array:
+def _cumulated(call: NodeCall) -> Array:
     value, axis = call.need(0), int(call.need(1).reshape(()))
     backwards, exclusive = (call.attributes.integer(name, 0) for name in ("reverse", "exclusive"))
     value = np.flip(value, axis) if backwards else value
@@ -164,7 +164,7 @@ def _cumulated(call: Call) -> Array:
 
 
 def _reduction(function: Callable[..., Any]) -> Rule:
-    def rule(call: Call) -> Array:
+    def rule(call: NodeCall) -> Array:
         value, axes = call.need(0), call.integers("axes", 1)
         if not axes and call.attributes.integer("noop_with_empty_axes", 0):
             return value
@@ -175,7 +175,7 @@ def _reduction(function: Callable[..., Any]) -> Rule:
 
 
 def _extreme(function: Callable[..., Any]) -> Rule:
-    def rule(call: Call) -> Array:
+    def rule(call: NodeCall) -> Array:
         value, axis = call.need(0), call.attributes.integer("axis", 0)
         last = bool(call.attributes.integer("select_last_index", 0))
         found = function(np.flip(value, axis) if last else value, axis=axis)
@@ -186,7 +186,7 @@ def _extreme(function: Callable[..., Any]) -> Rule:
     return rule
 
 
-def _top(call: Call) -> tuple[Array, ...]:
+def _top(call: NodeCall) -> tuple[Array, ...]:
     value, axis = call.need(0), call.attributes.integer("axis", -1)
     wanted = call.value(1)
     count = call.attributes.integer("k", 1) if wanted is None else int(wanted.item())
@@ -198,7 +198,7 @@ def _top(call: Call) -> tuple[Array, ...]:
 # The same values seen differently
 
 
-def _reshape(call: Call) -> Array:
+def _reshape(call: NodeCall) -> Array:
     value = call.need(0)
     wanted = call.integers("shape", 1) or ()
     copied = not call.attributes.integer("allowzero", 0)
@@ -206,32 +206,32 @@ def _reshape(call: Call) -> Array:
     return value.reshape(sizes)
 
 
-def _flatten(call: Call) -> Array:
+def _flatten(call: NodeCall) -> Array:
     value, axis = call.need(0), call.attributes.integer("axis", 1)
     return value.reshape(int(np.prod(value.shape[:axis], dtype=np.int64)), -1)
 
 
-def _squeeze(call: Call) -> Array:
+def _squeeze(call: NodeCall) -> Array:
     return np.squeeze(call.need(0), call.integers("axes", 1) or None)
 
 
-def _unsqueeze(call: Call) -> Array:
+def _unsqueeze(call: NodeCall) -> Array:
     return np.expand_dims(call.need(0), call.integers("axes", 1) or ())
 
 
-def _transpose(call: Call) -> Array:
+def _transpose(call: NodeCall) -> Array:
     return np.transpose(call.need(0), call.attributes.integers("perm", ()) or None)
 
 
 # Choosing and joining
 
 
-def _concat(call: Call) -> Array:
+def _concat(call: NodeCall) -> Array:
     parts = [each for each in call.values if each is not None]
     return np.concatenate(parts, call.attributes.integer("axis", 1))
 
 
-def _slice(call: Call) -> Array:
+def _slice(call: NodeCall) -> Array:
     value = call.need(0)
     starts, ends = call.integers("starts", 1) or (), call.integers("ends", 2) or ()
     axes = call.integers("axes", 3) or range(len(starts))
@@ -247,7 +247,7 @@ def _end(end: int, step: int, size: int) -> int | None:
     return None if step < 0 and end < -size else end
 
 
-def _split(call: Call) -> tuple[Array, ...]:
+def _split(call: NodeCall) -> tuple[Array, ...]:
     value, axis = call.need(0), call.attributes.integer("axis", 0)
     size = value.shape[axis]
     even = -(-size // call.outputs)
@@ -255,11 +255,11 @@ def _split(call: Call) -> tuple[Array, ...]:
     return tuple(np.split(value, np.cumsum(lengths)[: call.outputs - 1], axis))
 
 
-def _gather(call: Call) -> Array:
+def _gather(call: NodeCall) -> Array:
     return np.take(call.need(0), call.need(1), call.attributes.integer("axis", 0))
 
 
-def _elements(call: Call) -> tuple[Array, ...]:
+def _elements(call: NodeCall) -> tuple[Array, ...]:
     """Where the elements lie that indices name along one axis, each at its own place along the others."""
     indices, axis = call.need(1), call.attributes.integer("axis", 0)
     places: list[Array] = [*np.indices(indices.shape)]
@@ -267,17 +267,17 @@ def _elements(call: Call) -> tuple[Array, ...]:
     return tuple(places)
 
 
-def _gather_elements(call: Call) -> Array:
+def _gather_elements(call: NodeCall) -> Array:
     return np.asarray(call.need(0)[_elements(call)])
 
 
-def _gather_nd(call: Call) -> Array | None:
+def _gather_nd(call: NodeCall) -> Array | None:
     if call.attributes.integer("batch_dims", 0):
         return None
     return np.asarray(call.need(0)[tuple(np.moveaxis(call.need(1), -1, 0))])
 
 
-def _scatter_nd(call: Call) -> Array | None:
+def _scatter_nd(call: NodeCall) -> Array | None:
     if call.attributes.text("reduction") not in ("", "none"):
         return None
     result = call.need(0).copy()
@@ -285,7 +285,7 @@ def _scatter_nd(call: Call) -> Array | None:
     return result
 
 
-def _scatter_elements(call: Call) -> Array | None:
+def _scatter_elements(call: NodeCall) -> Array | None:
     if call.attributes.text("reduction") not in ("", "none"):
         return None
     result = call.need(0).copy()
@@ -293,13 +293,13 @@ def _scatter_elements(call: Call) -> Array | None:
     return result
 
 
-def _compress(call: Call) -> Array:
+def _compress(call: NodeCall) -> Array:
     kept = np.flatnonzero(call.need(1))
     axis = call.attributes.integer("axis", 0) if call.attributes.has("axis") else None
     return np.take(call.need(0), kept, axis)
 
 
-def _nonzero(call: Call) -> Array:
+def _nonzero(call: NodeCall) -> Array:
     value = call.need(0)
     return np.array(np.nonzero(value if value.ndim else value.reshape(1)), dtype=np.int64)
 
@@ -307,28 +307,28 @@ def _nonzero(call: Call) -> Array:
 # Making and growing
 
 
-def _constant_of_shape(call: Call) -> Array:
+def _constant_of_shape(call: NodeCall) -> Array:
     fill = call.attributes.tensor("value")
     value = np.zeros(1, np.float32) if fill is None else onnx.numpy_helper.to_array(fill)
     return np.full(tuple(call.need(0)), value.reshape(()), dtype=value.dtype)
 
 
-def _range(call: Call) -> Array:
+def _range(call: NodeCall) -> Array:
     start, limit, step = (call.need(place).item() for place in range(3))
     return np.arange(start, limit, step, dtype=call.need(0).dtype)
 
 
-def _expand(call: Call) -> Array:
+def _expand(call: NodeCall) -> Array:
     value = call.need(0)
     return np.broadcast_to(value, np.broadcast_shapes(value.shape, tuple(call.need(1))))
 
 
-def _tile(call: Call) -> Array | None:
+def _tile(call: NodeCall) -> Array | None:
     value, repeats = call.need(0), call.need(1)
     return np.tile(value, tuple(repeats)) if len(call.values) == 2 and repeats.size == value.ndim else None
 
 
-def _pad(call: Call) -> Array | None:
+def _pad(call: NodeCall) -> Array | None:
     value = call.need(0)
     amounts = call.integers("pads", 1) or call.attributes.integers("paddings", ())
     axes = call.integers("axes", 3) or range(value.ndim)
@@ -350,14 +350,14 @@ def _pad(call: Call) -> Array | None:
             return None
 
 
-def _one_hot(call: Call) -> Array:
+def _one_hot(call: NodeCall) -> Array:
     indices, depth, values = call.need(0), int(call.need(1).reshape(())), call.need(2)
     axis = call.attributes.integer("axis", -1)
     hot = np.equal(np.mod(indices[..., None], depth), np.arange(depth)) & (np.abs(indices[..., None]) <= depth)
     return np.moveaxis(np.where(hot, values[1], values[0]), -1, axis)
 
 
-def _triangle(call: Call) -> Array:
+def _triangle(call: NodeCall) -> Array:
     diagonal = call.value(1)
     cut = np.triu if call.attributes.integer("upper", 1) else np.tril
     return np.asarray(cut(call.need(0), 0 if diagonal is None else int(diagonal.reshape(()))))

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from weft.models.onnx_import.drafts import Draft
+from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.ops import ACTIVATIONS, ARITHMETIC
 from weft.models.onnx_import.tensors import Tensor
 
@@ -19,7 +19,7 @@ _FOLLOWERS = ACTIVATIONS | ARITHMETIC | {"BatchNormalization"}
 _LONGEST = 16
 
 
-def fuse(drafts: Sequence[Draft], outputs: Collection[Tensor]) -> list[Draft]:
+def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[LayerDraft]:
     """*drafts* with followers folded in; *outputs* are the tensors the graph hands out."""
     readers: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(drafts):
@@ -27,7 +27,7 @@ def fuse(drafts: Sequence[Draft], outputs: Collection[Tensor]) -> list[Draft]:
             readers[id(tensor)].append(place)
     exposed = {id(tensor.root) for tensor in outputs}
     absorbed: set[int] = set()
-    fused: dict[int, Draft] = {}
+    fused: dict[int, LayerDraft] = {}
     for place, each in enumerate(drafts):
         if place in absorbed or not _anchors(each):
             continue
@@ -38,11 +38,11 @@ def fuse(drafts: Sequence[Draft], outputs: Collection[Tensor]) -> list[Draft]:
     return [fused.get(place, each) for place, each in enumerate(drafts) if place not in absorbed or place in fused]
 
 
-def _anchors(draft: Draft) -> bool:
+def _anchors(draft: LayerDraft) -> bool:
     return draft.layer.kind in ("conv", "gemm") and len(draft.writes) == 1 and not draft.sealed
 
 
-def _group(drafts: Sequence[Draft], anchor: int, readers: dict[int, list[int]], exposed: set[int]) -> list[int]:
+def _group(drafts: Sequence[LayerDraft], anchor: int, readers: dict[int, list[int]], exposed: set[int]) -> list[int]:
     """The places of the longest closed run of followers, the anchor first."""
     members, best = [anchor], 1
     inside = {id(drafts[anchor].writes[0])}
@@ -62,7 +62,7 @@ def _group(drafts: Sequence[Draft], anchor: int, readers: dict[int, list[int]], 
     return members[:best]
 
 
-def _follows(draft: Draft, inside: Collection[int], elements: int) -> bool:
+def _follows(draft: LayerDraft, inside: Collection[int], elements: int) -> bool:
     """Whether a layer reads only the group; a lone value beside it, such as a scale, does not count."""
     return (
         draft.layer.op in _FOLLOWERS
@@ -73,7 +73,7 @@ def _follows(draft: Draft, inside: Collection[int], elements: int) -> bool:
     )
 
 
-def _merged(group: Sequence[Draft]) -> Draft:
+def _merged(group: Sequence[LayerDraft]) -> LayerDraft:
     first, last = group[0], group[-1]
     inside = {id(each.writes[0]) for each in group}
     outside = {id(tensor): tensor for each in group for tensor in each.reads if id(tensor) not in inside}

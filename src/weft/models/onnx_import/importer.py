@@ -21,7 +21,7 @@ import onnx.inliner
 from weft.errors import ModelError
 from weft.models.layer import Layer, Model
 from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
-from weft.models.onnx_import.drafts import Draft
+from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.infer import Inference, size_of, tensor_type
 from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
 from weft.models.onnx_import.walk import walk
@@ -222,7 +222,7 @@ def _symbols(settled: Iterable[tuple[onnx.TypeProto, tuple[int, ...]]]) -> dict[
     return {symbol: sizes.pop() for symbol, sizes in values.items() if len(sizes) == 1}
 
 
-def _with_parameters(drafts: Sequence[Draft]) -> list[Layer]:
+def _with_parameters(drafts: Sequence[LayerDraft]) -> list[Layer]:
     """Each stored tensor counts for the first layer that uses it, so that the model's sum is right."""
     counted: set[Stored] = set()
     layers = []

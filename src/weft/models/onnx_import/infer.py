@@ -21,7 +21,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from weft.models.onnx_import.attributes import Attributes
-from weft.models.onnx_import.fold import Call, fold
+from weft.models.onnx_import.fold import NodeCall, fold
 from weft.models.onnx_import.shapes import has_rules, own_shapes, standard
 from weft.models.onnx_import.tensors import (
     INTEGERS,
@@ -207,7 +207,7 @@ def _folded(
     if not small or any(t is not None and t.value is None for t in inputs):
         return None
     values = [None if t is None else t.value for t in inputs]
-    return fold(op, Call(values, Attributes(node), len(results)))
+    return fold(op, NodeCall(values, Attributes(node), len(results)))
 
 
 def qualified(node: onnx.NodeProto) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.models.onnx_import import attention, contrib, products
-from weft.models.onnx_import.drafts import Draft, Node, draft
+from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
 from weft.models.onnx_import.infer import VIEWS, names
 from weft.models.onnx_import.tensors import INTEGERS
 
@@ -94,48 +94,48 @@ _FREE = names(
 )
 
 
-def count(node: Node) -> list[Draft]:
+def count(node: ImportedNode) -> list[LayerDraft]:
     """The layers of *node*; none where it costs nothing."""
     return COUNTERS.get(node.op, unknown)(node)
 
 
-def unknown(node: Node) -> list[Draft]:
+def unknown(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "unknown")]
 
 
-def _elementwise(node: Node) -> list[Draft]:
+def _elementwise(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "elementwise")]
 
 
-def _activation(node: Node) -> list[Draft]:
+def _activation(node: ImportedNode) -> list[LayerDraft]:
     # A slope is learned even when all channels share a single one.
     return [draft(node, "elementwise", trained=node.inputs[1:] if node.op == "PRelu" else ())]
 
 
-def _norm(node: Node) -> list[Draft]:
+def _norm(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "norm", trained=node.inputs[1:])]
 
 
-def _pool(node: Node) -> list[Draft]:
+def _pool(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "pool")]
 
 
-def _movement(node: Node) -> list[Draft]:
+def _movement(node: ImportedNode) -> list[LayerDraft]:
     return _moved(node, None)
 
 
-def _selection(node: Node) -> list[Draft]:
+def _selection(node: ImportedNode) -> list[LayerDraft]:
     """Only what is selected is read."""
     return _moved(node, node.output_elements)
 
 
-def _moved(node: Node, read: int | None) -> list[Draft]:
+def _moved(node: ImportedNode, read: int | None) -> list[LayerDraft]:
     # A cast to the same type, a slice of everything: nothing moves.
     idle = node.outputs[0].view_of is not None
     return [] if idle else [draft(node, "movement", input_elements=read)]
 
 
-def _gather(node: Node) -> list[Draft]:
+def _gather(node: ImportedNode) -> list[LayerDraft]:
     """A lookup where the table is constant and learned, else a selection."""
     table = products.need(node, 0)
     if not table.constant or len(table.shape) < 2 or table.dtype in INTEGERS:
@@ -144,7 +144,7 @@ def _gather(node: Node) -> list[Draft]:
     return [draft(node, "embedding", weight=table, trained=(table,), lookups=looked_up)]
 
 
-def _embed_norm(node: Node) -> list[Draft]:
+def _embed_norm(node: ImportedNode) -> list[LayerDraft]:
     """Word, position and segment tables at once, then a norm."""
     tables = [table for table in node.inputs[2:5] if table is not None]
     looked_up = node.outputs[0].elements * len(tables)
@@ -152,11 +152,11 @@ def _embed_norm(node: Node) -> list[Draft]:
     return [draft(node, "embedding", weight=word, trained=node.inputs[2:7], lookups=looked_up)]
 
 
-def _free(node: Node) -> list[Draft]:
+def _free(node: ImportedNode) -> list[LayerDraft]:
     return []
 
 
-Counter = Callable[[Node], list[Draft]]
+Counter = Callable[[ImportedNode], list[LayerDraft]]
 
 COUNTERS: dict[str, Counter] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from weft.errors import ModelError
 from weft.models.layer import Gemm
-from weft.models.onnx_import.drafts import Draft, Node, draft
+from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
 from weft.models.onnx_import.shape_rules import broadcast, operand
 from weft.models.onnx_import.tensors import Tensor
 
@@ -21,7 +21,7 @@ Operand = tuple[Tensor, tuple[int, ...]]
 """A factor and its shape as it enters the product, after any transposition."""
 
 
-def conv(node: Node, x: int = 0, w: int = 1, bias: int = 2, channels: int = 1) -> list[Draft]:
+def conv(node: ImportedNode, x: int = 0, w: int = 1, bias: int = 2, channels: int = 1) -> list[LayerDraft]:
     """One row per output position; the reduction runs over input channels and the kernel window."""
     data, weight = need(node, x), need(node, w)
     groups = node.attributes.integer("group", 1)
@@ -37,19 +37,19 @@ def conv(node: Node, x: int = 0, w: int = 1, bias: int = 2, channels: int = 1) -
     return _convolved(node, gemm, weight, node.input(bias))
 
 
-def qlinear_conv(node: Node) -> list[Draft]:
+def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
     return conv(node, x=0, w=3, bias=8)
 
 
-def conv_integer(node: Node) -> list[Draft]:
+def conv_integer(node: ImportedNode) -> list[LayerDraft]:
     return conv(node, bias=len(node.inputs))
 
 
-def deform_conv(node: Node) -> list[Draft]:
+def deform_conv(node: ImportedNode) -> list[LayerDraft]:
     return conv(node, bias=3)
 
 
-def conv_transpose(node: Node, bias: int = 2) -> list[Draft]:
+def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
     """One row per *input* position, spread over the window: output positions would count zeros as work."""
     data, weight = need(node, 0), need(node, 1)
     groups = node.attributes.integer("group", 1)
@@ -63,39 +63,39 @@ def conv_transpose(node: Node, bias: int = 2) -> list[Draft]:
     return _convolved(node, gemm, weight, node.input(bias))
 
 
-def conv_transpose_with_pads(node: Node) -> list[Draft]:
+def conv_transpose_with_pads(node: ImportedNode) -> list[LayerDraft]:
     return conv_transpose(node, bias=3)
 
 
-def gemm(node: Node, b: int = 1, c: int = 2) -> list[Draft]:
+def gemm(node: ImportedNode, b: int = 1, c: int = 2) -> list[LayerDraft]:
     left, right = need(node, 0), need(node, b)
     a_shape, b_shape = (operand(each.shape, node.attributes, side) for each, side in ((left, "A"), (right, "B")))
     return _product(node, (left, a_shape), (right, b_shape), (node.input(c),))
 
 
-def qgemm(node: Node) -> list[Draft]:
+def qgemm(node: ImportedNode) -> list[LayerDraft]:
     return gemm(node, b=3, c=6)
 
 
-def matmul(node: Node, b: int = 1) -> list[Draft]:
+def matmul(node: ImportedNode, b: int = 1) -> list[LayerDraft]:
     left, right = need(node, 0), need(node, b)
     return _product(node, (left, left.shape), (right, right.shape), ())
 
 
-def qlinear_matmul(node: Node) -> list[Draft]:
+def qlinear_matmul(node: ImportedNode) -> list[LayerDraft]:
     return matmul(node, b=3)
 
 
-def dynamic_matmul(node: Node) -> list[Draft]:
+def dynamic_matmul(node: ImportedNode) -> list[LayerDraft]:
     """A product whose left side is quantised on the way, with a bias."""
     return gemm(node, c=4)
 
 
-def matmul_to_float(node: Node) -> list[Draft]:
+def matmul_to_float(node: ImportedNode) -> list[LayerDraft]:
     return gemm(node, c=6)
 
 
-def ordered_matmul(node: Node) -> list[Draft]:
+def ordered_matmul(node: ImportedNode) -> list[LayerDraft]:
     """Quantised for one memory layout: in some the right matrix lies transposed."""
     left, right = need(node, 0), need(node, 2)
     turned = len(right.shape) == 2 and bool(left.shape) and right.shape[0] != left.shape[-1]
@@ -103,13 +103,13 @@ def ordered_matmul(node: Node) -> list[Draft]:
     return _product(node, (left, left.shape), (right, shape), (node.input(5),))
 
 
-def distances(node: Node) -> list[Draft]:
+def distances(node: ImportedNode) -> list[LayerDraft]:
     """Distances between all pairs of rows, computed as a product."""
     left, right = need(node, 0), need(node, 1)
     return _product(node, (left, left.shape), (right, right.shape[::-1]), ())
 
 
-def einsum(node: Node) -> list[Draft]:
+def einsum(node: ImportedNode) -> list[LayerDraft]:
     """Letters in both operands and the result are groups, in both but not the result are summed over."""
     operands = [each for each in node.inputs if each is not None]
     inputs, output = _letters(node.attributes.text("equation"), operands)
@@ -133,20 +133,20 @@ def einsum(node: Node) -> list[Draft]:
     return _weighted(node, sized_gemm(m, k, n, count(shared & kept)), operands[1])
 
 
-def lstm(node: Node) -> list[Draft]:
+def lstm(node: ImportedNode) -> list[LayerDraft]:
     return _recurrent(node, gates=4)
 
 
-def quantized_lstm(node: Node) -> list[Draft]:
+def quantized_lstm(node: ImportedNode) -> list[LayerDraft]:
     """DynamicQuantizeLSTM: the axes that meet the input and the state come before those of the gates."""
     return _recurrent(node, gates=4, inner=1)
 
 
-def gru(node: Node) -> list[Draft]:
+def gru(node: ImportedNode) -> list[LayerDraft]:
     return _recurrent(node, gates=3)
 
 
-def rnn(node: Node) -> list[Draft]:
+def rnn(node: ImportedNode) -> list[LayerDraft]:
     return _recurrent(node, gates=1)
 
 
@@ -155,14 +155,14 @@ def sized_gemm(m: int, k: int, n: int, groups: int = 1, kernel: int = 1) -> Gemm
     return Gemm(m, k, n, groups, kernel) if min(m, k, n, groups, kernel) > 0 else None
 
 
-def need(node: Node, place: int) -> Tensor:
+def need(node: ImportedNode, place: int) -> Tensor:
     tensor = node.input(place)
     if tensor is None:
         raise ModelError(f"input {place} is missing")
     return tensor
 
 
-def _recurrent(node: Node, gates: int, inner: int = 2) -> list[Draft]:
+def _recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft]:
     """Each step multiplies its input and its state by the weights of every gate."""
     data, w, r = need(node, 0), need(node, 1), need(node, 2)
     if not len(data.shape) == len(w.shape) == len(r.shape) == 3:
@@ -178,7 +178,7 @@ def _recurrent(node: Node, gates: int, inner: int = 2) -> list[Draft]:
     return [result]
 
 
-def _product(node: Node, left: Operand, right: Operand, trained: Sequence[Tensor | None]) -> list[Draft]:
+def _product(node: ImportedNode, left: Operand, right: Operand, trained: Sequence[Tensor | None]) -> list[LayerDraft]:
     """The product of two operands of any rank, as numpy's matmul defines it."""
     (a, a_shape), (b, b_shape) = left, right
     if not a_shape or not b_shape:
@@ -195,11 +195,13 @@ def _product(node: Node, left: Operand, right: Operand, trained: Sequence[Tensor
     return _weighted(node, gemm, b, trained)
 
 
-def _convolved(node: Node, gemm: Gemm | None, weight: Tensor, bias: Tensor | None) -> list[Draft]:
+def _convolved(node: ImportedNode, gemm: Gemm | None, weight: Tensor, bias: Tensor | None) -> list[LayerDraft]:
     return [draft(node, "conv", gemm=gemm, weight=weight, trained=(weight, bias))] if gemm else []
 
 
-def _weighted(node: Node, gemm: Gemm | None, weight: Tensor, trained: Sequence[Tensor | None] = ()) -> list[Draft]:
+def _weighted(
+    node: ImportedNode, gemm: Gemm | None, weight: Tensor, trained: Sequence[Tensor | None] = ()
+) -> list[LayerDraft]:
     if gemm is None:
         return []
     kind = "gemm" if weight.constant else "matmul"

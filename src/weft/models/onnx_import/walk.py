@@ -17,7 +17,7 @@ import onnx
 
 from weft.errors import ModelError
 from weft.models.onnx_import.attributes import Attributes
-from weft.models.onnx_import.drafts import Draft, Node, repeated
+from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, repeated
 from weft.models.onnx_import.fusion import fuse
 from weft.models.onnx_import.infer import Inference, qualified
 from weft.models.onnx_import.ops import count
@@ -32,7 +32,7 @@ _MOST_TRIPS = 2**31
 class Walked(NamedTuple):
     """What a graph does, the tensors it hands out, and a line for each shape that stayed unknown."""
 
-    drafts: list[Draft]
+    drafts: list[LayerDraft]
     outputs: list[Tensor]
     guesses: list[str]
 
@@ -51,13 +51,13 @@ def walk(
         dense = from_proto(sparse.values, inference.folder)
         scope[sparse.values.name] = replace(dense, shape=tuple(sparse.dims), value=None)
     declared = {each.name: each.type for each in (*graph.value_info, *graph.output)}
-    drafts: list[Draft] = []
+    drafts: list[LayerDraft] = []
     early: list[str] = []
     guesses: list[str] = []
     for index, proto_node in execution_order(graph, scope, segments):
         name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
         try:
-            made = CONTROL.get(op, _plain)(_Step(proto_node, name, scope, inference, declared, guesses))
+            made = CONTROL.get(op, _plain)(_NodeStep(proto_node, name, scope, inference, declared, guesses))
         except ModelError as error:
             raise ModelError(f"{name} ({op}): {error}") from error
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError) as error:
@@ -79,11 +79,11 @@ def _node_name(node: onnx.NodeProto) -> str:
     return node.name or f"node_of_{next(iter(node.output), '')}"
 
 
-def _known_as(draft: Draft, *names: str) -> Draft:
+def _known_as(draft: LayerDraft, *names: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, nodes=(*draft.layer.nodes, *names)))
 
 
-def _lent(drafts: list[Draft], node: onnx.NodeProto, scope: Scope) -> bool:
+def _lent(drafts: list[LayerDraft], node: onnx.NodeProto, scope: Scope) -> bool:
     """Whether a node without a layer of its own is nobody's, or was put down to the layer whose result it hands on."""
     results = [scope[name] for name in node.output if name and not scope[name].constant]
     sources = {id(origin) for tensor in results for origin in tensor.origins}
@@ -128,7 +128,7 @@ def execution_order(
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _NodeStep:
     """One node to be counted, with all it can see."""
 
     proto: onnx.NodeProto
@@ -175,7 +175,7 @@ class _Step:
                     self.guesses.append(f"{who}: the shape of {name!r} is not known, taken as {taken}: {reason}")
 
 
-def _plain(step: _Step) -> list[Draft]:
+def _plain(step: _NodeStep) -> list[LayerDraft]:
     inputs = step.inputs()
     results, reason = step.inference.outputs(step.proto, inputs, step.declared)
     found = {name: tensor for name, tensor in zip(step.proto.output, results, strict=True) if name}
@@ -187,10 +187,10 @@ def _plain(step: _Step) -> list[Draft]:
     return drafts
 
 
-def _counted(step: _Step, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[Draft]:
+def _counted(step: _NodeStep, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[LayerDraft]:
     if all(tensor.constant for tensor in outputs) or _is_control(inputs, outputs):
         return []
-    return count(Node(step.name, qualified(step.proto), inputs, outputs, Attributes(step.proto)))
+    return count(ImportedNode(step.name, qualified(step.proto), inputs, outputs, Attributes(step.proto)))
 
 
 def _gathered(tensor: Tensor, inputs: Iterable[Tensor | None]) -> Tensor:
@@ -207,13 +207,13 @@ def _is_control(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> b
     return all(each.elements == 1 and each.dtype in INTEGERS for each in tensors)
 
 
-def _awaiting(drafts: list[Draft], node: onnx.NodeProto, scope: Scope) -> list[Draft]:
+def _awaiting(drafts: list[LayerDraft], node: onnx.NodeProto, scope: Scope) -> list[LayerDraft]:
     """The layers of a body, of which the first waits for the condition and whatever else enters it."""
     given = [scope[name].root for name in node.input if name and not scope[name].constant]
     return [replace(each, reads=tuple(dict.fromkeys([*each.reads, *given]))) for each in drafts[:1]] + drafts[1:]
 
 
-def _branch(step: _Step) -> list[Draft]:
+def _branch(step: _NodeStep) -> list[LayerDraft]:
     (condition,) = step.inputs()
     branches = ["then_branch", "else_branch"]
     if condition is not None and condition.value is not None and condition.value.size == 1:
@@ -234,7 +234,7 @@ def _branch(step: _Step) -> list[Draft]:
     return taken.drafts
 
 
-def _loop(step: _Step) -> list[Draft]:
+def _loop(step: _NodeStep) -> list[LayerDraft]:
     limit, condition, *carried = step.inputs()
     names = step.body_inputs()
     start = [_at_runtime(each) for each in (limit, condition)]
@@ -250,7 +250,7 @@ def _loop(step: _Step) -> list[Draft]:
     return _turns(step, body, trips)
 
 
-def _scan(step: _Step) -> list[Draft]:
+def _scan(step: _NodeStep) -> list[LayerDraft]:
     attributes, inputs = Attributes(step.proto), [_at_runtime(each) for each in step.inputs()]
     # Before opset 9 the lengths of the sequences come first, and an axis of samples before the axes that a body sees.
     lead = 1 if step.inference.opsets.get("", 9) < 9 else 0
@@ -270,13 +270,13 @@ def _scan(step: _Step) -> list[Draft]:
     return _turns(step, body, trips * math.prod(samples))
 
 
-def _turns(step: _Step, body: Walked, trips: int | None) -> list[Draft]:
+def _turns(step: _NodeStep, body: Walked, trips: int | None) -> list[LayerDraft]:
     """The layers of a body that runs *trips* times, once where that is not known."""
     step.guesses.extend(body.guesses if trips != 0 else ())
     return [repeated(each, 1 if trips is None else trips) for each in body.drafts] if trips != 0 else []
 
 
-CONTROL: dict[str, Callable[[_Step], list[Draft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
+CONTROL: dict[str, Callable[[_NodeStep], list[LayerDraft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
 
 
 def _cost(walked: Walked) -> tuple[int, int]:

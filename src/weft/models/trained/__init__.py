@@ -19,7 +19,7 @@ from weft.errors import ModelError
 _HERE = Path(__file__).parent
 
 
-class Samples(NamedTuple):
+class TestImages(NamedTuple):
     """Some images of the test set."""
 
     image: NDArray[np.uint8]
@@ -33,7 +33,7 @@ class Samples(NamedTuple):
         return self.image.astype(np.float32) / np.float32(255)
 
 
-class Record(NamedTuple):
+class TestRecord(NamedTuple):
     """What every exit said about every image of the test set; columns in the order of the exits."""
 
     confidence: NDArray[np.float32]
@@ -63,7 +63,7 @@ class ExitCard(_Written):
     """None where nobody leaves."""
 
 
-class Card(_Written):
+class TrainedCard(_Written):
     """Where a network comes from and what it is worth."""
 
     name: str
@@ -106,11 +106,11 @@ class Trained:
         """The answers on the test set, as ``record`` reads them."""
         return _HERE / f"{self.name}.npz"
 
-    def record(self) -> Record:
-        return Record(**_arrays(self.record_path()))
+    def record(self) -> TestRecord:
+        return TestRecord(**_arrays(self.record_path()))
 
-    def samples(self) -> Samples:
-        return Samples(**_arrays(_HERE / f"{self.name}.samples.npz"))
+    def samples(self) -> TestImages:
+        return TestImages(**_arrays(_HERE / f"{self.name}.samples.npz"))
 
     def export(self, path: str | Path) -> tuple[Path, Path, Path]:
         """Write the network, its record, and test images as the network takes them, beside each other."""
@@ -125,8 +125,8 @@ class Trained:
             raise ModelError(f"{model}: cannot be written: {error.strerror or error}") from error
         return model, record, samples
 
-    def card(self) -> Card:
-        return Card.model_validate_json((_HERE / f"{self.name}.json").read_bytes())
+    def card(self) -> TrainedCard:
+        return TrainedCard.model_validate_json((_HERE / f"{self.name}.json").read_bytes())
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

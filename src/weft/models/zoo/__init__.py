@@ -18,7 +18,7 @@ from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.models.zoo import inception, inception4, language, recommendation, residual, vision
 from weft.models.zoo import weights as _weights
-from weft.models.zoo.graph import Graph
+from weft.models.zoo.graph import GraphBuilder
 
 __all__ = ["ZOO", "ZooEntry", "build", "export", "load", "materialise"]
 
@@ -77,7 +77,7 @@ ZOO: dict[str, ZooEntry] = {
 def build(name: str, *, seed: int = 0, **parameters: Parameter) -> ModelProto:
     """The graph of a network, its weights declared but not drawn; *seed* is noted in its metadata."""
     entry = _entry(name)
-    graph = Graph(name)
+    graph = GraphBuilder(name)
     graph.metadata[_weights.SEED] = str(seed)
     entry.builder(graph, **_checked(name, entry, parameters))
     return graph.proto()

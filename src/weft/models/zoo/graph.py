@@ -28,7 +28,7 @@ IR_VERSION = 10
 Pair = int | tuple[int, int]
 
 
-class Value(NamedTuple):
+class GraphValue(NamedTuple):
     """A tensor in the graph."""
 
     name: str
@@ -36,11 +36,11 @@ class Value(NamedTuple):
     """Size of the axis a layer reduces over: channels of an image, features of a vector."""
 
 
-NOTHING = Value("", 0)
+NOTHING = GraphValue("", 0)
 """An optional input that is left out."""
 
 
-class _Window(NamedTuple):
+class _ConvWindow(NamedTuple):
     """How a convolution meets its image."""
 
     kernel: Pair
@@ -49,7 +49,7 @@ class _Window(NamedTuple):
     groups: int
 
 
-class Graph:
+class GraphBuilder:
     """Collects nodes in execution order; a node and the value it makes share one name."""
 
     def __init__(self, name: str) -> None:
@@ -71,22 +71,22 @@ class Graph:
 
     # Ends of the graph
 
-    def input(self, name: str, kind: int, dims: Sequence[int], width: int) -> Value:
+    def input(self, name: str, kind: int, dims: Sequence[int], width: int) -> GraphValue:
         """Any input; *dims* come after the batch."""
         self._inputs.append(helper.make_tensor_value_info(name, kind, [BATCH, *dims]))
-        return Value(name, width)
+        return GraphValue(name, width)
 
-    def image(self, resolution: int, *, at_least: int = 1) -> Value:
+    def image(self, resolution: int, *, at_least: int = 1) -> GraphValue:
         """The input of a vision model: three channels, square; a smaller one than *at_least* would vanish inside."""
         if resolution < at_least:
             raise ModelError(f"{self.name}: resolution must be at least {at_least}, got {resolution}")
         return self.input("input", TensorProto.FLOAT, (3, resolution, resolution), width=3)
 
-    def ids(self, name: str, *dims: int) -> Value:
+    def ids(self, name: str, *dims: int) -> GraphValue:
         """An input of whole numbers: tokens, users, masks."""
         return self.input(name, TensorProto.INT64, dims, width=1)
 
-    def output(self, value: Value, name: str, *dims: int) -> None:
+    def output(self, value: GraphValue, name: str, *dims: int) -> None:
         """Make *value*, which no other node may read, an output under another name."""
         producer = next(node for node in reversed(self._nodes) if node.output[0] == value.name)
         producer.output[0] = name
@@ -95,29 +95,29 @@ class Graph:
 
     # Pieces
 
-    def node(self, op: str, name: str, *inputs: Value, width: int = 0, **attributes: Any) -> Value:
+    def node(self, op: str, name: str, *inputs: GraphValue, width: int = 0, **attributes: Any) -> GraphValue:
         """Add one operator; its result is as wide as its first input unless *width* is given."""
         names = [value.name for value in inputs]
         self._nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
-        return Value(name, width or inputs[0].width)
+        return GraphValue(name, width or inputs[0].width)
 
-    def weight(self, name: str, dims: Sequence[int], recipe: str) -> Value:
+    def weight(self, name: str, dims: Sequence[int], recipe: str) -> GraphValue:
         """Declare a trained tensor."""
         self._initializers[name] = weights.declare(name, dims, recipe)
-        return Value(name, dims[-1])
+        return GraphValue(name, dims[-1])
 
-    def constant(self, name: str, value: ArrayLike, dtype: type = np.float32) -> Value:
+    def constant(self, name: str, value: ArrayLike, dtype: type = np.float32) -> GraphValue:
         """A value fixed by the architecture; asking for the same name again returns the first."""
         if name not in self._initializers:
             self._initializers[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
-        return Value(name, 1)
+        return GraphValue(name, 1)
 
-    def reshape(self, x: Value, name: str, *dims: int, width: int = 0) -> Value:
+    def reshape(self, x: GraphValue, name: str, *dims: int, width: int = 0) -> GraphValue:
         """Reshape; a 0 keeps the dimension of the input at that place."""
         shape = self.constant("shape_" + "_".join(map(str, dims)), dims, np.int64)
         return self.node("Reshape", name, x, shape, width=width)
 
-    def slice(self, x: Value, name: str, axis: int, start: int, end: int) -> Value:
+    def slice(self, x: GraphValue, name: str, axis: int, start: int, end: int) -> GraphValue:
         bounds = [self.constant(f"index_{i}", [i], np.int64) for i in (start, end, axis)]
         return self.node("Slice", name, x, *bounds)
 
@@ -125,7 +125,7 @@ class Graph:
 
     def conv_bn(
         self,
-        x: Value,
+        x: GraphValue,
         name: str,
         out: int,
         kernel: Pair = 1,
@@ -134,18 +134,18 @@ class Graph:
         pad: Pair | None = None,
         groups: int = 1,
         activation: str = "relu",
-    ) -> Value:
+    ) -> GraphValue:
         """Convolution without bias, batch normalisation, then relu, relu6 or none.
 
         Without *pad*, an odd kernel keeps the size of the image at stride 1.
         """
-        shape = _Window(kernel, stride, pad, groups)
+        shape = _ConvWindow(kernel, stride, pad, groups)
         y = self._convolution(x, name, out, shape, rectified=activation != "none")
         return self.activation(self._batch_norm(y, f"{name}.bn"), name, activation)
 
     def conv(
         self,
-        x: Value,
+        x: GraphValue,
         name: str,
         out: int,
         kernel: Pair = 1,
@@ -155,14 +155,16 @@ class Graph:
         groups: int = 1,
         bias: bool = True,
         activation: str = "relu",
-    ) -> Value:
+    ) -> GraphValue:
         """Convolution without normalisation, then relu, relu6 or none."""
-        shape = _Window(kernel, stride, pad, groups)
+        shape = _ConvWindow(kernel, stride, pad, groups)
         added = [self.weight(f"{name}.bias", (out,), weights.BIAS)] if bias else []
         y = self._convolution(x, name, out, shape, *added, rectified=activation != "none")
         return self.activation(y, name, activation)
 
-    def _convolution(self, x: Value, name: str, out: int, window: _Window, *bias: Value, rectified: bool) -> Value:
+    def _convolution(
+        self, x: GraphValue, name: str, out: int, window: _ConvWindow, *bias: GraphValue, rectified: bool
+    ) -> GraphValue:
         size = _pair(window.kernel)
         sides = _pair(window.pad) if window.pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
         dims = (out, x.width // window.groups, *size)
@@ -171,23 +173,23 @@ class Graph:
         attributes = {"kernel_shape": size, "strides": steps, "pads": sides * 2, "group": window.groups}
         return self.node("Conv", name, x, weight, *bias, width=out, **attributes)
 
-    def norm_relu(self, x: Value, name: str) -> Value:
+    def norm_relu(self, x: GraphValue, name: str) -> GraphValue:
         """Batch normalisation of something that is no product of its own, then relu."""
         return self.node("Relu", f"{name}.relu", self._batch_norm(x, name))
 
-    def activation(self, x: Value, name: str, kind: str) -> Value:
+    def activation(self, x: GraphValue, name: str, kind: str) -> GraphValue:
         if kind == "relu6":
             bounds = self.constant("relu6.min", 0), self.constant("relu6.max", 6)
             return self.node("Clip", f"{name}.relu6", x, *bounds)
         return self.node("Relu", f"{name}.relu", x) if kind == "relu" else x
 
-    def _batch_norm(self, x: Value, name: str) -> Value:
+    def _batch_norm(self, x: GraphValue, name: str) -> GraphValue:
         vectors = [self.weight(f"{name}.{part}", (x.width,), recipe) for part, recipe in weights.BATCH_NORM.items()]
         return self.node("BatchNormalization", name, x, *vectors)
 
     def pool(
-        self, op: str, x: Value, name: str, kernel: int, *, stride: int, pad: int = 0, partial: bool = False
-    ) -> Value:
+        self, op: str, x: GraphValue, name: str, kernel: int, *, stride: int, pad: int = 0, partial: bool = False
+    ) -> GraphValue:
         """``MaxPool`` or ``AveragePool``; an average counts the padding, as the published models do.
 
         partial: a window that reaches over the edge counts too, as in Caffe.
@@ -199,37 +201,37 @@ class Graph:
             sizes["ceil_mode"] = 1
         return self.node(op, name, x, **sizes)
 
-    def local_norm(self, x: Value, name: str) -> Value:
+    def local_norm(self, x: GraphValue, name: str) -> GraphValue:
         """Local response normalisation over five channels (Krizhevsky et al. 2012, section 3.3)."""
         return self.node("LRN", name, x, size=5, alpha=1e-4, beta=0.75, bias=1.0)
 
-    def classifier(self, x: Value, name: str, classes: int) -> None:
+    def classifier(self, x: GraphValue, name: str, classes: int) -> None:
         """Average every channel of an image, then one logit for each class."""
         x = self.node("Flatten", "flatten", self.node("GlobalAveragePool", "pool", x), axis=1)
         self.output(self.dense(x, name, classes), "logits", classes)
 
-    def dense(self, x: Value, name: str, out: int) -> Value:
+    def dense(self, x: GraphValue, name: str, out: int) -> GraphValue:
         """A fully connected layer over vectors (Gemm, bias inside)."""
         weight = self.weight(f"{name}.weight", (out, x.width), weights.xavier(x.width, out))
         bias = self.weight(f"{name}.bias", (out,), weights.BIAS)
         return self.node("Gemm", name, x, weight, bias, width=out, transB=1)
 
-    def project(self, x: Value, name: str, out: int, *, bias: bool = True) -> Value:
+    def project(self, x: GraphValue, name: str, out: int, *, bias: bool = True) -> GraphValue:
         """A fully connected layer over every token (MatMul, then Add)."""
         weight = self.weight(f"{name}.weight", (x.width, out), weights.xavier(x.width, out))
         y = self.node("MatMul", name, x, weight, width=out)
         return self.shift(y, f"{name}.shifted", f"{name}.bias") if bias else y
 
-    def shift(self, x: Value, name: str, bias: str) -> Value:
+    def shift(self, x: GraphValue, name: str, bias: str) -> GraphValue:
         """Add a trained vector."""
         return self.node("Add", name, x, self.weight(bias, (x.width,), weights.BIAS))
 
-    def layer_norm(self, x: Value, name: str) -> Value:
+    def layer_norm(self, x: GraphValue, name: str) -> GraphValue:
         scale = self.weight(f"{name}.scale", (x.width,), weights.SCALE)
         bias = self.weight(f"{name}.bias", (x.width,), weights.BIAS)
         return self.node("LayerNormalization", name, x, scale, bias, axis=-1, epsilon=1e-12)
 
-    def embedding(self, ids: Value, name: str, rows: int, width: int) -> Value:
+    def embedding(self, ids: GraphValue, name: str, rows: int, width: int) -> GraphValue:
         table = self.weight(f"{name}.weight", (rows, width), weights.TABLE)
         return self.node("Gather", name, table, ids, width=width, axis=0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.models.zoo.graph import Graph, Pair, Value
+from weft.models.zoo.graph import GraphBuilder, GraphValue, Pair
 
 ROW, COLUMN = (1, 7), (7, 1)
 
@@ -20,7 +20,7 @@ GOOGLENET_STAGES = (
 """Channels of the 1x1, of the 3x3 and what feeds it, of the 5x5 and what feeds it, and behind the pool."""
 
 
-def googlenet(g: Graph, *, resolution: int, classes: int) -> None:
+def googlenet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """GoogLeNet (Szegedy et al. 2015, table 1) without the auxiliary heads, which only training uses."""
     x = g.conv(g.image(resolution, at_least=32), "conv1", 64, 7, stride=2)
     x = g.local_norm(_caffe_pool(g, x, "pool1"), "norm1")
@@ -33,7 +33,7 @@ def googlenet(g: Graph, *, resolution: int, classes: int) -> None:
     g.classifier(x, "fc", classes)
 
 
-def _first_inception(g: Graph, x: Value, name: str, *widths: int) -> Value:
+def _first_inception(g: GraphBuilder, x: GraphValue, name: str, *widths: int) -> GraphValue:
     one, to_three, three, to_five, five, behind_pool = widths
     branches = (
         g.conv(x, f"{name}.1x1", one),
@@ -44,11 +44,11 @@ def _first_inception(g: Graph, x: Value, name: str, *widths: int) -> Value:
     return concat(g, name, *branches)
 
 
-def _caffe_pool(g: Graph, x: Value, name: str) -> Value:
+def _caffe_pool(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return g.pool("MaxPool", x, name, 3, stride=2, partial=True)
 
 
-def inception_v3(g: Graph, *, resolution: int, classes: int) -> None:
+def inception_v3(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """Inception-v3 (Szegedy et al. 2016) without the auxiliary head, which only training uses."""
     x = g.conv_bn(g.image(resolution, at_least=75), "conv1a", 32, 3, stride=2, pad=0)
     x = g.conv_bn(x, "conv2a", 32, 3, pad=0)
@@ -68,7 +68,7 @@ def inception_v3(g: Graph, *, resolution: int, classes: int) -> None:
     g.classifier(x, "fc", classes)
 
 
-def _inception_a(g: Graph, x: Value, name: str, pool_width: int) -> Value:
+def _inception_a(g: GraphBuilder, x: GraphValue, name: str, pool_width: int) -> GraphValue:
     return concat(
         g,
         name,
@@ -79,7 +79,7 @@ def _inception_a(g: Graph, x: Value, name: str, pool_width: int) -> Value:
     )
 
 
-def _reduction_a(g: Graph, x: Value, name: str) -> Value:
+def _reduction_a(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return concat(
         g,
         name,
@@ -89,7 +89,7 @@ def _reduction_a(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _inception_b(g: Graph, x: Value, name: str, inner: int) -> Value:
+def _inception_b(g: GraphBuilder, x: GraphValue, name: str, inner: int) -> GraphValue:
     twice = ((inner, 1), (inner, COLUMN), (inner, ROW), (inner, COLUMN), (192, ROW))
     return concat(
         g,
@@ -101,7 +101,7 @@ def _inception_b(g: Graph, x: Value, name: str, inner: int) -> Value:
     )
 
 
-def _reduction_b(g: Graph, x: Value, name: str) -> Value:
+def _reduction_b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return concat(
         g,
         name,
@@ -111,7 +111,7 @@ def _reduction_b(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _inception_c(g: Graph, x: Value, name: str) -> Value:
+def _inception_c(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return concat(
         g,
         name,
@@ -122,12 +122,12 @@ def _inception_c(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def fork(g: Graph, x: Value, name: str, out: int) -> tuple[Value, Value]:
+def fork(g: GraphBuilder, x: GraphValue, name: str, out: int) -> tuple[GraphValue, GraphValue]:
     """A 3x3 convolution spread as its row and its column, side by side."""
     return g.conv_bn(x, f"{name}.row", out, (1, 3)), g.conv_bn(x, f"{name}.column", out, (3, 1))
 
 
-def chain(g: Graph, x: Value, name: str, *steps: tuple[int, Pair], last_stride: int = 1) -> Value:
+def chain(g: GraphBuilder, x: GraphValue, name: str, *steps: tuple[int, Pair], last_stride: int = 1) -> GraphValue:
     """Convolutions (channels, kernel) in a row; one with a stride has no padding."""
     for number, (out, kernel) in enumerate(steps, start=1):
         strided = number == len(steps) and last_stride > 1
@@ -136,13 +136,13 @@ def chain(g: Graph, x: Value, name: str, *steps: tuple[int, Pair], last_stride: 
     return x
 
 
-def pooled(g: Graph, x: Value, name: str, out: int) -> Value:
+def pooled(g: GraphBuilder, x: GraphValue, name: str, out: int) -> GraphValue:
     return g.conv_bn(g.pool("AveragePool", x, f"{name}.avgpool", 3, stride=1, pad=1), f"{name}.pool", out)
 
 
-def shrunk(g: Graph, x: Value, name: str) -> Value:
+def shrunk(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return g.pool("MaxPool", x, f"{name}.maxpool", 3, stride=2)
 
 
-def concat(g: Graph, name: str, *branches: Value) -> Value:
+def concat(g: GraphBuilder, name: str, *branches: GraphValue) -> GraphValue:
     return g.node("Concat", f"{name}.concat", *branches, width=sum(b.width for b in branches), axis=1)

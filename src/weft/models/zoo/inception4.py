@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from weft.models.zoo.graph import Graph, Value
+from weft.models.zoo.graph import GraphBuilder, GraphValue
 from weft.models.zoo.inception import COLUMN, ROW, chain, concat, fork, pooled, shrunk
 
 
-def inception_v4(g: Graph, *, resolution: int, classes: int) -> None:
+def inception_v4(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """Inception-v4 (figure 9)."""
     x = _stem(g, g.image(resolution, at_least=75))
     for number in range(1, 5):
@@ -20,7 +20,7 @@ def inception_v4(g: Graph, *, resolution: int, classes: int) -> None:
     g.classifier(x, "fc", classes)
 
 
-def _stem(g: Graph, x: Value) -> Value:
+def _stem(g: GraphBuilder, x: GraphValue) -> GraphValue:
     """Figure 3."""
     x = g.conv_bn(x, "conv1", 32, 3, stride=2, pad=0)
     x = g.conv_bn(g.conv_bn(x, "conv2", 32, 3, pad=0), "conv3", 64, 3)
@@ -31,7 +31,7 @@ def _stem(g: Graph, x: Value) -> Value:
     return concat(g, "stem3", chain(g, x, "stem3", (192, 3), last_stride=2), shrunk(g, x, "stem3"))
 
 
-def _block_a(g: Graph, x: Value, name: str) -> Value:
+def _block_a(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     """Figure 4."""
     return concat(
         g,
@@ -43,7 +43,7 @@ def _block_a(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _block_b(g: Graph, x: Value, name: str) -> Value:
+def _block_b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     """Figure 5."""
     return concat(
         g,
@@ -55,7 +55,7 @@ def _block_b(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _block_c(g: Graph, x: Value, name: str) -> Value:
+def _block_c(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     """Figure 6."""
     return concat(
         g,
@@ -67,7 +67,7 @@ def _block_c(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _reduction_a(g: Graph, x: Value, name: str, widths: tuple[int, int, int, int]) -> Value:
+def _reduction_a(g: GraphBuilder, x: GraphValue, name: str, widths: tuple[int, int, int, int]) -> GraphValue:
     """Figure 7; *widths* by table 1: n, then k, l, m."""
     n, k, l, m = widths  # noqa: E741 - the letters of the paper's table
     return concat(
@@ -79,7 +79,7 @@ def _reduction_a(g: Graph, x: Value, name: str, widths: tuple[int, int, int, int
     )
 
 
-def _reduction_b(g: Graph, x: Value, name: str) -> Value:
+def _reduction_b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     """Figure 8."""
     return concat(
         g,
@@ -90,7 +90,7 @@ def _reduction_b(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def inception_resnet_v2(g: Graph, *, resolution: int, classes: int) -> None:
+def inception_resnet_v2(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """Inception-ResNet-v2 as its authors released it: the stem of Inception-v3 before one plain inception block."""
     x = g.conv_bn(g.image(resolution, at_least=75), "conv1a", 32, 3, stride=2, pad=0)
     x = g.conv_bn(g.conv_bn(x, "conv2a", 32, 3, pad=0), "conv2b", 64, 3)
@@ -108,7 +108,7 @@ def inception_resnet_v2(g: Graph, *, resolution: int, classes: int) -> None:
     g.classifier(g.conv_bn(x, "conv7b", 1536), "fc", classes)
 
 
-def _mixed_5b(g: Graph, x: Value, name: str) -> Value:
+def _mixed_5b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return concat(
         g,
         name,
@@ -119,7 +119,7 @@ def _mixed_5b(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _mixed_7a(g: Graph, x: Value, name: str) -> Value:
+def _mixed_7a(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     return concat(
         g,
         name,
@@ -130,7 +130,7 @@ def _mixed_7a(g: Graph, x: Value, name: str) -> Value:
     )
 
 
-def _block_35(g: Graph, x: Value, name: str) -> Value:
+def _block_35(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     branches = (
         chain(g, x, f"{name}.1x1", (32, 1)),
         chain(g, x, f"{name}.3x3", (32, 1), (32, 3)),
@@ -139,19 +139,21 @@ def _block_35(g: Graph, x: Value, name: str) -> Value:
     return _residual(g, x, concat(g, name, *branches), name, 0.17)
 
 
-def _block_17(g: Graph, x: Value, name: str) -> Value:
+def _block_17(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     branches = chain(g, x, f"{name}.1x1", (192, 1)), chain(g, x, f"{name}.7x7", (128, 1), (160, ROW), (192, COLUMN))
     return _residual(g, x, concat(g, name, *branches), name, 0.1)
 
 
-def _block_8(g: Graph, x: Value, name: str, *, last: bool) -> Value:
+def _block_8(g: GraphBuilder, x: GraphValue, name: str, *, last: bool) -> GraphValue:
     branches = chain(g, x, f"{name}.1x1", (192, 1)), chain(g, x, f"{name}.3x3", (192, 1), (224, (1, 3)), (256, (3, 1)))
     return _residual(
         g, x, concat(g, name, *branches), name, 1.0 if last else 0.2, activation="none" if last else "relu"
     )
 
 
-def _residual(g: Graph, x: Value, inner: Value, name: str, scale: float, activation: str = "relu") -> Value:
+def _residual(
+    g: GraphBuilder, x: GraphValue, inner: GraphValue, name: str, scale: float, activation: str = "relu"
+) -> GraphValue:
     """The branches back to the width of *x*, scaled down (section 3.3), and added to it."""
     up = g.conv(inner, f"{name}.up", x.width, activation="none")
     if scale != 1:

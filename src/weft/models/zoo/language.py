@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from weft.errors import ModelError
-from weft.models.zoo.graph import Graph, Value
+from weft.models.zoo.graph import GraphBuilder, GraphValue
 
 BERT_VOCABULARY, BERT_POSITIONS, BERT_TOKEN_TYPES = 30522, 512, 2
 XLNET_VOCABULARY = 32000
@@ -18,7 +18,7 @@ MASKED = 1e4
 """Taken from the score of a masked token: its share of the attention vanishes in float32."""
 
 
-def bert(g: Graph, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
+def bert(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
     """BERT (Devlin et al. 2019) with its pooler and a classifier of two classes."""
     _divides(g, hidden, heads)
     if seq_len > BERT_POSITIONS:
@@ -33,7 +33,7 @@ def bert(g: Graph, *, seq_len: int, layers: int, hidden: int, heads: int) -> Non
     g.output(g.dense(pooled, "classifier", 2), "logits", 2)
 
 
-def _bert_embeddings(g: Graph, tokens: Value, types: Value, seq_len: int, hidden: int) -> Value:
+def _bert_embeddings(g: GraphBuilder, tokens: GraphValue, types: GraphValue, seq_len: int, hidden: int) -> GraphValue:
     positions = g.constant("position_ids", np.arange(seq_len), np.int64)
     words = g.embedding(tokens, "embeddings.word", BERT_VOCABULARY, hidden)
     kinds = g.embedding(types, "embeddings.token_type", BERT_TOKEN_TYPES, hidden)
@@ -42,7 +42,7 @@ def _bert_embeddings(g: Graph, tokens: Value, types: Value, seq_len: int, hidden
     return g.layer_norm(g.node("Add", "embeddings.add_position", both, places), "embeddings.norm")
 
 
-def _bert_block(g: Graph, x: Value, name: str, heads: int, mask: Value) -> Value:
+def _bert_block(g: GraphBuilder, x: GraphValue, name: str, heads: int, mask: GraphValue) -> GraphValue:
     query, key, value = (g.project(x, f"{name}.attention.{part}", x.width) for part in ("query", "key", "value"))
     queries = _split(g, query, f"{name}.attention.query", heads)
     keys = _split(g, key, f"{name}.attention.key", heads, transposed=True)
@@ -52,7 +52,7 @@ def _bert_block(g: Graph, x: Value, name: str, heads: int, mask: Value) -> Value
     return _feed_forward(g, x, name)
 
 
-def xlnet(g: Graph, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
+def xlnet(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
     """XLNet (Yang et al. 2019), content stream: attention to content and to relative position."""
     _divides(g, hidden, heads)
     tokens = g.ids("input_ids", seq_len)
@@ -64,7 +64,7 @@ def xlnet(g: Graph, *, seq_len: int, layers: int, hidden: int, heads: int) -> No
     g.output(x, "hidden_states", seq_len, hidden)
 
 
-def _relative_positions(g: Graph, tokens: Value, seq_len: int, hidden: int) -> Value:
+def _relative_positions(g: GraphBuilder, tokens: GraphValue, seq_len: int, hidden: int) -> GraphValue:
     """Sinusoids of the distances seq_len .. 1 - seq_len, for every sample: [batch, 2 seq_len, hidden].
 
     The distances are added to 0 times a token id, so that they count as data: the published code
@@ -81,7 +81,9 @@ def _relative_positions(g: Graph, tokens: Value, seq_len: int, hidden: int) -> V
     return g.node("Concat", "position", *waves, width=hidden, axis=-1)
 
 
-def _xlnet_block(g: Graph, x: Value, positions: Value, name: str, seq_len: int, heads: int, mask: Value) -> Value:
+def _xlnet_block(
+    g: GraphBuilder, x: GraphValue, positions: GraphValue, name: str, seq_len: int, heads: int, mask: GraphValue
+) -> GraphValue:
     part = f"{name}.attention"
     query, key, value = (g.project(x, f"{part}.{p}", x.width, bias=False) for p in ("query", "key", "value"))
     relative = g.project(positions, f"{part}.relative", x.width, bias=False)
@@ -106,7 +108,7 @@ def _xlnet_block(g: Graph, x: Value, positions: Value, name: str, seq_len: int, 
     return _feed_forward(g, x, name)
 
 
-def relative_shift(g: Graph, x: Value, name: str, seq_len: int, heads: int) -> Value:
+def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, heads: int) -> GraphValue:
     """From scores by distance [i, c] with c = seq_len - distance to scores by key [i, j], distance i - j.
 
     Dropping the first seq_len values and reading the rest in rows one shorter moves row i left by
@@ -118,7 +120,7 @@ def relative_shift(g: Graph, x: Value, name: str, seq_len: int, heads: int) -> V
     return g.slice(x, name, axis=3, start=0, end=seq_len)
 
 
-def _mask(g: Graph, mask: Value) -> Value:
+def _mask(g: GraphBuilder, mask: GraphValue) -> GraphValue:
     """From 1 (attend) and 0 (ignore) to what is added to every score: [batch, 1, 1, seq_len]."""
     x = g.node("Cast", "mask.float", mask, to=1)
     x = g.node("Unsqueeze", "mask.unsqueeze", x, g.constant("mask.axes", [1, 2], np.int64))
@@ -126,13 +128,13 @@ def _mask(g: Graph, mask: Value) -> Value:
     return g.node("Mul", "mask", x, g.constant("mask.penalty", MASKED))
 
 
-def _split(g: Graph, x: Value, name: str, heads: int, *, transposed: bool = False) -> Value:
+def _split(g: GraphBuilder, x: GraphValue, name: str, heads: int, *, transposed: bool = False) -> GraphValue:
     """[batch, tokens, hidden] to [batch, head, tokens, size], or its last two axes exchanged."""
     x = g.reshape(x, f"{name}.heads", 0, 0, heads, x.width // heads, width=x.width)
     return g.node("Transpose", f"{name}.split", x, perm=(0, 2, 3, 1) if transposed else (0, 2, 1, 3))
 
 
-def _mix(g: Graph, scores: Value, value: Value, name: str, heads: int, mask: Value) -> Value:
+def _mix(g: GraphBuilder, scores: GraphValue, value: GraphValue, name: str, heads: int, mask: GraphValue) -> GraphValue:
     """Values averaged by the softmax of the scaled, masked scores, heads joined again."""
     scale = g.constant("attention.scale", 1 / math.sqrt(value.width // heads))
     scores = g.node("Mul", f"{name}.scale", scores, scale)
@@ -142,15 +144,15 @@ def _mix(g: Graph, scores: Value, value: Value, name: str, heads: int, mask: Val
     return g.reshape(mixed, f"{name}.context.tokens", 0, 0, value.width, width=value.width)
 
 
-def _feed_forward(g: Graph, x: Value, name: str) -> Value:
+def _feed_forward(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     y = g.node("Gelu", f"{name}.ff.gelu", g.project(x, f"{name}.ff.expand", 4 * x.width))
     return _residual(g, x, g.project(y, f"{name}.ff.contract", x.width), f"{name}.ff")
 
 
-def _residual(g: Graph, x: Value, y: Value, name: str) -> Value:
+def _residual(g: GraphBuilder, x: GraphValue, y: GraphValue, name: str) -> GraphValue:
     return g.layer_norm(g.node("Add", f"{name}.add", y, x), f"{name}.norm")
 
 
-def _divides(g: Graph, hidden: int, heads: int) -> None:
+def _divides(g: GraphBuilder, hidden: int, heads: int) -> None:
     if hidden % heads or hidden % 2:
         raise ModelError(f"{g.name}: hidden must be even and a multiple of heads, got {hidden} and {heads}")

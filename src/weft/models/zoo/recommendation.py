@@ -6,13 +6,13 @@ from itertools import pairwise
 
 from weft.errors import ModelError
 from weft.models.onnx_import.importer import TABLES
-from weft.models.zoo.graph import Graph
+from weft.models.zoo.graph import GraphBuilder
 
 GMF_WIDTH, MLP_WIDTHS = 64, (256, 256, 128, 64)
 """The NeuMF of MLPerf Training v0.5; an embedding of the MLP is half its first width."""
 
 
-def ncf(g: Graph, *, users: int, items: int, tables: str) -> None:
+def ncf(g: GraphBuilder, *, users: int, items: int, tables: str) -> None:
     """Neural collaborative filtering (He et al. 2017): a product of embeddings beside an MLP."""
     if tables not in ("stream", "gather"):
         raise ModelError(f"{g.name}: tables must be 'stream' or 'gather', got {tables!r}")

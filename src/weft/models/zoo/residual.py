@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.models.zoo.graph import NOTHING, Graph, Value
+from weft.models.zoo.graph import NOTHING, GraphBuilder, GraphValue
 
 BASIC = {18: (2, 2, 2, 2)}
 BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Blocks of each stage by depth (He et al. 2016, table 1)."""
 
 
-def resnet(g: Graph, *, depth: int, resolution: int, classes: int, groups: int = 1, group_width: int = 64) -> None:
+def resnet(
+    g: GraphBuilder, *, depth: int, resolution: int, classes: int, groups: int = 1, group_width: int = 64
+) -> None:
     """ResNet v1.5 (stride in the 3x3) with bottlenecks, and with several groups ResNeXt (Xie et al. 2017)."""
     x = _stem(g, resolution)
     for stage, blocks in enumerate(BOTTLENECKS[depth]):
@@ -22,12 +24,12 @@ def resnet(g: Graph, *, depth: int, resolution: int, classes: int, groups: int =
     g.classifier(x, "fc", classes)
 
 
-def resnet18(g: Graph, *, resolution: int, classes: int) -> None:
+def resnet18(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """ResNet-18: two 3x3 convolutions in a block."""
     g.classifier(_basic(g, resolution, 18), "fc", classes)
 
 
-def fcn_resnet18(g: Graph, *, resolution: int, classes: int) -> None:
+def fcn_resnet18(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """A fully convolutional segmenter (Long et al. 2015) on ResNet-18: a class for every pixel.
 
     The head is that of torchvision's FCN: a quarter of the channels, then the classes, scaled up to the image.
@@ -40,12 +42,12 @@ def fcn_resnet18(g: Graph, *, resolution: int, classes: int) -> None:
     g.output(y, "scores", classes, resolution, resolution)
 
 
-def _stem(g: Graph, resolution: int) -> Value:
+def _stem(g: GraphBuilder, resolution: int) -> GraphValue:
     x = g.conv_bn(g.image(resolution, at_least=32), "conv1", 64, 7, stride=2)
     return g.pool("MaxPool", x, "maxpool", 3, stride=2, pad=1)
 
 
-def _basic(g: Graph, resolution: int, depth: int) -> Value:
+def _basic(g: GraphBuilder, resolution: int, depth: int) -> GraphValue:
     """All of a ResNet of basic blocks but its classifier."""
     x = _stem(g, resolution)
     for stage, blocks in enumerate(BASIC[depth]):
@@ -54,20 +56,22 @@ def _basic(g: Graph, resolution: int, depth: int) -> Value:
     return x
 
 
-def _basic_block(g: Graph, x: Value, name: str, out: int, stride: int) -> Value:
+def _basic_block(g: GraphBuilder, x: GraphValue, name: str, out: int, stride: int) -> GraphValue:
     y = g.conv_bn(x, f"{name}.conv1", out, 3, stride=stride)
     y = g.conv_bn(y, f"{name}.conv2", out, 3, activation="none")
     return _added(g, x, y, name, stride)
 
 
-def _bottleneck(g: Graph, x: Value, name: str, inner: int, out: int, stride: int, groups: int) -> Value:
+def _bottleneck(
+    g: GraphBuilder, x: GraphValue, name: str, inner: int, out: int, stride: int, groups: int
+) -> GraphValue:
     y = g.conv_bn(x, f"{name}.conv1", inner)
     y = g.conv_bn(y, f"{name}.conv2", inner, 3, stride=stride, groups=groups)
     y = g.conv_bn(y, f"{name}.conv3", out, activation="none")
     return _added(g, x, y, name, stride)
 
 
-def _added(g: Graph, x: Value, y: Value, name: str, stride: int) -> Value:
+def _added(g: GraphBuilder, x: GraphValue, y: GraphValue, name: str, stride: int) -> GraphValue:
     if stride > 1 or x.width != y.width:
         x = g.conv_bn(x, f"{name}.downsample", y.width, stride=stride, activation="none")
     return g.node("Relu", f"{name}.relu", g.node("Add", f"{name}.add", y, x))

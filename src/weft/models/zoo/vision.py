@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from weft.models.zoo.graph import Graph, Value
+from weft.models.zoo.graph import GraphBuilder, GraphValue
 
 
-def alexnet(g: Graph, *, resolution: int, classes: int) -> None:
+def alexnet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """AlexNet in one column (Krizhevsky 2014, arXiv:1404.5997): no groups, no normalisation."""
     x = g.conv(g.image(resolution, at_least=63), "conv1", 64, 11, stride=4, pad=2)
     x = g.pool("MaxPool", x, "pool1", 3, stride=2)
@@ -17,7 +17,7 @@ def alexnet(g: Graph, *, resolution: int, classes: int) -> None:
     _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
 
 
-def caffenet(g: Graph, *, resolution: int, classes: int) -> None:
+def caffenet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """CaffeNet: the AlexNet of 2012 with its two columns as groups, pooled before it is normalised."""
     x = g.conv(g.image(resolution, at_least=67), "conv1", 96, 11, stride=4, pad=0)
     x = g.local_norm(g.pool("MaxPool", x, "pool1", 3, stride=2), "norm1")
@@ -35,7 +35,7 @@ VGG_STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions of each stage (Simonyan and Zisserman 2015, table 1, columns D and E)."""
 
 
-def vgg(g: Graph, *, depth: int, resolution: int, classes: int) -> None:
+def vgg(g: GraphBuilder, *, depth: int, resolution: int, classes: int) -> None:
     """VGG: 3x3 convolutions, twice the channels after each of the first pools."""
     x = g.image(resolution, at_least=32)
     for stage, count in enumerate(VGG_STAGES[depth], start=1):
@@ -50,7 +50,7 @@ def _pooled(side: int) -> int:
     return (side - 3) // 2 + 1
 
 
-def _three_dense(g: Graph, x: Value, names: tuple[str, str, str], side: int, classes: int) -> None:
+def _three_dense(g: GraphBuilder, x: GraphValue, names: tuple[str, str, str], side: int, classes: int) -> None:
     x = g.node("Flatten", "flatten", x, width=x.width * side * side, axis=1)
     for name in names[:2]:
         x = g.activation(g.dense(x, name, 4096), name, "relu")
@@ -69,7 +69,7 @@ MOBILENET_STAGES = (
 """Expansion, channels, blocks and first stride of each stage (Sandler et al. 2018, table 2)."""
 
 
-def mobilenet_v2(g: Graph, *, resolution: int, classes: int) -> None:
+def mobilenet_v2(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """MobileNetV2 at width 1.0."""
     x = g.conv_bn(g.image(resolution, at_least=32), "stem", 32, 3, stride=2, activation="relu6")
     number = 0
@@ -81,7 +81,7 @@ def mobilenet_v2(g: Graph, *, resolution: int, classes: int) -> None:
     g.classifier(g.conv_bn(x, "head", 1280, activation="relu6"), "fc", classes)
 
 
-def _inverted_residual(g: Graph, x: Value, name: str, expansion: int, out: int, stride: int) -> Value:
+def _inverted_residual(g: GraphBuilder, x: GraphValue, name: str, expansion: int, out: int, stride: int) -> GraphValue:
     inner = x.width * expansion
     y = g.conv_bn(x, f"{name}.expand", inner, activation="relu6") if expansion > 1 else x
     y = g.conv_bn(y, f"{name}.depthwise", inner, 3, stride=stride, groups=inner, activation="relu6")
@@ -93,7 +93,7 @@ DENSENET_BLOCKS, GROWTH = (6, 12, 24, 16), 32
 """DenseNet-121 (Huang et al. 2017, table 1)."""
 
 
-def densenet121(g: Graph, *, resolution: int, classes: int) -> None:
+def densenet121(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """DenseNet-121 with bottlenecks and compression (DenseNet-BC): every layer reads all before it in its block."""
     x = g.conv_bn(g.image(resolution, at_least=32), "conv0", 2 * GROWTH, 7, stride=2)
     x = g.pool("MaxPool", x, "pool0", 3, stride=2, pad=1)
@@ -106,11 +106,11 @@ def densenet121(g: Graph, *, resolution: int, classes: int) -> None:
     g.classifier(g.norm_relu(x, "norm5"), "fc", classes)
 
 
-def _dense_layer(g: Graph, x: Value, name: str) -> Value:
+def _dense_layer(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
     y = g.conv_bn(g.norm_relu(x, f"{name}.norm1"), f"{name}.conv1", 4 * GROWTH)
     y = _plain(g, y, f"{name}.conv2", GROWTH, 3)
     return g.node("Concat", f"{name}.concat", x, y, width=x.width + GROWTH, axis=1)
 
 
-def _plain(g: Graph, x: Value, name: str, out: int, kernel: int) -> Value:
+def _plain(g: GraphBuilder, x: GraphValue, name: str, out: int, kernel: int) -> GraphValue:
     return g.conv(x, name, out, kernel, bias=False, activation="none")

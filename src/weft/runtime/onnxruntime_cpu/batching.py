@@ -41,7 +41,7 @@ _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BatchTimes:
     """What ``measure`` finds."""
 
     times_s: dict[int, tuple[float, ...]]
@@ -59,7 +59,7 @@ class Crossing(NamedTuple):
     """What crosses without a row per sample, and what becomes of it."""
 
 
-class _Bench:
+class _Workbench:
     """One model on the bench, with all that was found so far."""
 
     def __init__(self, model: Prepared, shapes: Shapes, clock_s: Clock) -> None:
@@ -144,12 +144,12 @@ def measure(
     max_batch: int | None,
     clock_s: Clock,
     mixing: Callable[[Feed, Feed], str | None] = lambda alone, together: None,
-) -> Measured:
+) -> BatchTimes:
     """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be.
 
     *mixing* tells what in the model looks across rows, given inputs of a sample and of two.
     """
-    bench = _Bench(model, shapes, clock_s)
+    bench = _Workbench(model, shapes, clock_s)
     reason = _unbatchable(model, shapes) or bench.differs(2) or (None if max_batch == 1 else mixing(*bench.grown()))
     if reason is None:
         return _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
@@ -158,10 +158,10 @@ def measure(
     if max_batch is not None and max_batch > 1:
         raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched: {reason}")
     bench.repeat(1)
-    return Measured(bench.medians_s(), remarks=() if max_batch == 1 else (f"not batched: {reason}",))
+    return BatchTimes(bench.medians_s(), remarks=() if max_batch == 1 else (f"not batched: {reason}",))
 
 
-def _as_far_as_it_pays(bench: _Bench) -> Measured:
+def _as_far_as_it_pays(bench: _Workbench) -> BatchTimes:
     best, remark = 1, None
     for size in _sizes(len(bench.model.tasks)):
         if size > 2 and bench.too_long(size):
@@ -175,7 +175,7 @@ def _as_far_as_it_pays(bench: _Bench) -> Measured:
             break
         best = size
     times_s = {size: times for size, times in bench.medians_s().items() if size <= best}
-    return Measured(times_s, True, best, (remark,) if remark else ())
+    return BatchTimes(times_s, True, best, (remark,) if remark else ())
 
 
 def _sizes(tasks: int) -> list[int]:
@@ -194,20 +194,20 @@ def _samples(model: Prepared, shapes: Shapes) -> list[dict[str, Array]]:
     return [{name: feed[name] for name in task.inputs.values()} for feed in drawn for task in model.tasks]
 
 
-def _gain(bench: _Bench, before: int, size: int) -> float:
+def _gain(bench: _Workbench, before: int, size: int) -> float:
     """Of time per sample; by the fastest runs, which noise moves least."""
     bench.repeat(before, size)
     return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
 
 
-def _up_to(bench: _Bench, max_batch: int) -> Measured:
+def _up_to(bench: _Workbench, max_batch: int) -> BatchTimes:
     sizes = [size for power in range(1, 30) if (size := 2**power) < max_batch]
     sizes += [max_batch] if max_batch > 1 else []
     for size in sizes:
         if (reason := bench.differs(size)) is not None:
             raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
     bench.repeat(1, *sizes)
-    return Measured(bench.medians_s(), True, max_batch)
+    return BatchTimes(bench.medians_s(), True, max_batch)
 
 
 def crossing(model: Prepared, shapes: Shapes) -> Crossing:

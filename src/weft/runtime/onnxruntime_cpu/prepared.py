@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from weft.devices.measured import times_at
 from weft.errors import BadRequest
-from weft.runtime.backend import DeviceLane, Ended, Made, Run, Step
+from weft.runtime.backend import DeviceLane, Ended, Made, StartedStep, Step
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.samples import sample
@@ -121,7 +121,7 @@ class Prepared:
         self.run(self.gather([kinds[row % len(kinds)] for row in range(rows)]))
         self._seen.add(rows)
 
-    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> Run:
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a step on a lane of this backend."""
         assert isinstance(lane, CpuLane)
         return lane.start(self, step, ended, here=here)
@@ -192,19 +192,19 @@ def _absent(blueprint: Blueprint) -> dict[str, Array]:
     }
 
 
-class _Step(NamedTuple):
+class _SessionStep(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, ...]
     """What was there before and is needed after."""
 
 
-def _steps(blueprint: Blueprint) -> tuple[_Step, ...]:
+def _steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
     needed = {spec.name for spec in blueprint.outputs}
     steps = []
     for segment in reversed(blueprint.segments):
         carried = needed - set(segment.outputs)
-        steps.append(_Step(segment.inputs, segment.outputs, tuple(sorted(carried))))
+        steps.append(_SessionStep(segment.inputs, segment.outputs, tuple(sorted(carried))))
         needed = carried | set(segment.inputs)
     return tuple(reversed(steps))
 

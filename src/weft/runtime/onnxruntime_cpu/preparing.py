@@ -26,7 +26,7 @@ from weft.errors import ModelError, unknown_name
 from weft.runtime import stitched
 from weft.runtime.backend import Progress, Recipe, check_once
 from weft.runtime.cutting import (
-    Piece,
+    ModelPiece,
     arrange,
     choose_cuts,
     crossing_bytes,
@@ -324,7 +324,7 @@ class _Workshop:
         """The model in one piece, loaded once more where it was dropped too soon."""
         return whole if whole.sessions else Prepared(whole.blueprint, [open_model(self.path, self.recipe.threads)])
 
-    def _opened(self, blueprint: Blueprint, pieces: Sequence[Piece]) -> Prepared:
+    def _opened(self, blueprint: Blueprint, pieces: Sequence[ModelPiece]) -> Prepared:
         self.say(f"loading its {len(pieces)} segments")
         segments, sessions = [], []
         for index, piece in enumerate(pieces):

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
-from weft.runtime.cutting import Tensor
+from weft.runtime.cutting import SeenTensor
 from weft.runtime.onnxruntime_cpu.sessions import open_session
 from weft.runtime.tensors import Array
 
@@ -33,7 +33,7 @@ class NodeProfile:
 
     times_s: tuple[float, ...]
     """The fastest of the runs, in the order of the nodes."""
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, SeenTensor]
     """Only those that numpy can hold."""
 
 
@@ -45,7 +45,7 @@ def profile(model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Ar
         session.run(None, dict(feed))
         runs += 1
     times_us: dict[int, float] = {}
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, SeenTensor] = {}
     for place, event in _events(session):
         times_us[place] = min(event["dur"], times_us.get(place, math.inf))
         made = _made(model.graph.node[place], event)
@@ -99,12 +99,12 @@ def _made(node: NodeProto, event: Mapping[str, Any]) -> dict[str, Mapping[str, l
     return dict(zip(names, found, strict=True)) if len(names) == len(found) else {}
 
 
-def _tensor(entry: Mapping[str, list[int]]) -> Tensor | None:
+def _tensor(entry: Mapping[str, list[int]]) -> SeenTensor | None:
     """An entry of the trace, such as ``{"float": [1, 64]}``; None for types that numpy does not have."""
     ((kind, shape),) = entry.items()
     if kind not in _ITEM_BYTES:
         return None
-    return Tensor(TensorProto.DataType.Value(kind.upper()), math.prod(shape) * _ITEM_BYTES[kind])
+    return SeenTensor(TensorProto.DataType.Value(kind.upper()), math.prod(shape) * _ITEM_BYTES[kind])
 
 
 _ITEM_BYTES = {

@@ -11,7 +11,7 @@ from weft.runtime.tensors import Array
 Arrays = Mapping[str, Array]
 
 
-class _Entry(NamedTuple):
+class _CacheEntry(NamedTuple):
     arrays: Arrays
     size_bytes: int
 
@@ -26,7 +26,7 @@ class ArrayCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
         self._fresh: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class ArrayCache:
         size_bytes = sum(each.nbytes for each in arrays.values())
         if key in self._entries or not self._make_room(size_bytes):
             return
-        self._entries[key] = _Entry(arrays, size_bytes)
+        self._entries[key] = _CacheEntry(arrays, size_bytes)
         self._fresh.add(key)
         self.size_bytes += size_bytes
 

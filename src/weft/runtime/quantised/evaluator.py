@@ -27,8 +27,8 @@ from weft.runtime.quantised.data import FEWEST, Labels, check_inputs
 from weft.runtime.quantised.feeding import Ints, count_rows, feed
 from weft.runtime.quantised.metrics import Doubles, Function, fingerprint, make_metric
 from weft.runtime.quantised.opened import Opened, open_for_tuning
-from weft.runtime.quantised.plan import Plan
-from weft.runtime.quantised.runner import LayerFormats, Runner, Samples
+from weft.runtime.quantised.plan import RoundingPlan
+from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
 from weft.runtime.quantised.stages import make_plan, run_on, session_for
 from weft.runtime.quantised.workers import Workers
 from weft.runtime.tensors import Array
@@ -134,7 +134,7 @@ class OnnxEvaluator:
         given = check_inputs(inputs, self._opened.inputs)
         right = self._metric.check_labels(labels, count_rows(given))
         self._metric.check_classes(self._example, right)
-        self._engine.add(_OTHER, Samples(given, np.arange(len(right))))
+        self._engine.add(_OTHER, SampleOrder(given, np.arange(len(right))))
         try:
             return self._scored(_OTHER, right, self._formats(configuration), -math.inf).value
         finally:
@@ -179,7 +179,7 @@ class OnnxEvaluator:
     def _run_float(self) -> None:
         """Find out which samples are hard."""
         total = len(self._labels)
-        self._engine.add(_FLOAT, Samples(self._inputs, np.arange(total)))
+        self._engine.add(_FLOAT, SampleOrder(self._inputs, np.arange(total)))
         formats = {layer.name: LayerFormats() for layer in self._layers}
         scores, hardness = list[Doubles](), list[Doubles]()
         done = 0
@@ -199,7 +199,7 @@ class OnnxEvaluator:
         chosen = np.random.default_rng(self._seed).choice(total, self._small, replace=False)
         subsets = {"full": rows, "small": rows[np.isin(rows, chosen)]}
         for subset, order in subsets.items():
-            self._engine.add(subset, Samples(self._inputs, order))
+            self._engine.add(subset, SampleOrder(self._inputs, order))
         float_scores = np.concatenate(scores)
         self._subsets = {
             subset: _Subset(order, self._labels[order], float_scores[order]) for subset, order in subsets.items()
@@ -217,20 +217,20 @@ class OnnxEvaluator:
                 f"{len(rows)} samples; name another output (--scored-output), or export with a free batch dimension"
             )
         self._metric.check_classes(whole, self._labels)
-        runner = Runner(self._plan, 0)
-        runner.add(_FLOAT, Samples(self._inputs, rows))
+        runner = PlanRunner(self._plan, 0)
+        runner.add(_FLOAT, SampleOrder(self._inputs, rows))
         (staged,) = runner.run(_FLOAT, {layer.name: LayerFormats() for layer in self._layers}, [0])
         if not np.allclose(staged, whole[: len(rows)], rtol=1e-3, atol=1e-4, equal_nan=True):
             raise EvaluationError(f"{opened.path}: the model gives other outputs when it is cut between its layers")
         return staged
 
 
-def _engine(plan: Plan, cache_bytes: int, workers: int) -> Runner | Workers:
+def _engine(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunner | Workers:
     if workers < 1:
         raise TuneError(f"workers = {workers} must be at least 1")
     if cache_bytes < 0:
         raise TuneError(f"cache_bytes = {cache_bytes} must not be negative")
-    return Runner(plan, cache_bytes) if workers == 1 else Workers(plan, cache_bytes, workers)
+    return PlanRunner(plan, cache_bytes) if workers == 1 else Workers(plan, cache_bytes, workers)
 
 
 def _layers(opened: Opened, network: Network) -> tuple[WeightedLayer, ...]:

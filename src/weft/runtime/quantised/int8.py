@@ -56,7 +56,7 @@ def quantise_int8(
         with _quiet(), TemporaryDirectory() as folder:
             prepared = Path(folder) / "prepared.onnx"
             _prepare(model, prepared)
-            _quantise(prepared, out, _Reader(calibration, batch), per_channel, nodes)
+            _quantise(prepared, out, _CalibrationReader(calibration, batch), per_channel, nodes)
     except ModelError:
         raise
     except Exception as error:  # the quantizer raises whatever numpy, onnx and ONNX Runtime do
@@ -81,7 +81,7 @@ def _samples(inputs: Mapping[str, Array]) -> int:
     return next(iter(counts.values()))
 
 
-class _Reader:
+class _CalibrationReader:
     """Hands out calibration inputs batch by batch, as ONNX Runtime asks for them."""
 
     def __init__(self, inputs: Mapping[str, Array], batch: int) -> None:
@@ -91,7 +91,7 @@ class _Reader:
     def get_next(self) -> dict[str, Array] | None:
         return next(self._batches, None)
 
-    def __iter__(self) -> _Reader:
+    def __iter__(self) -> _CalibrationReader:
         return self
 
     def __next__(self) -> dict[str, Array]:
@@ -105,7 +105,9 @@ def _prepare(model: Path, prepared: Path) -> None:
     quant_pre_process(str(model), str(prepared), skip_symbolic_shape=True)
 
 
-def _quantise(prepared: Path, out: Path, reader: _Reader, per_channel: bool, nodes: Collection[str] | None) -> None:
+def _quantise(
+    prepared: Path, out: Path, reader: _CalibrationReader, per_channel: bool, nodes: Collection[str] | None
+) -> None:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     quantize_static(

@@ -30,7 +30,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class RoundingPlan:
     """All it takes to run a model with rounded layers."""
 
     stages: tuple[Stage, ...]
@@ -42,7 +42,7 @@ class Plan:
     padded: bool
     """Whether the model takes no fewer."""
 
-    def with_weights(self, weights: Mapping[str, Floats]) -> Plan:
+    def with_weights(self, weights: Mapping[str, Floats]) -> RoundingPlan:
         return replace(self, weights=weights)
 
 

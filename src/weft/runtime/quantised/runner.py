@@ -12,7 +12,7 @@ from weft.numbers.format import FLOAT32
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.quantised.cache import ArrayCache
 from weft.runtime.quantised.feeding import Ints, feed
-from weft.runtime.quantised.plan import Plan, Stage, rounded_input, weight_input
+from weft.runtime.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
 from weft.runtime.tensors import Array
 
 _WEIGHT = "weft:weight"
@@ -25,29 +25,29 @@ class LayerFormats(NamedTuple):
     input: AnyFormat = FLOAT32
 
 
-class Samples(NamedTuple):
+class SampleOrder(NamedTuple):
     """Inputs and the order in which they are taken."""
 
     inputs: Mapping[str, Array]
     order: Ints
 
 
-class Runner:
+class PlanRunner:
     """Runs a plan in this process."""
 
-    def __init__(self, plan: Plan, cache_bytes: int) -> None:
+    def __init__(self, plan: RoundingPlan, cache_bytes: int) -> None:
         self._plan = plan
         self._sessions = [open_session(stage.model, 1, optimise=True) for stage in plan.stages]
         self._prefixes: dict[Hashable, int] = {}
         self._cache = ArrayCache(cache_bytes)
-        self._samples: dict[str, Samples] = {}
+        self._samples: dict[str, SampleOrder] = {}
         self._current = ("", -1)
 
     @property
     def process_ids(self) -> list[int]:
         return []
 
-    def add(self, name: str, samples: Samples) -> None:
+    def add(self, name: str, samples: SampleOrder) -> None:
         self._samples[name] = samples
 
     def drop(self, name: str) -> None:

@@ -13,11 +13,11 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from weft.errors import ModelError, TuneError
 from weft.models.weighted_layers import WeightedLayer
-from weft.runtime.cutting import Piece, Tensor, prune, split
+from weft.runtime.cutting import ModelPiece, SeenTensor, prune, split
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.quantised.feeding import feed
 from weft.runtime.quantised.opened import Opened
-from weft.runtime.quantised.plan import Plan, Stage, rounded_input, weight_input
+from weft.runtime.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
 from weft.runtime.tensors import Array
 
 BATCH_BYTES = 8 << 20
@@ -26,13 +26,13 @@ MOST_SAMPLES = 32
 """In a batch."""
 
 
-def make_plan(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> Plan:
+def make_plan(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> RoundingPlan:
     """Cut a model before *layers*; some of the samples are run to see what it makes of them."""
     sample = feed(inputs, np.arange(1), opened.fixed_batch)
     types = {name: each.element_type for name, each in look_inside(opened, sample).items()}
     stages = tuple(_stages(opened, layers, _pieces(opened, layers, types)))
     weights = {layer.name: layer.weight for layer in layers}
-    return Plan(stages, opened.output, weights, choose_batch(opened, inputs), opened.fixed_batch is not None)
+    return RoundingPlan(stages, opened.output, weights, choose_batch(opened, inputs), opened.fixed_batch is not None)
 
 
 def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
@@ -49,13 +49,13 @@ def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
     return batch if made.ndim and len(made) == batch else 1
 
 
-def look_inside(opened: Opened, sample: Mapping[str, Array]) -> dict[str, Tensor]:
+def look_inside(opened: Opened, sample: Mapping[str, Array]) -> dict[str, SeenTensor]:
     """Types and sizes of the inputs and of all that the nodes make, found by running them."""
     names = [name for node in opened.model.graph.node for name in node.output if name]
     made = run_on(opened, session_for(opened, names), names, sample)
     found = dict(sample) | dict(zip(names, made, strict=True))
     return {
-        name: Tensor(int(helper.np_dtype_to_tensor_dtype(value.dtype)), value.nbytes)
+        name: SeenTensor(int(helper.np_dtype_to_tensor_dtype(value.dtype)), value.nbytes)
         for name, value in found.items()
         if isinstance(value, np.ndarray) and value.dtype != np.object_
     }
@@ -81,7 +81,7 @@ def run_on(opened: Opened, session: Any, names: Sequence[str], given: Mapping[st
         raise TuneError(f"{opened.path}: the model fails on the samples: {first_line(error)}") from error
 
 
-def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str, int]) -> list[Piece]:
+def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str, int]) -> list[ModelPiece]:
     """The pieces between the layers; each layer takes its two operands from outside."""
     cut = ModelProto()
     cut.CopyFrom(opened.model)
@@ -103,7 +103,7 @@ def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str,
         raise TuneError(f"{opened.path}: {error} is no plain tensor, and in use where a layer begins") from error
 
 
-def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[Piece]) -> Iterator[Stage]:
+def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[ModelPiece]) -> Iterator[Stage]:
     starts = {rounded_input(layer.name): layer for layer in layers}
     begun = [next((starts[name] for name in piece.inputs if name in starts), None) for piece in pieces]
     given = {each.name for each in opened.model.graph.input}

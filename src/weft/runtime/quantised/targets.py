@@ -21,7 +21,7 @@ from weft.runtime.tensors import Array
 from weft.tuning.network import Network, Target
 
 
-class _Seen(NamedTuple):
+class _SeenLayer(NamedTuple):
     """Of one layer, while samples ran through it."""
 
     inputs: int
@@ -65,7 +65,7 @@ def select(layers: Sequence[WeightedLayer], wanted: str | Sequence[str] | None) 
     return tuple(each for each in layers if each.name in chosen)
 
 
-def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> dict[str, _Seen]:
+def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> dict[str, _SeenLayer]:
     """Run the float model and look at what enters and leaves the layers."""
     nodes = {layer.name: opened.model.graph.node[layer.position] for layer in layers}
     names = list(dict.fromkeys(name for node in nodes.values() for name in (node.input[0], node.output[0])))
@@ -85,7 +85,7 @@ def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[st
                 )
             largest[name] = max(largest[name], top)
     return {
-        layer.name: _Seen(
+        layer.name: _SeenLayer(
             one[nodes[layer.name].input[0]].size // rows,
             _products(layer, one[nodes[layer.name].input[0]], one[nodes[layer.name].output[0]], nodes[layer.name])
             // rows,
@@ -107,7 +107,7 @@ def _products(layer: WeightedLayer, entering: Array, leaving: Array, node: NodeP
     return int(leaving.size) * depth
 
 
-def _target(layer: WeightedLayer, seen: _Seen) -> Target:
+def _target(layer: WeightedLayer, seen: _SeenLayer) -> Target:
     largest = float(np.abs(layer.weight).max(initial=0.0))
     return Target(layer.name, layer.weight.size, seen.inputs, largest, seen.input_max, seen.macs)
 

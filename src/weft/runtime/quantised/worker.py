@@ -16,8 +16,8 @@ import numpy as np
 
 from weft.errors import EvaluationError
 from weft.runtime.quantised.feeding import Ints
-from weft.runtime.quantised.plan import Plan
-from weft.runtime.quantised.runner import LayerFormats, Runner, Samples
+from weft.runtime.quantised.plan import RoundingPlan
+from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
 from weft.runtime.tensors import Array
 
 
@@ -25,7 +25,7 @@ from weft.runtime.tensors import Array
 class Open:
     """Get ready to run a plan, whose weights are in files."""
 
-    plan: Plan
+    plan: RoundingPlan
     weights: Mapping[str, Path]
     cache_bytes: int
 
@@ -47,7 +47,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WorkerJob:
     """Batches of samples, under formats."""
 
     name: str
@@ -55,11 +55,11 @@ class Run:
     numbers: tuple[int, ...]
 
 
-Job = Open | Add | Drop | Run
+Job = Open | Add | Drop | WorkerJob
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerReply:
     """To one job."""
 
     outputs: tuple[Array, ...] = ()
@@ -67,7 +67,7 @@ class Answer:
     trace: str = ""
 
 
-def send(stream: BinaryIO, message: Job | Answer) -> None:
+def send(stream: BinaryIO, message: Job | WorkerReply) -> None:
     pickle.dump(message, stream, pickle.HIGHEST_PROTOCOL)
     stream.flush()
 
@@ -78,7 +78,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
     jobs = sys.stdin.buffer
-    runner: Runner | None = None
+    runner: PlanRunner | None = None
     while True:
         try:
             job = pickle.load(jobs)
@@ -87,28 +87,28 @@ def main() -> None:
         try:
             if isinstance(job, Open):
                 weights = {name: np.load(path, mmap_mode="r") for name, path in job.weights.items()}
-                runner = Runner(job.plan.with_weights(weights), job.cache_bytes)
-                answer = Answer()
+                runner = PlanRunner(job.plan.with_weights(weights), job.cache_bytes)
+                answer = WorkerReply()
             else:
                 assert runner is not None
                 answer = _answer(runner, job)
         except EvaluationError as error:
-            answer = Answer(failure=str(error))
+            answer = WorkerReply(failure=str(error))
         except Exception as error:
-            answer = Answer(failure=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+            answer = WorkerReply(failure=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
         try:
             send(answers, answer)
         except BrokenPipeError:
             return
 
 
-def _answer(runner: Runner, job: Add | Drop | Run) -> Answer:
+def _answer(runner: PlanRunner, job: Add | Drop | WorkerJob) -> WorkerReply:
     match job:
         case Add():
             inputs = {name: np.load(path, mmap_mode="r") for name, path in job.inputs.items()}
-            runner.add(job.name, Samples(inputs, job.order))
+            runner.add(job.name, SampleOrder(inputs, job.order))
         case Drop():
             runner.drop(job.name)
-        case Run():
-            return Answer(tuple(runner.run(job.name, job.formats, job.numbers)))
-    return Answer()
+        case WorkerJob():
+            return WorkerReply(tuple(runner.run(job.name, job.formats, job.numbers)))
+    return WorkerReply()

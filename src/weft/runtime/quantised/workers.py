@@ -20,9 +20,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from weft.errors import EvaluationError, TuneError
-from weft.runtime.quantised.plan import Plan
-from weft.runtime.quantised.runner import LayerFormats, Samples
-from weft.runtime.quantised.worker import Add, Answer, Drop, Job, Open, Run, send
+from weft.runtime.quantised.plan import RoundingPlan
+from weft.runtime.quantised.runner import LayerFormats, SampleOrder
+from weft.runtime.quantised.worker import Add, Drop, Job, Open, WorkerJob, WorkerReply, send
 from weft.runtime.tensors import Array
 
 _TAIL = 4000
@@ -53,9 +53,9 @@ class _Worker:
         except BrokenPipeError:
             raise self._death() from None
 
-    def receive(self) -> Answer:
+    def receive(self) -> WorkerReply:
         try:
-            return cast(Answer, pickle.load(cast(BinaryIO, self.process.stdout)))
+            return cast(WorkerReply, pickle.load(cast(BinaryIO, self.process.stdout)))
         except (EOFError, pickle.UnpicklingError):
             raise self._death() from None
 
@@ -87,9 +87,9 @@ def _room() -> Iterator[None]:
 class Workers:
     """Runs a plan in *count* processes, which start with the first job."""
 
-    def __init__(self, plan: Plan, cache_bytes: int, count: int) -> None:
+    def __init__(self, plan: RoundingPlan, cache_bytes: int, count: int) -> None:
         self._plan, self._cache_bytes, self._count = plan, cache_bytes, count
-        self._samples: dict[str, Samples] = {}
+        self._samples: dict[str, SampleOrder] = {}
         self._workers: list[_Worker] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[int, tuple[Array, Path]] = {}
@@ -99,7 +99,7 @@ class Workers:
     def process_ids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
 
-    def add(self, name: str, samples: Samples) -> None:
+    def add(self, name: str, samples: SampleOrder) -> None:
         self._samples[name] = samples
         if self._workers:
             with _room():
@@ -117,7 +117,7 @@ class Workers:
             with _room():
                 self._start()
         shares = [tuple(n for n in numbers if n % self._count == at) for at in range(self._count)]
-        answers = self._ask([Run(name, formats, share) for share in shares])
+        answers = self._ask([WorkerJob(name, formats, share) for share in shares])
         found = {
             n: o
             for share, answer in zip(shares, answers, strict=True)
@@ -163,7 +163,7 @@ class Workers:
     def _tell(self, job: Job) -> None:
         self._ask([job] * self._count)
 
-    def _ask(self, jobs: Sequence[Job]) -> list[Answer]:
+    def _ask(self, jobs: Sequence[Job]) -> list[WorkerReply]:
         """One job for each process. Whatever goes wrong or interrupts leaves answers behind, so all are ended then."""
         try:
             for worker, job in zip(self._workers, jobs, strict=True):

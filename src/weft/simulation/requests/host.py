@@ -12,7 +12,7 @@ from itertools import cycle, islice
 import numpy as np
 
 from weft.devices import Host
-from weft.engine.simulated_host import Crowd, SimulatedHost, Work
+from weft.engine.simulated_host import Crowd, DrawnWork, SimulatedHost
 from weft.policies import Setting
 from weft.policies.base import Candidate
 from weft.simulation.requests.case import Case
@@ -62,13 +62,13 @@ class _Draws:
     def crowd(self) -> Crowd:
         return Crowd(self._host.together(), self._kinds, self._work_of)
 
-    def _work_of(self, candidate: Candidate) -> Work:
+    def _work_of(self, candidate: Candidate) -> DrawnWork:
         spread = self._models[candidate.stream].spread
         ticks = self._work[candidate.program][candidate.layer]
         if spread:
             run = (self._places[candidate.stream] + candidate.query) % len(spread)
             ticks *= spread[run][candidate.layer]
-        return Work(next(self._hand_overs), max(1.0, ticks))
+        return DrawnWork(next(self._hand_overs), max(1.0, ticks))
 
 
 def _from_anywhere(values: Sequence[int], rng: np.random.Generator) -> Iterator[int]:

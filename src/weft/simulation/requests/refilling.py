@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.engine.arrivals import Answer
+from weft.engine.arrivals import Ending
 from weft.engine.lateness import late_work
 from weft.engine.requests import QUEUE_PLACES, most_jobs
 from weft.kernels import refill as k
@@ -44,12 +44,12 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool)
     model, rules = _static(case, policy, late)
     state = k.fresh_state(rules.max_batch, max(rules.most_jobs, rules.max_batch), QUEUE_PLACES)
     recorded = MOST_RECORDED if record else 0
-    log = k.Log(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
+    log = k.RefillLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
     for arrivals, leaves in _blocks(case, policy, seed):
         k.serve(model, rules, state, log, arrivals, leaves, np.array([0, len(arrivals)]), True)
     nothing = np.empty(0, np.int64)
     k.serve(model, rules, state, log, nothing, nothing, np.zeros(2, np.int64), False)
-    answers = tuple(Answer(*row) for row in log.answers[: state.clocks[counted.ANSWERED]].tolist())
+    answers = tuple(Ending(*row) for row in log.answers[: state.clocks[counted.ANSWERED]].tolist())
     issues = log.issues[: state.clocks[counted.LOGGED]]
     return Tally(state.clocks, state.counts[np.newaxis], state.histogram[np.newaxis], answers, issues)
 
@@ -64,7 +64,7 @@ def _blocks(case: Case, policy: Policy, seed: int | None) -> Iterator[tuple[Ints
         ahead = ahead[len(block) :]
 
 
-def _static(case: Case, policy: Policy, late: str) -> tuple[k.Model, k.Rules]:
+def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.RefillRules]:
     (term,) = case.terms
     sizes = term.max_batch if policy.batches else 1
     programs = policy.setting.programs[term.programs : term.programs + sizes]
@@ -76,14 +76,14 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Model, k.Rules]:
     for layer in range(layers):
         for stop, share in leaving(first, layer).items():
             shares[layer, stop] = share
-    model = k.Model(
+    model = k.RefillModel(
         np.array([each.compute for each in programs], np.int64),
         np.array([(*each, 0) for each in remaining], np.int64),
         exits,
         shares,
         term.programs,
     )
-    rules = k.Rules(
+    rules = k.RefillRules(
         policy=KERNELS[type(policy)],
         late=late_rule(policy, late),
         most_jobs=most_jobs(late_work(policy, late)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.engine.arrivals import Answer
+from weft.engine.arrivals import Ending
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,7 +22,7 @@ class Tally:
     clocks: Ints
     counts: Ints
     histogram: Ints
-    answers: tuple[Answer, ...]
+    answers: tuple[Ending, ...]
     """Every request's fate, where asked for."""
     issues: Ints
     """Stream, query, layer, program and four times of every issue, where asked for."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from weft.engine.arrivals import Answer
+from weft.engine.arrivals import Ending
 from weft.engine.lateness import late_work
 from weft.engine.requests import QUEUE_PLACES, most_jobs
 from weft.kernels import request_loop
@@ -48,7 +48,7 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool)
     models, terms, rules = _static(case, policy, late)
     state = _fresh_state(case, most_jobs(late_work(policy, late)))
     recorded = MOST_RECORDED if record else 0
-    log = k.Log(np.empty((recorded, 8), np.int64), np.empty((recorded, 3), np.int64))
+    log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 3), np.int64))
     streams = len(case.terms)
     sources = [case.arrivals(index, seed) for index in range(streams)]
     arrivals = np.empty((streams, 2 * BLOCK), np.int64)
@@ -62,7 +62,7 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool)
         if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
             room = np.empty_like(state.before)
             state = state._replace(before=np.concatenate([state.before, room]), peak=np.concatenate([state.peak, room]))
-    answers = tuple(Answer(*row) for row in log.answers[: state.clocks[k.ANSWERED]].tolist())
+    answers = tuple(Ending(*row) for row in log.answers[: state.clocks[k.ANSWERED]].tolist())
     return Tally(state.clocks, state.counts, state.histogram, answers, log.issues[: state.clocks[k.LOGGED]])
 
 
@@ -77,7 +77,7 @@ def _refill(arrivals: Ints, known: Ints, more: npt.NDArray[np.bool_], index: int
         known[k.HEAD], known[k.LENGTH] = 0, len(block)
 
 
-def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.Terms, k.Rules]:
+def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
     programs = case.setting.programs
 
     def joined(columns: Sequence[Sequence[int]]) -> Ints:
@@ -93,10 +93,10 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.Terms, k
         np.cumsum([0, *map(len, programs)], dtype=np.int64),
         np.array([program.compute_bound for program in programs]),
     )
-    terms = k.Terms(
+    terms = k.LoopTerms(
         each("programs"), each("deadline"), each("max_batch"), each("timeout"), each("priority"), each("think")
     )
-    rules = k.Rules(
+    rules = k.LoopRules(
         policy=ONLINE[type(policy)],
         late=late_rule(policy, late),
         foresight=policy.foresight,
@@ -110,7 +110,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.Terms, k
     return models, terms, rules
 
 
-def _fresh_state(case: Case, places: int) -> k.State:
+def _fresh_state(case: Case, places: int) -> k.LoopState:
     streams = len(case.terms)
     clients = max(1, *(term.clients for term in case.terms), 1)
     batch = max(term.max_batch for term in case.terms)
@@ -120,7 +120,7 @@ def _fresh_state(case: Case, places: int) -> k.State:
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    state = k.State(
+    state = k.LoopState(
         zeros(9), before, peak,
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),

@@ -10,7 +10,7 @@ import numpy as np
 from weft.errors import StitchError
 from weft.stitching.discovery.evidence import Evidence, flat_weights
 from weft.stitching.discovery.partition import Partition
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.net import Array
 from weft.stitching.sharing import Sharing
 from weft.stitching.spaces import role, wire
@@ -19,7 +19,7 @@ _CHUNK = 1 << 18
 """Weights compared at a time."""
 
 
-class Run(NamedTuple):
+class SharedChannels(NamedTuple):
     """The channels of a value that one set of tasks shares."""
 
     position: int
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 class Mismatch(NamedTuple):
     """Output channels of a layer whose weights differ between two tasks that share them."""
 
-    run: Run
+    run: SharedChannels
     one: int
     two: int
     rows: Array
@@ -58,7 +58,7 @@ def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
             raise StitchError(_difference(evidence, layer, found))
 
 
-def _difference(evidence: Evidence, layer: Layer, found: Mismatch) -> str:
+def _difference(evidence: Evidence, layer: FamilyLayer, found: Mismatch) -> str:
     space = evidence.wiring.carries[layer.output][found.run.position]
     members = evidence.partitions[space].members[found.run.classes[found.rows[0]]]
     one, two = (f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (found.one, found.two))
@@ -83,7 +83,7 @@ def _gap(mine: Array, theirs: Array) -> Array:
         return np.asarray(np.abs(mine - theirs))
 
 
-def mismatches(evidence: Evidence, layer: Layer, tolerance: float = 0.0) -> Iterator[Mismatch]:
+def mismatches(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> Iterator[Mismatch]:
     """Where *layer* (dense or depthwise) contradicts the sharing: every task against the first that has the weights."""
     weights = flat_weights(layer)
     sources = [None] if role(layer) == "depthwise" else list(runs(evidence, layer.inputs[0]))
@@ -94,19 +94,19 @@ def mismatches(evidence: Evidence, layer: Layer, tolerance: float = 0.0) -> Iter
                 yield from _compare(weights, run, source, tasks, tolerance)
 
 
-def runs(evidence: Evidence, value: str) -> Iterator[Run]:
+def runs(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
     """The parts of *value* that several tasks share."""
     starts = np.zeros(evidence.tasks, np.int64)
     for position, space in enumerate(evidence.wiring.carries[value]):
         partition = evidence.partitions[space]
         for part in partition.parts:
             tasks = tuple(np.flatnonzero(part.tasks).tolist())
-            yield Run(position, tasks, part.classes, partition.members[part.classes] + starts)
+            yield SharedChannels(position, tasks, part.classes, partition.members[part.classes] + starts)
         starts += np.array(partition.widths)
 
 
 def _compare(
-    weights: list[Array], run: Run, source: Run | None, tasks: tuple[int, ...], tolerance: float
+    weights: list[Array], run: SharedChannels, source: SharedChannels | None, tasks: tuple[int, ...], tolerance: float
 ) -> Iterator[Mismatch]:
     """The first of *tasks* against the others."""
     first, *others = tasks
@@ -128,5 +128,5 @@ def _compare(
             yield Mismatch(run, first, two, np.flatnonzero(wrong[two]), largest[two])
 
 
-def _taken(weight: Array, rows: Array, source: Run | None, task: int) -> Array:
+def _taken(weight: Array, rows: Array, source: SharedChannels | None, task: int) -> Array:
     return weight[rows] if source is None else weight[rows].take(source.channels[:, task], axis=1)

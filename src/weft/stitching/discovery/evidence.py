@@ -15,7 +15,7 @@ import numpy as np
 from weft.stitching.discovery import fingerprint
 from weft.stitching.discovery.fingerprint import Keys
 from weft.stitching.discovery.partition import NONE, Partition
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.net import Array
 from weft.stitching.spaces import Wiring, Writer, role
 
@@ -73,12 +73,12 @@ class Evidence:
         """Those with weights to compare."""
         self._known: dict[tuple[ByPart, str], tuple[tuple[int, ...], list[Array], Array]] = {}
 
-    def readers(self, space: str) -> list[Layer]:
+    def readers(self, space: str) -> list[FamilyLayer]:
         """The dense layers that read *space*."""
         carries = self.wiring.carries
         return [each for each in self.layers if role(each) == "dense" and space in carries[each.inputs[0]]]
 
-    def pair_keys(self, space: str, writers: Iterable[Writer], readers: Iterable[Layer] = ()) -> PairKeys:
+    def pair_keys(self, space: str, writers: Iterable[Writer], readers: Iterable[FamilyLayer] = ()) -> PairKeys:
         """What *writers* and *readers* say about the channels of *space*."""
         keys = np.zeros((self.tasks, max(self.wiring.widths[space]), self.tasks), np.uint64)
         allowed = ~np.eye(self.tasks, dtype=bool)
@@ -112,7 +112,7 @@ class Evidence:
         """Weights of all layers when none that tasks share is stored twice."""
         return sum(self._stored(layer) for layer in self.layers)
 
-    def _stored(self, layer: Layer) -> int:
+    def _stored(self, layer: FamilyLayer) -> int:
         tasks, counts = self._sets(layer.output)
         taps = int(flat_weights(layer)[0].shape[2])
         if role(layer) == "depthwise":
@@ -158,7 +158,7 @@ class Evidence:
             mine = each[self.channels(value, position, task)] @ parts.astype(np.uint64)
             keys[task, : len(mine)] += mine * factor
 
-    def by_part(self, compute: ByPart, layer: Layer, over: str) -> tuple[list[Array], Array]:
+    def by_part(self, compute: ByPart, layer: FamilyLayer, over: str) -> tuple[list[Array], Array]:
         """*compute* for each task, by part of *over*, which the layer reads or writes; the tasks of each part."""
         versions = self.versions(over)
         known = self._known.get((compute, layer.output))
@@ -183,7 +183,7 @@ class Evidence:
         return np.concatenate(labels), np.concatenate(parts)
 
 
-def flat_weights(layer: Layer) -> list[Array]:
+def flat_weights(layer: FamilyLayer) -> list[Array]:
     """Each task's weight as [out, in, taps], all of one type."""
     weights = [op.weight for op in layer.ops if op.weight is not None]
     dtype = np.result_type(*weights)

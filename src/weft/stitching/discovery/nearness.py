@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.stitching.discovery.evidence import Evidence, flat_weights
 from weft.stitching.discovery.fingerprint import mix, numbered
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.net import Array
 from weft.stitching.spaces import Writer
 
@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 """Weights compared at a time."""
 
 
-class View(NamedTuple):
+class WeightView(NamedTuple):
     """Weights of a space's channels that two tasks can compare, as one layer has them; sides: the first, the second."""
 
     sketches: tuple[Array, Array]
@@ -59,7 +59,7 @@ def merge_near(
     evidence: Evidence,
     space: str,
     writers: Sequence[Writer],
-    readers: Sequence[Layer],
+    readers: Sequence[FamilyLayer],
     tolerance: float,
     *,
     ties: bool = False,
@@ -88,7 +88,7 @@ def merge_near(
                 partition.join(these[good], those[good])
 
 
-def _written(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) -> Iterator[View]:
+def _written(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) -> Iterator[WeightView]:
     for writer in writers:
         assert writer.layer is not None
         cuts = [evidence.channels(writer.value, writer.position, task) for task in (one, two)]
@@ -103,10 +103,10 @@ def _written(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) 
             inputs = evidence.common(writer.layer.inputs[0], one, two)
             shared = inputs.mine, inputs.theirs
         first, second = (each[cut][:, both].sum(axis=1) for each, cut in zip(sketches, cuts, strict=True))
-        yield View((first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), shared)
+        yield WeightView((first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), shared)
 
 
-def _read(evidence: Evidence, space: str, readers: Sequence[Layer], one: int, two: int) -> Iterator[View]:
+def _read(evidence: Evidence, space: str, readers: Sequence[FamilyLayer], one: int, two: int) -> Iterator[WeightView]:
     for layer in readers:
         weights = [each.swapaxes(0, 1) for each in flat_weights(layer)]
         found, parts = evidence.by_part(column_sketches, layer, layer.output)
@@ -115,7 +115,9 @@ def _read(evidence: Evidence, space: str, readers: Sequence[Layer], one: int, tw
         for position in evidence.positions(layer.inputs[0], space):
             cuts = [evidence.channels(layer.inputs[0], position, task) for task in (one, two)]
             first, second = (found[task][cut][:, both].sum(axis=1) for task, cut in zip((one, two), cuts, strict=True))
-            yield View((first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), (outputs.mine, outputs.theirs))
+            yield WeightView(
+                (first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), (outputs.mine, outputs.theirs)
+            )
 
 
 def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
@@ -141,7 +143,7 @@ def _directions(labels: Array, taps: int) -> Array:
 
 
 def _nearest(
-    views: list[View], mine: Array, others: Array, tolerance: float, *, ties: bool, in_place: bool
+    views: list[WeightView], mine: Array, others: Array, tolerance: float, *, ties: bool, in_place: bool
 ) -> tuple[Array, Array]:
     """Pairs of *mine* and *others* that are near in every view, each in one pair, the nearest pairs first.
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.stitching.net import Array
-from weft.stitching.sharing import Block, Space
+from weft.stitching.sharing import Block, ChannelSpace
 
 NONE = -1
 
 
-class Part(NamedTuple):
+class TaskClasses(NamedTuple):
     """The classes of one set of tasks."""
 
     tasks: Array
@@ -35,7 +35,7 @@ class Partition:
         self._renew()
 
     @staticmethod
-    def of(space: Space) -> Partition:
+    def of(space: ChannelSpace) -> Partition:
         """The classes of a known sharing."""
         result = Partition(space.widths)
         members = np.full((space.stitched_width, len(space.widths)), NONE, np.int64)
@@ -86,18 +86,18 @@ class Partition:
         """The classes that hold both tasks."""
         return np.flatnonzero((self.members[:, one] != NONE) & (self.members[:, two] != NONE))
 
-    def space(self) -> Space:
+    def space(self) -> ChannelSpace:
         """The blocks: classes of one set of tasks, in the first task's order; sets of many tasks come first."""
         ordered = sorted(self.sets, key=lambda part: (-part.tasks.sum(), np.flatnonzero(part.tasks).tolist()))
-        return Space(self.widths, tuple(self._block(part) for part in ordered))
+        return ChannelSpace(self.widths, tuple(self._block(part) for part in ordered))
 
-    def _block(self, part: Part) -> Block:
+    def _block(self, part: TaskClasses) -> Block:
         tasks = np.flatnonzero(part.tasks)
         table = self.members[part.classes][:, tasks]
         table = table[np.argsort(table[:, 0], kind="stable")]
         return Block({int(task): table[:, column] for column, task in enumerate(tasks)})
 
-    def _sort(self) -> list[Part]:
+    def _sort(self) -> list[TaskClasses]:
         """All classes by the set of their tasks."""
         present = self.members != NONE
         packed = np.packbits(present, axis=1)
@@ -105,7 +105,7 @@ class Partition:
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         order = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(first)))
-        return [Part(present[at], group) for at, group in zip(first, np.split(order, ends[:-1]), strict=True)]
+        return [TaskClasses(present[at], group) for at, group in zip(first, np.split(order, ends[:-1]), strict=True)]
 
     def _renew(self) -> None:
         """Work out what follows from *members*."""

@@ -14,7 +14,7 @@ import numpy as np
 from weft.stitching.discovery.comparison import differ, mismatches
 from weft.stitching.discovery.evidence import Common, Evidence, flat_weights
 from weft.stitching.discovery.partition import NONE, Partition
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.net import Array
 from weft.stitching.spaces import Writer, role
 
@@ -32,7 +32,7 @@ class Claim(NamedTuple):
     channels: Common
 
 
-def repair(evidence: Evidence, layer: Layer, tolerance: float = 0.0) -> bool:
+def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bool:
     """Take channels out of the classes of the layer's inputs and outputs until its weights agree; whether any were."""
     changed = False
     while wrong := _wrong(evidence, layer, tolerance):
@@ -45,7 +45,7 @@ def repair(evidence: Evidence, layer: Layer, tolerance: float = 0.0) -> bool:
     return changed
 
 
-def _wrong(evidence: Evidence, layer: Layer, tolerance: float) -> list[Claim]:
+def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Claim]:
     """What the weights of *layer* contradict in its outputs, by pairs of tasks."""
     bad: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for position, space in enumerate(evidence.wiring.carries[layer.output]):
@@ -63,7 +63,7 @@ def _wrong(evidence: Evidence, layer: Layer, tolerance: float) -> list[Claim]:
     return [_claim(evidence, layer.output, pair, places) for pair, places in bad.items()]
 
 
-def _far_apart(evidence: Evidence, layer: Layer, position: int, tolerance: float) -> Array:
+def _far_apart(evidence: Evidence, layer: FamilyLayer, position: int, tolerance: float) -> Array:
     """[classes, tasks, tasks] of a space that *layer* writes: which differ by more than *tolerance*."""
     partition = evidence.partitions[evidence.wiring.carries[layer.output][position]]
     table = np.zeros((len(partition.members), evidence.tasks, evidence.tasks), bool)
@@ -110,7 +110,7 @@ def _take_out(evidence: Evidence, value: str, claims: list[Claim]) -> None:
             partition.drop(*np.array(sorted(pairs), np.int64).T)
 
 
-def _inputs_to_blame(evidence: Evidence, layer: Layer, claim: Claim, tolerance: float) -> Claim:
+def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, claim: Claim, tolerance: float) -> Claim:
     """The input channels that are to go rather than the outputs of *claim*."""
     inputs = evidence.common(layer.inputs[0], claim.one, claim.two)
     nothing = Claim(claim.one, claim.two, Common(*(column[:0] for column in inputs)))

@@ -19,7 +19,7 @@ from weft.stitching.discovery.nearness import merge_near
 from weft.stitching.discovery.partition import Partition
 from weft.stitching.discovery.repair import repair
 from weft.stitching.discovery.voting import MAJORITY, vote
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.sharing import Sharing
 from weft.stitching.spaces import Writer, wire
 
@@ -40,9 +40,9 @@ def discover(
     if not tolerance >= 0:
         raise StitchError(f"tolerance {tolerance}: give the largest difference of two weights, 0 for none")
     steps = _Steps(on_progress)
-    search = _Search(family, tolerance, MAJORITY, steps)
+    search = _SharingSearch(family, tolerance, MAJORITY, steps)
     for quorum in sorted(search.doubts):
-        search = min(search, _Search(family, tolerance, quorum, steps), key=lambda each: each.evidence.stored)
+        search = min(search, _SharingSearch(family, tolerance, quorum, steps), key=lambda each: each.evidence.stored)
     search.coarsen(min_width)
     search.check()
     return Sharing({space: partition.space() for space, partition in search.partitions.items()})
@@ -63,7 +63,7 @@ class _Steps:
         self._on_progress(self._done, self._total)
 
 
-class _Search:
+class _SharingSearch:
     """One way through: the partitions of all spaces, true and such that nothing can be added."""
 
     def __init__(self, family: Family, tolerance: float, quorum: float, steps: _Steps) -> None:
@@ -153,12 +153,12 @@ class _Search:
             merge(partition, self.evidence.pair_keys(space, writers, readers), ties=True)
         self._merge_near(space, writers, readers)
 
-    def _merge_near(self, space: str, writers: Sequence[Writer], readers: Sequence[Layer] | None = None) -> None:
+    def _merge_near(self, space: str, writers: Sequence[Writer], readers: Sequence[FamilyLayer] | None = None) -> None:
         if self.tolerance > 0:
             ties = readers is not None
             merge_near(self.evidence, space, writers, readers or (), self.tolerance, ties=ties)
 
-    def _repair(self, layers: Sequence[Layer]) -> bool:
+    def _repair(self, layers: Sequence[FamilyLayer]) -> bool:
         """Repair those of *layers* around which something has changed; whether any needed it."""
         changed = False
         for layer in layers:
@@ -183,10 +183,10 @@ class _Search:
             return True
         return known.issuperset(self.wiring.carries[writer.layer.inputs[0]])
 
-    def _spaces(self, layer: Layer) -> tuple[str, ...]:
+    def _spaces(self, layer: FamilyLayer) -> tuple[str, ...]:
         return (*self.wiring.carries[layer.inputs[0]], *self.wiring.carries[layer.output])
 
-    def _versions(self, layer: Layer) -> tuple[int, ...]:
+    def _versions(self, layer: FamilyLayer) -> tuple[int, ...]:
         return tuple(self.partitions[space].version for space in self._spaces(layer))
 
     def _versions_around(self, space: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.stitching.emit import convolve
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.rows import reshape
 from weft.stitching.net import Array
@@ -30,11 +30,11 @@ class Form(Protocol):
     @property
     def name(self) -> str: ...
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         """Why it cannot do *layer*; empty if it can."""
         ...
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         """Add the steps of *layer*; *chain* (affine, unary, add) follows it, and nothing else reads between.
 
         The other operands of an add in the chain are in the room already.
@@ -42,7 +42,7 @@ class Form(Protocol):
         ...
 
 
-def leading_affine(room: Room, layer: Layer, chain: Sequence[Layer]) -> tuple[Affine, int]:
+def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
     """The affines that follow *layer* as one, and how many there are."""
     widths = room.channels(layer.output).widths
     affine, used = Affine.none(widths), 0
@@ -52,20 +52,20 @@ def leading_affine(room: Room, layer: Layer, chain: Sequence[Layer]) -> tuple[Af
     return affine, used
 
 
-def conv(room: Room, layer: Layer, tensor: str, weight: Array, bias: Array | None, groups: int = 1) -> str:
+def conv(room: Room, layer: FamilyLayer, tensor: str, weight: Array, bias: Array | None, groups: int = 1) -> str:
     """A convolution with the window of *layer*; a bias of zeros is left out."""
     dtype = kernel(layer, 0).dtype
     shift = None if bias is None or not bias.any() else bias.astype(dtype)
     return convolve(room.builder, tensor, weight.astype(dtype), shift, window=layer.op.window, groups=groups)
 
 
-def covers(room: Room, layer: Layer) -> bool:
+def covers(room: Room, layer: FamilyLayer) -> bool:
     """Whether the window of a dense layer sees the whole picture at once: a product of matrices."""
     window, size = layer.op.window, room.family.values[layer.inputs[0]][0]
     return layer.op.groups == 1 and window.kernel == (size.height, size.width) and not any(window.pads)
 
 
-def batched_product(room: Room, layer: Layer, tensor: str, weight: Array, bias: Array) -> str:
+def batched_product(room: Room, layer: FamilyLayer, tensor: str, weight: Array, bias: Array) -> str:
     """The rows of each task times its own matrix; *weight* [tasks, out, in, height, width], *bias* [tasks, out]."""
     builder, tasks = room.builder, len(weight)
     rows, channels, height, width = builder.shape(tensor)

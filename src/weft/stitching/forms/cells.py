@@ -1,4 +1,4 @@
-"""Convolutions between some blocks for the rows of some tasks: ``Cell``, and ``Bench`` that writes them."""
+"""Convolutions between some blocks for the rows of some tasks: ``Cell``, and ``CellWriter`` that writes them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import batched_product, by_table, conv, covers, scaled
 from weft.stitching.forms.room import Room
 from weft.stitching.forms.rows import reshape, spread
-from weft.stitching.layouts import COMPACT, Part
+from weft.stitching.layouts import COMPACT, BlockPart
 from weft.stitching.net import Array
 from weft.stitching.weights import Affine, agree, kernel
 
@@ -22,34 +22,34 @@ class Cell(NamedTuple):
     """What the rows of *tasks* get at the output parts from these input parts, with weights that the tasks share."""
 
     tasks: Tasks
-    outs: tuple[Part, ...]
-    ins: tuple[Part, ...]
+    outs: tuple[BlockPart, ...]
+    ins: tuple[BlockPart, ...]
 
     @property
     def width(self) -> int:
         return sum(part.width for part in self.outs)
 
 
-class Bench:
+class CellWriter:
     """Writes the cells of one layer."""
 
-    def __init__(self, room: Room, layer: Layer, affine: Affine) -> None:
+    def __init__(self, room: Room, layer: FamilyLayer, affine: Affine) -> None:
         self.room, self.layer, self.affine = room, layer, affine
         self.value = layer.inputs[0]
         self.inputs, self.outputs = room.channels(self.value), room.channels(layer.output)
         self.all = frozenset(range(self.outputs.tasks))
 
-    def cells(self, tasks: Tasks, outs: tuple[Part, ...]) -> dict[Tasks, Cell]:
+    def cells(self, tasks: Tasks, outs: tuple[BlockPart, ...]) -> dict[Tasks, Cell]:
         """The cells of output parts that *tasks* share, by the tasks that have the inputs too."""
         if self.layer.op.depthwise:
             return {tasks: Cell(tasks, outs, tuple(part for part in self.inputs.parts if part.tasks == tasks))}
-        found: dict[Tasks, list[Part]] = {}
+        found: dict[Tasks, list[BlockPart]] = {}
         for part in self.inputs.parts:
             if both := part.tasks & tasks:
                 found.setdefault(both, []).append(part)
         return {both: Cell(both, outs, tuple(ins)) for both, ins in found.items()}
 
-    def agree(self, values: tuple[Array, ...], parts: Iterable[Part], tasks: Tasks) -> bool:
+    def agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
         return all(agree(values, part, tasks) for part in parts)
 
     def write(self, cell: Cell, *, shift: bool) -> str:
@@ -123,6 +123,6 @@ class Bench:
         return values[task][members(cell.outs, task)]
 
 
-def members(parts: Iterable[Part], task: int) -> Array:
+def members(parts: Iterable[BlockPart], task: int) -> Array:
     """The channels of the task's own model that *parts* are."""
     return np.concatenate([part.members[task] for part in parts])

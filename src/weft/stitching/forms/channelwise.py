@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.stitching.emit import emit, scale_and_shift
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import by_table
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.layouts import APART, COMPACT, STACKED, Channels, Layout
@@ -17,7 +17,7 @@ _ZERO_AT_ZERO = frozenset(
 )
 
 
-def channelwise(room: Room, layer: Layer) -> Placed:
+def channelwise(room: Room, layer: FamilyLayer) -> Placed:
     """Write *layer* and say where its output lies."""
     if layer.op.kind == "affine":
         return _affine(room, layer)
@@ -31,12 +31,12 @@ def channelwise(room: Room, layer: Layer) -> Placed:
     return Placed(layout, tuple(tensors), clean or layout == APART)
 
 
-def _layout(room: Room, layer: Layer) -> Layout:
+def _layout(room: Room, layer: FamilyLayer) -> Layout:
     layout = room.layout(*layer.inputs)
     return COMPACT if layer.op.kind == "concat" and layout == STACKED else layout
 
 
-def _affine(room: Room, layer: Layer) -> Placed:
+def _affine(room: Room, layer: FamilyLayer) -> Placed:
     channels = room.channels(layer.output)
     affine = Affine.of(layer, channels.widths)
     layout = room.layout(layer.inputs[0])

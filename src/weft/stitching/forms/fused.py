@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import Done, leading_affine
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.split import Split
@@ -29,7 +29,7 @@ WIDEST = 31
 class Fused:
     name = "fused"
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         if room.rows.dynamic:
             return "its rows are only known at run time"
         if max(layer.op.window.kernel) > WIDEST:
@@ -37,7 +37,7 @@ class Fused:
         numbers = _stored(room, layer)
         return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         if layer.op.depthwise or len(outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
@@ -71,7 +71,7 @@ class Fused:
         return Done(Placed(after, (tensor,)), used)
 
 
-def _stored(room: Room, layer: Layer) -> int:
+def _stored(room: Room, layer: FamilyLayer) -> int:
     """At most so many numbers ``pack`` stores."""
     outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
     pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
@@ -84,7 +84,7 @@ def layout(room: Room, channels: Channels) -> Layout:
     return Layout(FUSED, min(room.align, most))
 
 
-def _residual(layer: Layer, chain: Sequence[Layer], room: Room) -> str:
+def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> str:
     """The other operand of an addition of equals that comes next."""
     if not chain or chain[0].op.kind != "add" or len(chain[0].inputs) != 2:
         return ""

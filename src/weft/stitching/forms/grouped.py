@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import Done, batched_product, conv, covers, leading_affine, scaled
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.layouts import COMPACT, STACKED, Channels
@@ -20,12 +20,12 @@ from weft.stitching.weights import Affine, kernel
 class Grouped:
     name = "grouped"
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         if room.rows.dynamic:
             return "its rows are only known at run time"
         return "" if room.rows.equal else f"the batches {list(room.rows.batches)} are not equal"
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         weight = _matrices(layer, inputs, outputs, affine)
@@ -39,7 +39,7 @@ class Grouped:
         return Done(Placed(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
 
 
-def _matrices(layer: Layer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
     """[tasks, widest output, widest input, height, width], zeros where a task is narrower."""
     depthwise = layer.op.depthwise
     shape = (outputs.tasks, outputs.width(COMPACT), 1 if depthwise else inputs.width(COMPACT))

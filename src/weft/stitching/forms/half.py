@@ -10,24 +10,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import Done, by_table, conv, leading_affine, scaled
-from weft.stitching.forms.cells import Bench, Cell, members
+from weft.stitching.forms.cells import Cell, CellWriter, members
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.split import Split
-from weft.stitching.layouts import COMPACT, STITCHED, Part
+from weft.stitching.layouts import COMPACT, STITCHED, BlockPart
 from weft.stitching.weights import agreed, kernel
 
 
 class Half:
     name = "half"
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         return ""
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         affine, used = leading_affine(room, layer, chain)
-        bench = Bench(room, layer, affine)
+        bench = CellWriter(room, layer, affine)
         parts = bench.inputs.parts
         common = tuple(part for part in parts if part.tasks == bench.all)
         own = {task: tuple(part for part in parts if task in part.tasks and part not in common) for task in bench.all}
@@ -42,7 +42,7 @@ class Half:
         return Done(Placed(COMPACT, (tensor,), clean=whole), used)
 
 
-def _everywhere(bench: Bench, common: tuple[Part, ...]) -> str:
+def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:
     """The shared inputs' share of all outputs, each row's own columns taken out."""
     outputs, layer, scales = bench.outputs, bench.layer, bench.affine.scales
     fold = agreed(outputs, scales)

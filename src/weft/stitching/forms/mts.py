@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import Done, by_table, conv, leading_affine, scaled
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.layouts import STITCHED, Channels
@@ -22,10 +22,10 @@ from weft.stitching.weights import Affine, agreed, kernel, merged
 class Mts:
     name = "mts"
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         return ""
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
@@ -43,7 +43,7 @@ class Mts:
         return Done(Placed(STITCHED, (tensor,), clean=quiet), used)
 
 
-def _matrix(layer: Layer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
     """Every block with every block; columns of a block are the same in all its tasks."""
     kernels = [scaled(kernel(layer, task), affine.scales[task]) for task in range(outputs.tasks)]
     if layer.op.depthwise:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.stitching.family import Family
-from weft.stitching.forms.rows import Rows, reshape, select, side_by_side, spread
+from weft.stitching.forms.rows import TaskRows, reshape, select, side_by_side, spread
 from weft.stitching.graph import Builder
-from weft.stitching.layouts import APART, COMPACT, FUSED, STACKED, Channels, Layout, Part
+from weft.stitching.layouts import APART, COMPACT, FUSED, STACKED, BlockPart, Channels, Layout
 from weft.stitching.net import Array
 from weft.stitching.sharing import Sharing
 from weft.stitching.spaces import Wiring
@@ -40,7 +40,7 @@ class Room:
     ) -> None:
         self.align = align
         self.builder, self.family, self.wiring, self.sharing = builder, family, wiring, sharing
-        self.rows = Rows(builder, batches)
+        self.rows = TaskRows(builder, batches)
         self._channels: dict[str, Channels] = {}
         self._placed: dict[str, dict[Layout, Placed]] = {}
         self._made: dict[str, int] = {}
@@ -105,7 +105,7 @@ class Room:
         shape = self.builder.shape(placed.tensors[0])
         return Placed(placed.layout, (self.builder.add("Where", mask, placed.tensors[0], zero, shape=shape),))
 
-    def part(self, value: str, tasks: frozenset[int], parts: Sequence[Part]) -> str:
+    def part(self, value: str, tasks: frozenset[int], parts: Sequence[BlockPart]) -> str:
         """Some parts of *value* for the rows of *tasks*, which all have them."""
         channels = self.channels(value)
         columns = [channels.columns(COMPACT, task, parts) for task in sorted(tasks)]

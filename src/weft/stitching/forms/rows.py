@@ -1,4 +1,4 @@
-"""The rows of all tasks stacked on the batch dimension: ``Rows`` cuts, joins and looks up tables by row."""
+"""The rows of all tasks stacked on the batch dimension: ``TaskRows`` cuts, joins and looks up tables by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.stitching.graph import DYNAMIC, Builder
 from weft.stitching.net import Array
 
 
-class Rows:
+class TaskRows:
     """Task after task; *batches* has the rows of each, ``DYNAMIC`` if only the inputs at run time tell."""
 
     def __init__(self, builder: Builder, batches: Sequence[int]) -> None:

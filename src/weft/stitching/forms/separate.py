@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import Done, conv, leading_affine, scaled
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.layouts import APART
@@ -16,10 +16,10 @@ from weft.stitching.weights import kernel
 class Separate:
     name = "separate"
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         return ""
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         tensors = []

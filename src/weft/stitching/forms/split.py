@@ -12,55 +12,55 @@ from functools import reduce
 
 import numpy as np
 
-from weft.stitching.family import Layer
+from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.base import Done, leading_affine
-from weft.stitching.forms.cells import Bench, Cell, Tasks, members
+from weft.stitching.forms.cells import Cell, CellWriter, Tasks, members
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.rows import select, side_by_side
-from weft.stitching.layouts import APART, COMPACT, Part
+from weft.stitching.layouts import APART, COMPACT, BlockPart
 
-Classes = Mapping[Tasks, tuple[Part, ...]]
+Classes = Mapping[Tasks, tuple[BlockPart, ...]]
 
 
 class Split:
     name = "split"
 
-    def refusal(self, room: Room, layer: Layer) -> str:
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
         return ""
 
-    def lower(self, room: Room, layer: Layer, chain: Sequence[Layer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
         affine, used = leading_affine(room, layer, chain)
-        bench = Bench(room, layer, affine)
-        classes: dict[Tasks, tuple[Part, ...]] = {}
+        bench = CellWriter(room, layer, affine)
+        classes: dict[Tasks, tuple[BlockPart, ...]] = {}
         for part in bench.outputs.parts:
             classes[part.tasks] = (*classes.get(part.tasks, ()), part)
         placed = _compact(bench, classes) if _by_strips(bench, classes) else _apart(bench, classes)
         return Done(placed, used)
 
 
-def _by_strips(bench: Bench, classes: Classes) -> bool:
+def _by_strips(bench: CellWriter, classes: Classes) -> bool:
     """Whether the rows of all tasks look alike: shared columns, then own ones."""
     own = [tasks for tasks in classes if _is_own(bench, tasks)]
     shared = set(classes) - set(own)
     return len(bench.outputs.spaces) == 1 and shared <= {bench.all} and len(own) in (0, len(bench.all))
 
 
-def _is_own(bench: Bench, tasks: Tasks) -> bool:
+def _is_own(bench: CellWriter, tasks: Tasks) -> bool:
     return len(tasks) == 1 and tasks != bench.all
 
 
-def _compact(bench: Bench, classes: Classes) -> Placed:
+def _compact(bench: CellWriter, classes: Classes) -> Placed:
     tensors = [_shared(bench, bench.all, classes[bench.all])] if bench.all in classes else []
     if own := _own(bench, classes):
         tensors.append(bench.stack_own(own, shift=True))
     return Placed(COMPACT, (side_by_side(bench.room.builder, tensors),))
 
 
-def _apart(bench: Bench, classes: Classes) -> Placed:
+def _apart(bench: CellWriter, classes: Classes) -> Placed:
     """Each task's columns put together by themselves: sets of tasks cross, or a task has no channels of its own."""
     room = bench.room
     found: dict[int, list[str]] = {task: [] for task in bench.all}
-    order: dict[int, list[Part]] = {task: [] for task in bench.all}
+    order: dict[int, list[BlockPart]] = {task: [] for task in bench.all}
     for tasks, outs in classes.items():
         if not _is_own(bench, tasks):
             for task, tensor in zip(sorted(tasks), room.rows.split(_shared(bench, tasks, outs), tasks), strict=True):
@@ -78,11 +78,11 @@ def _apart(bench: Bench, classes: Classes) -> Placed:
     return Placed(APART, tuple(tensors))
 
 
-def _own(bench: Bench, classes: Classes) -> dict[int, Cell]:
+def _own(bench: CellWriter, classes: Classes) -> dict[int, Cell]:
     return {min(tasks): bench.cells(tasks, outs)[tasks] for tasks, outs in classes.items() if _is_own(bench, tasks)}
 
 
-def _shared(bench: Bench, tasks: Tasks, outs: tuple[Part, ...]) -> str:
+def _shared(bench: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) -> str:
     """The rows of *tasks* at the channels they share."""
     cells = bench.cells(tasks, outs)
     common = cells.pop(tasks, None)
@@ -101,7 +101,7 @@ def _shared(bench: Bench, tasks: Tasks, outs: tuple[Part, ...]) -> str:
     return bench.by_table(tensor, "Add", bench.affine.shifts, Cell(tasks, outs, ()))
 
 
-def _by_task(bench: Bench, tasks: Tasks, terms: list[str], cells: Mapping[Tasks, Cell], *, shift: bool) -> str:
+def _by_task(bench: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[Tasks, Cell], *, shift: bool) -> str:
     """The sum of what all of *tasks* get and of what some of them do."""
     rows, add = bench.room.rows, bench.room.builder.add
     sums: dict[int, str] = {}

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from weft.errors import StitchError
-from weft.stitching.making.sketch import CLASSES, Plan, Sketch
+from weft.stitching.making.sketch import CLASSES, NetSketch, Sketch
 
 
 def _conv_norm(sketch: Sketch, name: str, source: str, width: int, kernel: int = 1, stride: int = 1) -> str:
@@ -190,7 +190,9 @@ def named(architecture: str) -> Architecture:
     return ARCHITECTURES[architecture]
 
 
-def plan(architecture: str, resolution: int | None = None, activation: str | None = None, channels: int = 3) -> Plan:
+def plan(
+    architecture: str, resolution: int | None = None, activation: str | None = None, channels: int = 3
+) -> NetSketch:
     """The plan of a named network; *activation* in place of its own, *channels* those of its pictures."""
     known = named(architecture)
     sketch = Sketch(resolution or known.resolution, activation or known.activation, channels)

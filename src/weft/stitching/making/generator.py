@@ -1,4 +1,4 @@
-"""Weight-shared models without training: ``generate``, and ``Recipe`` for one model at a time.
+"""Weight-shared models without training: ``generate``, and ``FamilyRecipe`` for one model at a time.
 
 In every space (see ``sharing``) a part of the channels is common to all tasks, the rest belongs to subsets or to one
 task, and each task has them in an order of its own. A piece of a layer's weight, from one block of channels to
@@ -22,9 +22,9 @@ import numpy as np
 from weft.errors import StitchError
 from weft.stitching.making.architectures import named, plan
 from weft.stitching.making.model_files import save_nets
-from weft.stitching.making.sketch import CLASSES, IMAGE, Node, Plan, Wire
+from weft.stitching.making.sketch import CLASSES, IMAGE, NetSketch, SketchNode, Wire
 from weft.stitching.net import Array, Net, Op, Port, assemble
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 
 PER_TASK, SHARED, FOLDED = "per_task", "shared", "folded"
 
@@ -41,13 +41,13 @@ class Generated:
 
 
 def generate(architecture: str, tasks: int, **settings: Any) -> Generated:
-    """*tasks* models of one architecture that share a part of their weights; *settings* are fields of ``Recipe``."""
-    recipe = Recipe(architecture, tasks, **settings)
+    """*tasks* models of one architecture that share part of their weights; *settings*: fields of ``FamilyRecipe``."""
+    recipe = FamilyRecipe(architecture, tasks, **settings)
     return Generated(tuple(recipe.nets()), recipe.planted)
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class FamilyRecipe:
     """All that says which models to make; ``net`` makes one of them, without the others."""
 
     architecture: str
@@ -99,7 +99,7 @@ class Recipe:
             raise StitchError(f"{self.architecture} has no space {min(foreign)}; it has {', '.join(self.plan.spaces)}")
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> NetSketch:
         return plan(self.architecture, self.resolution, self.activation, self.channels)
 
     @cached_property
@@ -119,12 +119,12 @@ class Recipe:
         name = f"{self.architecture}-{task}"
         return assemble(name, (picture,), ops, (answer,), _each("batches", self.batches, self.tasks)[task])
 
-    def _space(self, name: str, wire: Wire) -> Space:
+    def _space(self, name: str, wire: Wire) -> ChannelSpace:
         widths = self._widths(wire)
         if wire.role == IMAGE:
-            return Space.common(wire.width, self.tasks)
+            return ChannelSpace.common(wire.width, self.tasks)
         if wire.role == CLASSES:
-            return Space.exclusive(widths)
+            return ChannelSpace.exclusive(widths)
         orders = [self._order(name, task, width) for task, width in enumerate(widths)]
         taken = [0] * self.tasks
         blocks = []
@@ -132,7 +132,7 @@ class Recipe:
             blocks.append(Block({task: orders[task][taken[task] : taken[task] + width] for task in tasks}))
             for task in tasks:
                 taken[task] += width
-        return Space(widths, tuple(blocks))
+        return ChannelSpace(widths, tuple(blocks))
 
     def _shares(self, name: str, widths: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
         """The blocks of a space: whose they are and how wide; those of many tasks come first."""
@@ -171,7 +171,7 @@ class Recipe:
     def _order(self, name: str, task: int, width: int) -> Array:
         return self._random("order", name, task).permutation(width) if self.permute else np.arange(width)
 
-    def _op(self, node: Node, task: int) -> Op:
+    def _op(self, node: SketchNode, task: int) -> Op:
         if node.kind == "conv":
             return Op(node.name, "conv", node.inputs, node.name, self._weight(node, task), window=node.window)
         if node.kind == "depthwise":
@@ -184,7 +184,7 @@ class Recipe:
             node.name, node.kind, node.inputs, node.name, window=node.window, function=function, settings=settings
         )
 
-    def _weight(self, node: Node, task: int) -> Array:
+    def _weight(self, node: SketchNode, task: int) -> Array:
         """[out, in, kernel, kernel], piece by piece."""
         (out,), read = self._spaces(node.name), self._spaces(node.inputs[0])
         height, width = node.window.kernel
@@ -201,7 +201,7 @@ class Recipe:
                 weight[np.ix_(rows, channel)] = size * piece
         return weight
 
-    def _filters(self, node: Node, task: int) -> Array:
+    def _filters(self, node: SketchNode, task: int) -> Array:
         """[channels, 1, kernel, kernel] of a depthwise convolution."""
         height, width = node.window.kernel
         size = self._spread(node, height * width)
@@ -209,7 +209,7 @@ class Recipe:
             node, task, lambda rng, count: rng.standard_normal((count, 1, height, width), "f")
         )
 
-    def _affine(self, node: Node, task: int) -> Op:
+    def _affine(self, node: SketchNode, task: int) -> Op:
         own = task if self.norm == PER_TASK else -1
         shift = self._blockwise(node, task, lambda rng, count: 0.2 * rng.standard_normal(count, np.float32), own)
         scale = np.ones_like(shift)
@@ -219,7 +219,7 @@ class Recipe:
 
     def _blockwise(
         self,
-        node: Node,
+        node: SketchNode,
         task: int,
         draw: Callable[[np.random.Generator, int], Array],
         own: int = -1,
@@ -236,11 +236,11 @@ class Recipe:
             parts.append(np.concatenate(drawn)[inverse])
         return np.concatenate(parts).astype(np.float32)
 
-    def _spread(self, node: Node, sources: float) -> np.float32:
+    def _spread(self, node: SketchNode, sources: float) -> np.float32:
         """Standard deviation of weights whose output has a mean square of one."""
         return np.float32((node.power * sources) ** -0.5)
 
-    def _spaces(self, value: str) -> list[Space]:
+    def _spaces(self, value: str) -> list[ChannelSpace]:
         return [self.planted[name] for name in self.plan.carries[value]]
 
     def _random(self, what: str, name: str, *numbers: int) -> np.random.Generator:
@@ -264,11 +264,11 @@ def _each(what: str, given: int | Sequence[int], tasks: int) -> tuple[int, ...]:
     return numbers
 
 
-def _numbered(space: Space, task: int) -> Iterator[tuple[int, Block]]:
+def _numbered(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]]:
     return ((at, block) for at, block in enumerate(space.blocks) if task in block.tasks)
 
 
-def _channels(spaces: Sequence[Space], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
+def _channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
     """The blocks of several spaces one after another: their numbers, and where the task has their channels."""
     start = 0
     for number, space in enumerate(spaces):

@@ -1,4 +1,4 @@
-"""The shape of a network without its weights: ``Plan``, written by a ``Sketch``.
+"""The shape of a network without its weights: ``NetSketch``, written by a ``Sketch``.
 
 A plan knows which values carry the same channels (a *space*): an addition or a product puts its operands into one, a
 depthwise convolution keeps its input's. It also guesses the mean square of every value, so that weights can be drawn
@@ -29,7 +29,7 @@ GATE = {"alpha": 1 / 6, "beta": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SketchNode:
     """An operation; it writes the value of its own name."""
 
     name: str
@@ -52,24 +52,24 @@ class Wire:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class NetSketch:
     """One network's operations; *carries* has the names of the spaces in each value."""
 
     resolution: int
     """Height and width of its pictures."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[SketchNode, ...]
     output: str
     carries: Mapping[str, tuple[str, ...]]
     spaces: Mapping[str, Wire]
 
 
 class Sketch:
-    """Collects operations and keeps account of spaces, sizes and mean squares; ends as a ``Plan``."""
+    """Collects operations and keeps account of spaces, sizes and mean squares; ends as a ``NetSketch``."""
 
     def __init__(self, resolution: int, activation: str, channels: int = 3) -> None:
         self._resolution = resolution
         self._activation = activation
-        self._nodes: list[Node] = []
+        self._nodes: list[SketchNode] = []
         self._carries: dict[str, tuple[str, ...]] = {"image": ("image",)}
         self._wires: dict[str, Wire] = {"image": Wire(channels, IMAGE)}
         self._joined: dict[str, str] = {}
@@ -88,13 +88,13 @@ class Sketch:
         return self.bias(f"{name}.bias", self._mix(name, source, width, Window((side, side)), role))
 
     def _mix(self, name: str, source: str, width: int, window: Window, role: str) -> str:
-        self._nodes.append(Node(name, "conv", (source,), window, power=self._power[source]))
+        self._nodes.append(SketchNode(name, "conv", (source,), window, power=self._power[source]))
         self._wires[name] = Wire(width, role)
         return self._wrote(name, (name,), window.output(self._side[source], 1)[0], 1.0)
 
     def depthwise(self, name: str, source: str, kernel: int, stride: int) -> str:
         window = Window((kernel, kernel), (stride, stride), (kernel // 2,) * 4)
-        self._nodes.append(Node(name, "depthwise", (source,), window, power=self._power[source]))
+        self._nodes.append(SketchNode(name, "depthwise", (source,), window, power=self._power[source]))
         return self._wrote(name, self._carries[source], window.output(self._side[source], 1)[0], 1.0)
 
     def norm(self, name: str, source: str) -> str:
@@ -111,7 +111,7 @@ class Sketch:
         return self._unary(name, source, "HardSigmoid", GATE)
 
     def _unary(self, name: str, source: str, function: str, settings: Mapping[str, float] | None = None) -> str:
-        self._nodes.append(Node(name, "unary", (source,), function=function, settings=settings or {}))
+        self._nodes.append(SketchNode(name, "unary", (source,), function=function, settings=settings or {}))
         kept = SUMMED if source in self._sums else MEAN_SQUARE.get(function, 0.5)
         power = kept * self._power[source]
         return self._wrote(name, self._carries[source], self._side[source], power)
@@ -127,32 +127,32 @@ class Sketch:
     def _pair(self, name: str, kind: str, left: str, right: str, power: float) -> str:
         for ours, theirs in zip(self._carries[left], self._carries[right], strict=True):
             self._join(ours, theirs)
-        self._nodes.append(Node(name, kind, (left, right)))
+        self._nodes.append(SketchNode(name, kind, (left, right)))
         return self._wrote(name, self._carries[left], self._side[left], power)
 
     def concat(self, name: str, *parts: str) -> str:
-        self._nodes.append(Node(name, "concat", parts))
+        self._nodes.append(SketchNode(name, "concat", parts))
         spaces = tuple(space for part in parts for space in self._carries[part])
         power = sum(self._power[part] for part in parts) / len(parts)
         return self._wrote(name, spaces, self._side[parts[0]], power)
 
     def pool(self, name: str, source: str, kind: str, kernel: int, stride: int, pad: int = 0) -> str:
         window = Window((kernel, kernel), (stride, stride), (pad,) * 4)
-        self._nodes.append(Node(name, kind, (source,), window))
+        self._nodes.append(SketchNode(name, kind, (source,), window))
         power = self._power[source] * (2.2 if kind == "max_pool" else 0.6)
         return self._wrote(name, self._carries[source], window.output(self._side[source], 1)[0], power)
 
     def global_pool(self, name: str, source: str) -> str:
-        self._nodes.append(Node(name, "global_pool", (source,)))
+        self._nodes.append(SketchNode(name, "global_pool", (source,)))
         return self._wrote(name, self._carries[source], 1, 0.4 * self._power[source])
 
-    def finish(self, output: str) -> Plan:
+    def finish(self, output: str) -> NetSketch:
         carries = {value: tuple(map(self._root, spaces)) for value, spaces in self._carries.items()}
         spaces = {name: wire for name, wire in self._wires.items() if name not in self._joined}
-        return Plan(self._resolution, tuple(self._nodes), output, carries, spaces)
+        return NetSketch(self._resolution, tuple(self._nodes), output, carries, spaces)
 
     def _keep(self, name: str, kind: str, source: str) -> str:
-        self._nodes.append(Node(name, kind, (source,)))
+        self._nodes.append(SketchNode(name, kind, (source,)))
         return self._wrote(name, self._carries[source], self._side[source], self._power[source])
 
     def _wrote(self, name: str, spaces: tuple[str, ...], side: int, power: float) -> str:

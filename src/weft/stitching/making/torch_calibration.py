@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from weft.stitching.making.torch_training import Tables, Tensor, forward, scales, torch
+from weft.stitching.making.torch_training import OpTensors, Tensor, forward, scales, torch
 from weft.stitching.net import Array, Net, Op
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
@@ -18,7 +18,7 @@ FLAT = 1e-6
 """A channel that deviates less is constant: it has no scale to set."""
 
 
-def moments(net: Net, numbers: Mapping[str, Tables], pictures: Tensor) -> dict[str, Array]:
+def moments(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor) -> dict[str, Array]:
     """By the value it writes, of each convolution the means of products of its input channels, float64."""
     found: dict[str, Array] = {}
 
@@ -31,7 +31,7 @@ def moments(net: Net, numbers: Mapping[str, Tables], pictures: Tensor) -> dict[s
     return found
 
 
-def statistics(net: Net, numbers: Mapping[str, Tables], pictures: Tensor) -> Statistics:
+def statistics(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor) -> Statistics:
     """Of all affines."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -46,7 +46,7 @@ def statistics(net: Net, numbers: Mapping[str, Tables], pictures: Tensor) -> Sta
     return found
 
 
-def restore(net: Net, numbers: Mapping[str, Tables], pictures: Tensor, wanted: Statistics) -> None:
+def restore(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor, wanted: Statistics) -> None:
     """Set the affines in *numbers* so that they have the *wanted* statistics; biases only get the mean."""
     last = {port.value for port in net.outputs}
 
@@ -63,7 +63,9 @@ def restore(net: Net, numbers: Mapping[str, Tables], pictures: Tensor, wanted: S
     _look(net, numbers, pictures, see)
 
 
-def _look(net: Net, numbers: Mapping[str, Tables], pictures: Tensor, see: Callable[[Op, list[Tensor]], None]) -> None:
+def _look(
+    net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor, see: Callable[[Op, list[Tensor]], None]
+) -> None:
     with torch.no_grad():
         forward(net, numbers, pictures, see)
 

@@ -18,7 +18,7 @@ except ImportError as error:
     raise StitchError("training needs torch: pip install 'weft[torch]'") from error
 
 __all__ = [
-    "Examples", "Tables", "Tensor", "accuracy", "forward", "functional", "scales", "tables", "torch", "train",
+    "Examples", "OpTensors", "Tensor", "accuracy", "forward", "functional", "scales", "tables", "torch", "train",
     "with_tables",
 ]  # fmt: skip
 
@@ -55,7 +55,7 @@ class Examples(NamedTuple):
 
 
 @dataclass(eq=False)
-class Tables:
+class OpTensors:
     """The numbers of one op as tensors."""
 
     weight: Tensor = None
@@ -63,12 +63,12 @@ class Tables:
     shift: Tensor = None
 
 
-def tables(net: Net) -> dict[str, Tables]:
+def tables(net: Net) -> dict[str, OpTensors]:
     """Copies of the net's numbers, by the value that each op writes."""
-    return {op.output: Tables(_copy(op.weight), _copy(op.scale), _copy(op.shift)) for op in net.ops}
+    return {op.output: OpTensors(_copy(op.weight), _copy(op.scale), _copy(op.shift)) for op in net.ops}
 
 
-def with_tables(net: Net, numbers: Mapping[str, Tables]) -> Net:
+def with_tables(net: Net, numbers: Mapping[str, OpTensors]) -> Net:
     """The net with other numbers in the same places."""
 
     def changed(op: Op) -> Op:
@@ -78,7 +78,7 @@ def with_tables(net: Net, numbers: Mapping[str, Tables]) -> Net:
     return replace(net, ops=tuple(map(changed, net.ops)))
 
 
-def forward(net: Net, numbers: Mapping[str, Tables], pictures: Tensor, visit: Visit | None = None) -> Tensor:
+def forward(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor, visit: Visit | None = None) -> Tensor:
     """The first output of the net, [rows, numbers]."""
     values = {net.inputs[0].value: pictures.contiguous(memory_format=torch.channels_last)}
     for op in net.ops:
@@ -130,7 +130,7 @@ def scales(op: Op) -> bool:
 class _Norm:
     """A batch normalisation with its running mean and variance."""
 
-    def __init__(self, numbers: Tables) -> None:
+    def __init__(self, numbers: OpTensors) -> None:
         self._numbers = numbers
         self._mean, self._variance = torch.zeros_like(numbers.scale), torch.ones_like(numbers.scale)
 
@@ -140,12 +140,12 @@ class _Norm:
             value, self._mean, self._variance, mine.scale, mine.shift, training=True, momentum=MOMENTUM, eps=TINY
         )
 
-    def folded(self) -> Tables:
+    def folded(self) -> OpTensors:
         scale = self._numbers.scale * (self._variance + TINY).rsqrt()
-        return Tables(scale=scale, shift=self._numbers.shift - scale * self._mean)
+        return OpTensors(scale=scale, shift=self._numbers.shift - scale * self._mean)
 
 
-def _apply(op: Op, numbers: Tables, inputs: list[Tensor]) -> Tensor:
+def _apply(op: Op, numbers: OpTensors, inputs: list[Tensor]) -> Tensor:
     value = inputs[0]
     if op.kind == "conv":
         window, pads = op.window, op.window.pads[:2]

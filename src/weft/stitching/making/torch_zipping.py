@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.making.merging import Filters, damped, merge, pair
 from weft.stitching.making.torch_calibration import moments, restore, statistics
 from weft.stitching.making.torch_training import (
     Examples,
-    Tables,
+    OpTensors,
     Tensor,
     accuracy,
     forward,
@@ -34,7 +34,7 @@ from weft.stitching.making.torch_training import (
 from weft.stitching.making.torch_training import with_tables as rebuilt
 from weft.stitching.net import Array, Net
 from weft.stitching.reading.alignment import align
-from weft.stitching.sharing import Block, Sharing, Space
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
 from weft.stitching.spaces import Wiring, role, wire
 
 CALIBRATION = 256
@@ -105,7 +105,7 @@ def _check(nets: Sequence[Net], data: Sequence[Data], sharing: float) -> None:
             raise StitchError(f"{net.name} has {ports}; only models of one input and one output can be zipped")
 
 
-class _Seen(NamedTuple):
+class _SeenWeights(NamedTuple):
     """A task's weights and the second moments of what they read, by the value that is written."""
 
     weights: dict[str, Array]
@@ -203,7 +203,7 @@ class _Zipper:
                 layers.append([_filters(layer, task, seen[task], rows[task], inputs[task]) for task in self._tasks])
         return pair(layers, count) if layers else [np.zeros(0, int) for _ in self._tasks]
 
-    def _merge(self, layer: Layer, seen: list[_Seen]) -> None:
+    def _merge(self, layer: FamilyLayer, seen: list[_SeenWeights]) -> None:
         rows, inputs = (
             [self._channels(value, task) for task in self._tasks] for value in (layer.output, layer.inputs[0])
         )
@@ -219,15 +219,15 @@ class _Zipper:
         ]
         self._common[layer.name] = _Common(torch.from_numpy(merged.reshape(shape).astype(np.float32)), places)
 
-    def _case(self, task: int) -> tuple[Net, dict[str, Tables], Tensor]:
+    def _case(self, task: int) -> tuple[Net, dict[str, OpTensors], Tensor]:
         return self._family.nets[task], self._assembled(task), self._pictures[task]
 
-    def _see(self, task: int) -> _Seen:
+    def _see(self, task: int) -> _SeenWeights:
         net, numbers, pictures = self._case(task)
         weights = {name: mine.weight.double().numpy() for name, mine in numbers.items() if mine.weight is not None}
-        return _Seen(weights, moments(net, numbers, pictures))
+        return _SeenWeights(weights, moments(net, numbers, pictures))
 
-    def _touching(self, space: str) -> Iterator[Layer]:
+    def _touching(self, space: str) -> Iterator[FamilyLayer]:
         for layer in self._family.layers:
             values = (layer.output, layer.inputs[0])
             if role(layer) in ("dense", "depthwise") and any(space in self._wiring.carries[each] for each in values):
@@ -239,13 +239,13 @@ class _Zipper:
         found = [known[space][task] + rows.start for space, rows in self._wiring.slices(value, task) if space in known]
         return np.concatenate([*found, np.zeros(0, int)]).astype(int)
 
-    def _assembled(self, task: int) -> dict[str, Tables]:
+    def _assembled(self, task: int) -> dict[str, OpTensors]:
         """The task's numbers with the shared weights in their places."""
         numbers = dict(self._numbers[task])
         for layer in self._family.layers:
             if layer.name in self._common:
                 name, common = layer.ops[task].output, self._common[layer.name]
-                numbers[name] = Tables(numbers[name].weight.index_put(common.places[task], common.weight))
+                numbers[name] = OpTensors(numbers[name].weight.index_put(common.places[task], common.weight))
         return numbers
 
     def _learned(self) -> Iterator[Tensor]:
@@ -258,7 +258,7 @@ class _Zipper:
                     yield mine.scale
 
 
-def _filters(layer: Layer, task: int, seen: _Seen, rows: slice | Array, inputs: Array) -> Filters:
+def _filters(layer: FamilyLayer, task: int, seen: _SeenWeights, rows: slice | Array, inputs: Array) -> Filters:
     """Those of some channels of a layer, from some of its inputs."""
     name = layer.ops[task].output
     weight, known = seen.weights[name][rows], seen.moments[name]
@@ -267,7 +267,7 @@ def _filters(layer: Layer, task: int, seen: _Seen, rows: slice | Array, inputs: 
     return Filters(weight[:, inputs].reshape(len(weight), len(inputs), -1), damped(known[np.ix_(inputs, inputs)]))
 
 
-def _fold(net: Net, numbers: dict[str, Tables]) -> None:
+def _fold(net: Net, numbers: dict[str, OpTensors]) -> None:
     """Take the scale of a normalisation into its convolution, so that filters of different nets can be compared."""
     writers = {op.output: op for op in net.ops if op.kind == "conv"}
     for op in net.ops:
@@ -284,10 +284,10 @@ def _everything(wiring: Wiring, value: str) -> list[Array]:
     return [np.arange(width if len(set(widths)) == 1 else 0) for width in widths]
 
 
-def _space(widths: tuple[int, ...], chosen: Sequence[Array]) -> Space:
+def _space(widths: tuple[int, ...], chosen: Sequence[Array]) -> ChannelSpace:
     blocks = [Block(dict(enumerate(chosen)))] if len(chosen[0]) else []
     for task, width in enumerate(widths):
         rest = np.setdiff1d(np.arange(width), chosen[task])
         if len(rest):
             blocks.append(Block({task: rest}))
-    return Space(widths, tuple(blocks))
+    return ChannelSpace(widths, tuple(blocks))

@@ -15,7 +15,7 @@ from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
 from weft.stitching.graph import Graph
-from weft.stitching.planning.cost import Cost
+from weft.stitching.planning.cost import GraphCost
 from weft.stitching.planning.planner import Plan, plans
 from weft.stitching.planning.signatures import signature
 from weft.stitching.sharing import Sharing
@@ -32,7 +32,7 @@ NUMBER_BYTES = 4
 class Remembered:
     """A cost that is asked once for graphs that differ only in their numbers."""
 
-    cost: Cost
+    cost: GraphCost
     known: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
@@ -70,7 +70,7 @@ class Contest:
         return self.plans[self.choose()]
 
 
-def contest(family: Family, sharing: Sharing, cost: Cost, *, slack: float = SLACK, **settings: Any) -> Contest:
+def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> Contest:
     """Plans costed as whole graphs. *settings* are those of ``planner.plans``.
 
     Where there is slack, the one chosen stores no more weights than the models do; without, the fastest is chosen.

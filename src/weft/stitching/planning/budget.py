@@ -16,7 +16,7 @@ from weft.stitching.assembly import PLANNED, Stitched, assemble
 from weft.stitching.counts import count
 from weft.stitching.family import Family
 from weft.stitching.parts import kinds, part
-from weft.stitching.planning.cost import Cost, Modelled
+from weft.stitching.planning.cost import GraphCost, Modelled
 from weft.stitching.planning.grouping import Grouping, group
 from weft.stitching.planning.groups import GroupCost, Unmet, Wish, size
 from weft.stitching.sharing import Sharing
@@ -28,7 +28,7 @@ FEW = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BudgetLimits:
     """What all groups together may take."""
 
     memory_bytes: int | None = None
@@ -40,10 +40,10 @@ class Limits:
 def stitch_groups(
     family: Family,
     sharing: Sharing,
-    limits: Limits,
+    limits: BudgetLimits,
     *,
     form: str = PLANNED,
-    cost: Cost | None = None,
+    cost: GraphCost | None = None,
     dynamic: bool = False,
     slabs: bool = False,
     progress: Callable[[str], None] = lambda what: None,
@@ -77,7 +77,7 @@ def stitch_groups(
     return made
 
 
-def _keep(limits: Limits, made: Sequence[Stitched]) -> None:
+def _keep(limits: BudgetLimits, made: Sequence[Stitched]) -> None:
     """Groups are costed by models like theirs; theirs may share less."""
     counts = [count(each.counted) for each in made]
     taken = sum(each.weight_bytes + each.table_bytes for each in counts) + max(each.activation_bytes for each in counts)
@@ -93,8 +93,8 @@ class _Maker:
     family: Family
     sharing: Sharing
     form: str
-    limits: Limits
-    judge: Cost
+    limits: BudgetLimits
+    judge: GraphCost
     dynamic: bool
     slabs: bool
     progress: Callable[[str], None]

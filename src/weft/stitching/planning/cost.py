@@ -1,4 +1,4 @@
-"""How long a graph takes on a described machine: ``Machine`` with presets, and ``Modelled``, a ``Cost`` for plans.
+"""How long a graph takes on a described machine: ``Machine`` with presets, and ``Modelled``, a ``GraphCost`` for plans.
 
 A product of matrices is cut into tiles that the machine's units work on, a wave of tiles at a time; a convolution is a
 product of its kernels with the unfolded picture, for each picture and group by itself or for all pictures at once. All
@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol
 
 from weft.errors import StitchError, unknown_name
 from weft.stitching.counts import ITEM_BYTES, PRODUCTS, VIEWS, depth
-from weft.stitching.graph import DYNAMIC, Graph, Step
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep
 
 Shape = tuple[int, ...]
 
 
-class Cost(Protocol):
+class GraphCost(Protocol):
     """Anything that tells what graphs cost: a model of a machine, or a clock beside one."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
@@ -82,7 +82,7 @@ class Modelled:
             found[step.layer] = found.get(step.layer, 0.0) + self.step(step, graph)
         return found
 
-    def step(self, step: Step, graph: Graph) -> float:
+    def step(self, step: GraphStep, graph: Graph) -> float:
         """Seconds of one step of *graph*."""
         if step.op in VIEWS:
             return 0.0
@@ -109,7 +109,7 @@ class Modelled:
         each_s = machine.strided_unfold_s if work.strided else machine.unfold_s
         return max(waves * macs / machine.unit_macs_per_s + unfolded * each_s, moved_s)
 
-    def _of_matrices(self, step: Step, graph: Graph) -> _Product:
+    def _of_matrices(self, step: GraphStep, graph: Graph) -> _Product:
         output = self._shape(graph, step.outputs[0]) or (1,)
         positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
         outs = output[1] if step.op == "FusedConv" else output[-1]
@@ -118,7 +118,7 @@ class Modelled:
             return _Product(outs, int(step.attributes["macs"]) // max(1, prod(output)), positions, pictures)
         return _Product(outs, depth(self._shape(graph, step.inputs[0]), step), positions)
 
-    def _bytes(self, step: Step, graph: Graph) -> int:
+    def _bytes(self, step: GraphStep, graph: Graph) -> int:
         names = [name for name in (*step.inputs, *step.outputs) if name]
         return ITEM_BYTES * sum(prod(self._shape(graph, name)) for name in names)
 
@@ -139,7 +139,7 @@ class _Product(NamedTuple):
     strided: bool = False
 
     @staticmethod
-    def of_conv(step: Step, source: Shape, weight: Shape, output: Shape) -> _Product:
+    def of_conv(step: GraphStep, source: Shape, weight: Shape, output: Shape) -> _Product:
         """Over pictures of any number of dimensions; a shape that an island does not know counts as ones."""
         pictures, outs = (source or (1,))[0], (weight or (1,))[0]
         groups = int(step.attributes.get("group", 1))

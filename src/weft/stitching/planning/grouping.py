@@ -53,7 +53,7 @@ def group(
     if not kinds:
         raise StitchError("there are no models to group; give at least one")
     wish = Wish(cap_bytes, target_s)
-    known = _Known(kinds, costs)
+    known = _CostedModels(kinds, costs)
     if len(known.members) == 1:
         found = _equal(known, wish)
     elif len(kinds) <= few:
@@ -71,7 +71,7 @@ def _best(found: Sequence[Cut], wish: Wish) -> Cut:
     raise Unmet(wish, min(costs, key=lambda each: each.bytes), min(costs, key=lambda each: each.seconds))
 
 
-class _Known:
+class _CostedModels:
     """Models by kind, and what has been costed."""
 
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
@@ -97,7 +97,7 @@ class _Known:
         return Grouping(tuple(groups), cut.cost)
 
 
-def _equal(known: _Known, wish: Wish) -> list[Cut]:
+def _equal(known: _CostedModels, wish: Wish) -> list[Cut]:
     """The best way to cut equal models; what is interpolated and chosen is costed, and all is done again."""
     (models,) = known.all
     samples = {size: known.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
@@ -122,7 +122,7 @@ def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
     return GroupCost(*(before + share * (then - before) for before, then in pairs))
 
 
-def _snake(known: _Known) -> list[Cut]:
+def _snake(known: _CostedModels) -> list[Cut]:
     """Models dealt out by latency, to and fro over every number of groups."""
     alone = [known.cost(tuple(int(each == kind) for each in range(len(known.all)))) for kind in range(len(known.all))]
     kinds = [kind for kind, amount in enumerate(known.all) for _ in range(amount)]
@@ -130,7 +130,7 @@ def _snake(known: _Known) -> list[Cut]:
     return [_dealt(known, kinds, count) for count in range(1, len(kinds) + 1)]
 
 
-def _dealt(known: _Known, kinds: Sequence[int], count: int) -> Cut:
+def _dealt(known: _CostedModels, kinds: Sequence[int], count: int) -> Cut:
     dealt: list[Counter[int]] = [Counter() for _ in range(count)]
     for number, kind in enumerate(kinds):
         turn, place = divmod(number, count)

@@ -28,9 +28,9 @@ class Lattice:
         if wish.latency_only:
             return [self._fastest()]
         known = _known(self)
-        if (found := _Search(self, wish, known).best()) is not None:
+        if (found := _LatticeSearch(self, wish, known).best()) is not None:
             return [found]
-        extremes = (_Search(self, each, known).best() for each in (Wish(), Wish(target_s=math.inf)))
+        extremes = (_LatticeSearch(self, each, known).best() for each in (Wish(), Wish(target_s=math.inf)))
         return [cut for cut in extremes if cut is not None]
 
     @property
@@ -91,14 +91,14 @@ class Lattice:
         return cut
 
 
-class _Known(NamedTuple):
+class _GroupCosts(NamedTuple):
     """By number: what each group costs, and the least that can be left to pay."""
 
     costs: list[GroupCost]
     bounds: list[GroupCost]
 
 
-def _known(lattice: Lattice) -> _Known:
+def _known(lattice: Lattice) -> _GroupCosts:
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
     seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
     bounds = zip(
@@ -107,13 +107,13 @@ def _known(lattice: Lattice) -> _Known:
         lattice.least(activations, lambda one, other: max(one, other)),
         strict=True,
     )
-    return _Known(costs, [GroupCost(*each) for each in bounds])
+    return _GroupCosts(costs, [GroupCost(*each) for each in bounds])
 
 
-class _Search:
+class _LatticeSearch:
     """Depth first, with bounds from programs over one number each."""
 
-    def __init__(self, lattice: Lattice, wish: Wish, known: _Known) -> None:
+    def __init__(self, lattice: Lattice, wish: Wish, known: _GroupCosts) -> None:
         self._lattice, self._wish = lattice, wish
         self._costs, self._bounds = known
         self._ways: dict[int, list[int]] = {}

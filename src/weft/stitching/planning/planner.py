@@ -17,8 +17,8 @@ from weft.stitching.forms import FORMS
 from weft.stitching.graph import Graph
 from weft.stitching.layouts import APART, Layout
 from weft.stitching.lowering import lower
-from weft.stitching.planning.cost import Cost
-from weft.stitching.planning.segments import Cutter, Segment, segments
+from weft.stitching.planning.cost import GraphCost
+from weft.stitching.planning.segments import Cutter, FormSegment, segments
 from weft.stitching.planning.signatures import signature
 from weft.stitching.sharing import Sharing
 from weft.stitching.slabs import possible
@@ -53,7 +53,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FormChoice:
     """What was found out about one layer."""
 
     layer: str
@@ -75,7 +75,7 @@ class Plan:
     """Layers whose convolutions are computed in slabs."""
     seconds: Mapping[str, float]
     """Of whole graphs: this plan's under ``name``, and every other that was compared."""
-    table: tuple[Choice, ...]
+    table: tuple[FormChoice, ...]
     weight_bytes: int = 0
     """Of the whole graph's kernels."""
 
@@ -88,7 +88,7 @@ class Plan:
 def plan(
     family: Family,
     sharing: Sharing,
-    cost: Cost,
+    cost: GraphCost,
     *,
     forms: Sequence[str] | None = None,
     slabs: bool = False,
@@ -96,7 +96,7 @@ def plan(
     dynamic: bool = False,
     align: int = 1,
     weight_cap_bytes: int | None = None,
-    whole: Cost | None = None,
+    whole: GraphCost | None = None,
     progress: Progress = lambda what: None,
 ) -> Plan:
     """The fastest way to run *family*: *cost* prices segments, *whole* (or *cost* again) the graphs they make.
@@ -105,7 +105,7 @@ def plan(
     graph whose weights take more than *weight_cap_bytes* is not considered. *align* is that of ``lowering.lower``.
     """
     rows = tuple(family.batches if batches is None else batches)
-    search = _Search(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)
+    search = _FormSearch(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)
     found = search.contenders([search.cheapest(weight_cap_bytes)], whole or cost, weight_cap_bytes)
     return min(found, key=lambda each: (each.own_s, each.name))
 
@@ -113,7 +113,7 @@ def plan(
 def plans(
     family: Family,
     sharing: Sharing,
-    cost: Cost,
+    cost: GraphCost,
     *,
     between: Sequence[float],
     lightest_bytes: int,
@@ -129,7 +129,7 @@ def plans(
     *between* says where the caps of the lighter ones lie on the way from *lightest_bytes* to the first one's weights;
     *heaviest_bytes* is a cap too.
     """
-    search = _Search(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
+    search = _FormSearch(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
     best = search.cheapest(weight_cap_bytes)
     best_bytes = sum(option.weight_bytes for option in best)
     caps = [lightest_bytes + int(part * (best_bytes - lightest_bytes)) for part in between]
@@ -166,12 +166,12 @@ class _Path:
 
 
 @dataclass(eq=False)
-class _Search:
+class _FormSearch:
     """The search over the forms of one family."""
 
     family: Family
     sharing: Sharing
-    cost: Cost
+    cost: GraphCost
     forms: tuple[str, ...]
     slabs: bool
     rows: tuple[int, ...]
@@ -217,7 +217,7 @@ class _Search:
         except StitchError:
             return None
 
-    def contenders(self, mixtures: Sequence[Sequence[Option]], cost: Cost, cap: int | None) -> list[Plan]:
+    def contenders(self, mixtures: Sequence[Sequence[Option]], cost: GraphCost, cap: int | None) -> list[Plan]:
         """The *mixtures* and every form throughout, costed as whole graphs; the first mixture is always one of them."""
         different: dict[object, tuple[str, Sequence[Option]]] = {}
         for each in (*mixtures, *self._uniform().values()):
@@ -238,7 +238,7 @@ class _Search:
         seconds = {**uniform, name: own_s}
         return Plan(name, self._forms(options), self._slabbed(options), seconds, self._table(options), weight_bytes)
 
-    def _options(self, segment: Segment) -> list[Option]:
+    def _options(self, segment: FormSegment) -> list[Option]:
         if segment.formed is None:
             return self._both(segment, "separate")
         found = []
@@ -251,7 +251,7 @@ class _Search:
             raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}")
         return found
 
-    def _both(self, segment: Segment, form: str) -> list[Option]:
+    def _both(self, segment: FormSegment, form: str) -> list[Option]:
         """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
@@ -341,10 +341,12 @@ class _Search:
         pairs = zip(self.segments, options, strict=True)
         return frozenset(segment.name for segment, option in pairs if option.slabs)
 
-    def _table(self, chosen: Sequence[Option]) -> tuple[Choice, ...]:
+    def _table(self, chosen: Sequence[Option]) -> tuple[FormChoice, ...]:
         rows = zip(self.segments, self.options, chosen, strict=True)
         return tuple(
-            Choice(segment.name, taken.form, taken.slabs, {option.form: option.seconds for option in reversed(options)})
+            FormChoice(
+                segment.name, taken.form, taken.slabs, {option.form: option.seconds for option in reversed(options)}
+            )
             for segment, options, taken in rows
             if segment.formed is not None
         )

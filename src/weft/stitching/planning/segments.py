@@ -1,4 +1,4 @@
-"""A family cut where forms may change: ``Segment``, and the graph of one alone, for the planner to cost.
+"""A family cut where forms may change: ``FormSegment``, and the graph of one alone, for the planner to cost.
 
 A segment is a layer that takes a form and what follows it up to the next (normalisations, activations, pools, sums),
 which works in the layout that the form leaves. ``piece`` lowers one with its inputs given in chosen layouts, and
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.forms import FORMS
 from weft.stitching.forms.fused import layout as fused_layout
 from weft.stitching.forms.room import Placed, Room
@@ -26,11 +26,11 @@ READS = {"mts": STITCHED, "grouped": STACKED, "split": COMPACT, "half": COMPACT,
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class FormSegment:
     """Layers that one form decides about."""
 
-    layers: tuple[Layer, ...]
-    formed: Layer | None
+    layers: tuple[FamilyLayer, ...]
+    formed: FamilyLayer | None
     """The one that takes the form; None for what comes before any."""
     inputs: tuple[str, ...]
     """Values from outside."""
@@ -42,7 +42,7 @@ class Segment:
         return self.layers[0].name
 
 
-class Piece(NamedTuple):
+class SegmentForm(NamedTuple):
     """A segment alone in one form."""
 
     graph: Graph
@@ -51,10 +51,10 @@ class Piece(NamedTuple):
     writes: Mapping[str, Layout]
 
 
-def segments(family: Family) -> tuple[Segment, ...]:
+def segments(family: Family) -> tuple[FormSegment, ...]:
     """All layers of *family*, in their order; a layer without a form goes with the last of its inputs to be made."""
     forming = {layer.name for layer in formed(family)}
-    groups: list[list[Layer]] = []
+    groups: list[list[FamilyLayer]] = []
     home = {value: -1 for value in family.inputs}
     free: dict[int, int] = {}
     for layer in family.layers:
@@ -71,7 +71,7 @@ def segments(family: Family) -> tuple[Segment, ...]:
     return tuple(_segment(family, group, forming) for group in groups)
 
 
-def _segment(family: Family, group: Sequence[Layer], forming: Iterable[str]) -> Segment:
+def _segment(family: Family, group: Sequence[FamilyLayer], forming: Iterable[str]) -> FormSegment:
     made = {layer.output for layer in group}
     inside = {id(layer) for layer in group}
     inputs = dict.fromkeys(value for layer in group for value in layer.inputs if value not in made)
@@ -79,10 +79,10 @@ def _segment(family: Family, group: Sequence[Layer], forming: Iterable[str]) -> 
     outside |= {*family.outputs, *(value for bridge in family.bridges for value in bridge.values())}
     outputs = tuple(value for value in made_in_order(group) if value in outside)
     first = group[0] if group[0].name in forming else None
-    return Segment(tuple(group), first, tuple(inputs), outputs)
+    return FormSegment(tuple(group), first, tuple(inputs), outputs)
 
 
-def made_in_order(group: Iterable[Layer]) -> list[str]:
+def made_in_order(group: Iterable[FamilyLayer]) -> list[str]:
     return [layer.output for layer in group]
 
 
@@ -96,12 +96,12 @@ class Cutter:
         self._wiring, self._align = wire(family), align
         self._asked = (DYNAMIC,) * family.tasks if dynamic else self._batches
 
-    def refusal(self, layer: Layer, form: str) -> str:
+    def refusal(self, layer: FamilyLayer, form: str) -> str:
         """Why *form* cannot do *layer*; empty if it can."""
         room = Room(Builder(""), self._family, self._wiring, self._sharing, self._asked, self._align)
         return FORMS[form].refusal(room, layer)
 
-    def piece(self, segment: Segment, form: str) -> Piece:
+    def piece(self, segment: FormSegment, form: str) -> SegmentForm:
         """*segment* in *form*, its inputs in the layouts that suit it best."""
         reads = {value: self._home(segment, form, value) for value in segment.inputs}
         found = self._lowered(segment, form, reads)
@@ -111,7 +111,7 @@ class Cutter:
             found = self._lowered(segment, form, reads | dict.fromkeys(others, left))
         return found
 
-    def _home(self, segment: Segment, form: str, value: str) -> Layout:
+    def _home(self, segment: FormSegment, form: str, value: str) -> Layout:
         if segment.formed is None:
             return APART
         if form == "fused":
@@ -127,7 +127,7 @@ class Cutter:
         self._leave(room, value, target)
         return builder.finish()
 
-    def _lowered(self, segment: Segment, form: str, reads: Mapping[str, Layout]) -> Piece:
+    def _lowered(self, segment: FormSegment, form: str, reads: Mapping[str, Layout]) -> SegmentForm:
         builder = Builder(f"{segment.name} in {form}")
         family = self._family
         alone = Family(family.nets, segment.layers, family.values, segment.inputs, dict.fromkeys(segment.outputs, ()))
@@ -138,7 +138,7 @@ class Cutter:
         writes = {value: room.layout(value) for value in segment.outputs}
         for value, layout in writes.items():
             self._leave(room, value, layout)
-        return Piece(builder.finish(), reads, writes)
+        return SegmentForm(builder.finish(), reads, writes)
 
     def _room(self, builder: Builder, family: Family) -> Room:
         return Room(builder, family, self._wiring, self._sharing, self._batches, self._align)

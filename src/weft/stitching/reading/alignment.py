@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.family import Family, Layer
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.net import Net, Op, Port, Value
 from weft.stitching.reading.likeness import COMMUTATIVE, difference, likeness, noun
 
@@ -32,12 +32,12 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
     if not nets:
         raise StitchError("no models to stitch; give at least one")
     nets = _matched_inputs(_renamed(nets))
-    walk = _Walk([_Task(net) for net in nets], _marks(nets))
+    walk = _Alignment([_AlignedModel(net) for net in nets], _marks(nets))
     layers = []
     for op in nets[0].ops:
         ops = walk.match(op)
         if ops:
-            layers.append(Layer(ops, op.inputs, op.output))
+            layers.append(FamilyLayer(ops, op.inputs, op.output))
         elif not islands:
             raise StitchError(f"{walk.first_difference(op)}; {_WAY_OUT}")
     family = walk.family(tuple(nets), layers)
@@ -49,7 +49,7 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
 
 
 @dataclass(eq=False)
-class _Task:
+class _AlignedModel:
     """A model on the walk."""
 
     net: Net
@@ -77,10 +77,10 @@ class _Task:
         return list(found.values())
 
 
-class _Walk:
+class _Alignment:
     """Goes through task 0's operations and finds those of the others."""
 
-    def __init__(self, tasks: list[_Task], marks: list[dict[str, Hashable]]) -> None:
+    def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
         self.tasks = tasks
         self._numbers: dict[Hashable, int] = {}
         first = tasks[0].net.inputs
@@ -106,7 +106,7 @@ class _Walk:
             for task, each in zip(self.tasks, ops, strict=True)
         )
 
-    def _counterpart(self, task: _Task, op: Op) -> Op | None:
+    def _counterpart(self, task: _AlignedModel, op: Op) -> Op | None:
         first = self.tasks[0]
         inputs = [task.names.get(each) for each in op.inputs]
         if inputs[0] is None:
@@ -124,7 +124,7 @@ class _Walk:
         known = [each for each, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
         return max(known, key=lambda each: (_common(op, each), each.name == op.name)) if len(known) > 1 else known[0]
 
-    def family(self, nets: tuple[Net, ...], layers: list[Layer]) -> Family:
+    def family(self, nets: tuple[Net, ...], layers: list[FamilyLayer]) -> Family:
         first, tasks = self.tasks[0], self.tasks
         values: dict[str, tuple[Value, ...]] = {
             name: tuple(task.net.values[task.names[name]] for task in tasks) for name in first.names
@@ -166,19 +166,19 @@ class _Walk:
             return f"{op.name} of {mine} and {rival.name} of {theirs} are both {one}, but read different values"
         return f"{op.name} of {mine} is {one}, {rival.name} of {theirs} {two}"
 
-    def _all_ahead(self, task: _Task, marks: Mapping[str, Hashable]) -> dict[str, int]:
+    def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
         ahead: dict[str, int] = {}
         for value in reversed(task.values):
             ahead[value] = self._number(task, value, marks, ahead)
         return ahead
 
-    def _some_ahead(self, task: _Task, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
+    def _some_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
         levels = [dict.fromkeys(task.values, 0)]
         for _ in range(_STEPS_AHEAD):
             levels.append({value: self._number(task, value, marks, levels[-1]) for value in task.values})
         return levels[:0:-1]
 
-    def _number(self, task: _Task, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
+    def _number(self, task: _AlignedModel, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
         """One number for all values that are read in the same ways, given numbers for what the readers write."""
         kinds = (
             self._numbers.setdefault(task.likeness[op.output], len(self._numbers)) for op, _ in task.readers[value]
@@ -200,7 +200,9 @@ def _common(op: Op, other: Op) -> int:
     return sum(np.intersect1d(mine, theirs).size for mine, theirs in pairs if mine is not None and theirs is not None)
 
 
-def _bridge(task: _Task, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int) -> dict[str, str]:
+def _bridge(
+    task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
+) -> dict[str, str]:
     """The family's values that a tail reads or that only some tasks give out: own name -> the family's."""
     common = {own: name for name, own in task.names.items()}
     given = {ports[index].value for ports in outputs.values()}
@@ -209,7 +211,7 @@ def _bridge(task: _Task, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, .
     return {own: common[own] for own in wanted if own in common}
 
 
-def _require_whole(family: Family, tasks: Sequence[_Task]) -> None:
+def _require_whole(family: Family, tasks: Sequence[_AlignedModel]) -> None:
     """Every operation and every output has its counterpart, seen from the other models too."""
     first = tasks[0].net
     for task in tasks:
@@ -222,7 +224,7 @@ def _require_whole(family: Family, tasks: Sequence[_Task]) -> None:
             raise StitchError(f"{lone[0]} is an output of {task.net.name} that not all others have; {_WAY_OUT}")
 
 
-def _why_nothing(first: Net, walk: _Walk) -> str:
+def _why_nothing(first: Net, walk: _Alignment) -> str:
     for op in first.ops:
         if op.output not in walk.tasks[0].used:
             return f"{walk.first_difference(op)}, and no convolution before that is in all models"

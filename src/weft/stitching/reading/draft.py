@@ -1,4 +1,4 @@
-"""A ``Net`` while a reader writes it down: ``Draft``; tensors of any shape are ``Picture``s of its values.
+"""A ``Net`` while a reader writes it down: ``NetDraft``; tensors of any shape are ``Picture``s of its values.
 
 Both readers spell their operators out in the words of a draft, which knows what can be said in them: a flattened
 picture stays the picture it was until something reads it, zeros around one wait for the convolution that takes them,
@@ -39,7 +39,7 @@ class Picture:
     """Zeros around it that are not there yet."""
 
 
-class Draft:
+class NetDraft:
     """Operations so far; every method adds one or more under *name* and returns the picture they make."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from weft.errors import ModelError
 from weft.stitching.net import Array
 from weft.stitching.reading.draft import Foreign
-from weft.stitching.reading.onnx_source import Node, to_array
+from weft.stitching.reading.onnx_source import SourceNode, to_array
 
 _MOST_ELEMENTS = 2**28
 """More than any weight; a damaged shape asks for more."""
@@ -35,7 +35,7 @@ FOLDED = _SPREADING | _SMALLER | set(_TO_SHAPE)
 _PLAIN = ("value_float", "value_int", "value_floats", "value_ints")
 
 
-def constant_node(node: Node, folder: Path | None) -> Array:
+def constant_node(node: SourceNode, folder: Path | None) -> Array:
     """What a node ``Constant`` holds."""
     if node.has("value"):
         return to_array(node.attributes["value"].t, folder)
@@ -46,7 +46,7 @@ def constant_node(node: Node, folder: Path | None) -> Array:
     raise Foreign("it holds neither numbers nor a tensor")
 
 
-def fold(node: Node, inputs: Mapping[str, Array], opset: int) -> Sequence[Array]:
+def fold(node: SourceNode, inputs: Mapping[str, Array], opset: int) -> Sequence[Array]:
     """The outputs of *node*, run by onnx itself."""
     if node.op not in FOLDED:
         raise Foreign("it computes on constants only; simplify the file first")
@@ -80,7 +80,7 @@ def is_float(dtype: int) -> bool:
     return dtype in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
-def _require_small(node: Node, inputs: Mapping[str, Array]) -> None:
+def _require_small(node: SourceNode, inputs: Mapping[str, Array]) -> None:
     try:
         if node.op in _TO_SHAPE:
             shape = [int(size) for size in inputs[node.inputs[_TO_SHAPE[node.op]]].reshape(-1)]

@@ -24,7 +24,7 @@ from weft.stitching.onnx_writer import OPSET
 from weft.stitching.reading.draft import Foreign, Picture, Shape
 from weft.stitching.reading.onnx_folding import is_float
 from weft.stitching.reading.onnx_rows import follow
-from weft.stitching.reading.onnx_source import COARSE, Node, Source, type_name
+from weft.stitching.reading.onnx_source import COARSE, OnnxSource, SourceNode, type_name
 
 _MOST_STORED = 4096
 """Larger constants say nothing about shapes and are left out of the inference."""
@@ -35,7 +35,7 @@ _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Mult
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class TensorKind:
     """Type and shape of a tensor; no shape where it cannot be told."""
 
     dtype: int
@@ -93,18 +93,18 @@ class Surveyor:
     """Knows the types and shapes of what is no value, and cuts islands out of a file."""
 
     def __init__(
-        self, source: Source, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
+        self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
     ) -> None:
         self._opset = source.opset
         self._coarse = source.precision in COARSE
         self._rows = rows
         self._pictures = pictures
         self._constants = constants
-        self.hidden: dict[str, Node] = {}
+        self.hidden: dict[str, SourceNode] = {}
         """Tensors inside islands -> the node that writes them."""
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, TensorKind] = {}
 
-    def as_read(self, node: Node) -> Node:
+    def as_read(self, node: SourceNode) -> SourceNode:
         """*node* in the types that are computed in: float32 for doubles, and for halves in a file of halves."""
         to = node.integer("to", 0) if node.op == "Cast" else 0
         if to != TensorProto.DOUBLE and not (self._coarse and is_float(to)):
@@ -112,7 +112,7 @@ class Surveyor:
         proto = helper.make_node("Cast", node.proto.input, node.proto.output, node.proto.name, to=TensorProto.FLOAT)
         return replace(node, attributes={each.name: each for each in proto.attribute}, proto=proto)
 
-    def look_at(self, node: Node) -> None:
+    def look_at(self, node: SourceNode) -> None:
         """Infer what *node* writes; its inputs are known."""
         _require_portable(node)
         self._require_certain(node)
@@ -128,19 +128,19 @@ class Surveyor:
             raise Foreign("the shapes of its outputs cannot be told") from error
         self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
 
-    def _require_certain(self, node: Node) -> None:
+    def _require_certain(self, node: SourceNode) -> None:
         """No result can be compared with one that is drawn anew in every run."""
         trains = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
         if node.op in _RANDOM or (trains and self._constants.get(trains, np.True_).any()):
             raise Foreign(f"{node.op} cannot be an island either: it draws random numbers")
 
-    def kind(self, tensor: str) -> Kind:
+    def kind(self, tensor: str) -> TensorKind:
         if tensor in self._constants:
             array = self._held(tensor)
-            return Kind(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            return TensorKind(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         if tensor in self._pictures:
-            return Kind(TensorProto.FLOAT, (self._rows, *self._pictures[tensor].view))
-        return self._kinds.get(tensor, Kind(TensorProto.UNDEFINED, None))
+            return TensorKind(TensorProto.FLOAT, (self._rows, *self._pictures[tensor].view))
+        return self._kinds.get(tensor, TensorKind(TensorProto.UNDEFINED, None))
 
     def _held(self, name: str) -> Array:
         """A constant in the type that it is computed in; see ``as_read``."""
@@ -154,7 +154,7 @@ class Surveyor:
         shape = kind.shape or ()
         return kind.dtype == TensorProto.FLOAT and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
 
-    def island(self, node: Node, output: str) -> tuple[OnnxIsland, list[str]]:
+    def island(self, node: SourceNode, output: str) -> tuple[OnnxIsland, list[str]]:
         """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
         nodes = _with_hidden(node, self.hidden)
         read = list(dict.fromkeys(each for part in nodes for each in part.inputs if each))
@@ -190,7 +190,7 @@ class Surveyor:
         return stored[name].shape if name in stored else self.kind(name).shape
 
     def _converted(
-        self, nodes: Sequence[Node], inputs: Sequence[str], output: str, stored: dict[str, Array]
+        self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
         """The nodes in ``OPSET``, and the constants they then read."""
         protos = [each.proto for each in nodes]
@@ -226,9 +226,9 @@ def value_of(view: Shape) -> Value:
     return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
 
 
-def _with_hidden(node: Node, hidden: Mapping[str, Node]) -> list[Node]:
+def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[SourceNode]:
     """*node* and what writes the hidden tensors it reads, in order."""
-    order: dict[int, Node] = {}
+    order: dict[int, SourceNode] = {}
     stack = [(node, False)]
     while stack:
         each, ready = stack.pop()
@@ -242,7 +242,7 @@ def _with_hidden(node: Node, hidden: Mapping[str, Node]) -> list[Node]:
     return list(order.values())
 
 
-def _require_portable(node: Node) -> None:
+def _require_portable(node: SourceNode) -> None:
     nested = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
     if "." in node.op or any(each.type in nested for each in node.attributes.values()):
         raise Foreign(f"{node.op} cannot be an island either: it is no plain operator of ONNX")
@@ -260,7 +260,7 @@ def _same_meaning(op: str, opset: int) -> bool:
     return bool(_schema(op, opset).since_version == _schema(op, OPSET).since_version)
 
 
-def _signature(nodes: Sequence[Node]) -> str:
+def _signature(nodes: Sequence[SourceNode]) -> str:
     """Operators and attributes, so that islands that do the same have the same."""
     spelled = ["".join((each.op, *sorted(map(_spelled, each.attributes.values())))) for each in nodes]
     if len(nodes) == 1:
@@ -276,12 +276,12 @@ def _spelled(attribute: AttributeProto) -> str:
     return f" {attribute.name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
 
 
-def _type(kind: Kind) -> onnx.TypeProto:
+def _type(kind: TensorKind) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(kind.dtype, kind.shape)
 
 
-def _kind(found: onnx.TypeProto) -> Kind:
+def _kind(found: onnx.TypeProto) -> TensorKind:
     tensor = found.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-        return Kind(tensor.elem_type, None)
-    return Kind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))
+        return TensorKind(tensor.elem_type, None)
+    return TensorKind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from weft.errors import ModelError
 from weft.stitching.net import Array, finite
-from weft.stitching.reading.draft import Draft, Foreign, Picture
+from weft.stitching.reading.draft import Foreign, NetDraft, Picture
 from weft.stitching.reading.onnx_folding import float32
-from weft.stitching.reading.onnx_source import Node
+from weft.stitching.reading.onnx_source import SourceNode
 
 
 @dataclass(frozen=True, eq=False)
 class Operands:
     """What a handler may know: the node, what it reads, and the draft to write in."""
 
-    node: Node
-    draft: Draft
+    node: SourceNode
+    draft: NetDraft
     pictures: Mapping[str, Picture]
     constants: Mapping[str, Array]
     rows: int

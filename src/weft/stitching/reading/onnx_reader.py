@@ -17,12 +17,12 @@ import onnx
 
 from weft.errors import ModelError, StitchError
 from weft.stitching.net import Array, Net
-from weft.stitching.reading.draft import Draft, Foreign, Shape
+from weft.stitching.reading.draft import Foreign, NetDraft, Shape
 from weft.stitching.reading.onnx_folding import constant_node, fold
 from weft.stitching.reading.onnx_islands import Surveyor
 from weft.stitching.reading.onnx_operands import Operands
 from weft.stitching.reading.onnx_ops import HANDLERS
-from weft.stitching.reading.onnx_source import COARSE, Node, Source, load, open_source
+from weft.stitching.reading.onnx_source import COARSE, OnnxSource, SourceNode, load, open_source
 
 _TAKES_PADS = ("Conv", "Pad")
 """Operators that take zeros which are still to be written around what they read."""
@@ -50,21 +50,21 @@ def read_net(
     try:
         model = source if isinstance(source, onnx.ModelProto) else load(Path(source))
         opened = open_source(model, folder)
-        net = _Reading(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
+        net = _OnnxWalk(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
         return replace(net, stored=opened.precision)
     except (ModelError, StitchError) as error:
         raise type(error)(" ".join(f"{where}: {error}".split())) from error
 
 
-class _Reading:
+class _OnnxWalk:
     """One walk over a file."""
 
-    def __init__(self, source: Source, shapes: Mapping[str, Shape], islands: bool) -> None:
+    def __init__(self, source: OnnxSource, shapes: Mapping[str, Shape], islands: bool) -> None:
         self._source = source
         self._islands = islands
-        self._draft = Draft()
+        self._draft = NetDraft()
         self._rows = next(iter(shapes.values()))[0]
-        self._constants = _Constants(source)
+        self._constants = _StoredArrays(source)
         self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
         self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
 
@@ -81,7 +81,7 @@ class _Reading:
             raise StitchError(f"its output {missing[0]} does not depend on its inputs")
         return self._draft.finish(title, outputs, self._rows)
 
-    def _read(self, node: Node) -> None:
+    def _read(self, node: SourceNode) -> None:
         if node.op not in _TAKES_PADS:
             self._flush(node)
         if node.op == "Constant":
@@ -96,7 +96,7 @@ class _Reading:
         else:
             self._understand(node)
 
-    def _fold(self, node: Node) -> None:
+    def _fold(self, node: SourceNode) -> None:
         held = {each: self._constants[each] for each in node.inputs if each}
         if node.op in ("Identity", "Dropout") and held:
             self._constants[node.outputs[0]] = held[node.inputs[0]]
@@ -104,7 +104,7 @@ class _Reading:
         for name, array in zip(node.outputs, fold(node, held, self._source.opset), strict=False):
             self._constants[name] = array
 
-    def _understand(self, node: Node) -> None:
+    def _understand(self, node: SourceNode) -> None:
         handler = HANDLERS.get(node.op)
         try:
             if handler is None:
@@ -113,13 +113,13 @@ class _Reading:
         except Foreign as error:
             self._keep_foreign(node, str(error))
 
-    def _operands(self, node: Node) -> Operands:
+    def _operands(self, node: SourceNode) -> Operands:
         source = self._source
         return Operands(
             node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
         )
 
-    def _keep_foreign(self, node: Node, why: str) -> None:
+    def _keep_foreign(self, node: SourceNode, why: str) -> None:
         """Keep a node as an island, or as part of one; *why* it is none of ours."""
         if not self._islands:
             raise Foreign(why)
@@ -134,21 +134,21 @@ class _Reading:
             inputs = [self._pictures[each] for each in read]
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
 
-    def _flush(self, node: Node) -> None:
+    def _flush(self, node: SourceNode) -> None:
         """Make real the zeros around what *node* reads: they are part of its shape."""
         for name in node.inputs:
             if name in self._pictures:
                 self._pictures[name] = self._draft.flush(self._pictures[name])
 
-    def _refusal(self, node: Node, why: str) -> str:
+    def _refusal(self, node: SourceNode, why: str) -> str:
         way_out = "it cannot be kept as an island" if self._islands else "--islands runs it for each model separately"
         return f"{node.name} is the operator {node.op}: {why}; {way_out}"
 
 
-class _Constants(dict[str, Array]):
+class _StoredArrays(dict[str, Array]):
     """Arrays by name; those stored in the file are read when first asked for."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: OnnxSource) -> None:
         super().__init__()
         self._source = source
 
@@ -162,7 +162,7 @@ class _Constants(dict[str, Array]):
         return found
 
 
-def _input_shapes(source: Source, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
+def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
     """The full shape of every input."""
     if unknown := [name for name in given if name not in source.inputs]:
         raise ModelError(f"it has no input {unknown[0]}; its inputs are {', '.join(source.inputs)}")

@@ -37,12 +37,12 @@ def follow(
     rows: int,
 ) -> Followed:
     """Follow the rows of *inputs*, where they come first, through *nodes*, which are in order."""
-    walk = _Walk(dict(constants), shape_of, rows, dict.fromkeys(inputs, 0))
+    walk = _RowsWalk(dict(constants), shape_of, rows, dict.fromkeys(inputs, 0))
     kept = [walk.over(node) for node in nodes]
     return Followed(kept, walk.constants, walk.shapes, walk.tied)
 
 
-class _Walk:
+class _RowsWalk:
     def __init__(
         self,
         constants: dict[str, Array],

@@ -1,4 +1,4 @@
-"""An ONNX file as the reader walks it: ``Source``, nodes in order, stored tensors as arrays, sizes of its inputs.
+"""An ONNX file as the reader walks it: ``OnnxSource``, nodes in order, stored tensors as arrays, sizes of its inputs.
 
 Everything a damaged file can get wrong before an operator is looked at is found here.
 """
@@ -36,7 +36,7 @@ COARSE = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class SourceNode:
     """One node, its attributes by name."""
 
     name: str
@@ -81,12 +81,12 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class OnnxSource:
     """A model file, read and checked as far as its wires go."""
 
     proto: onnx.ModelProto
     opset: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[SourceNode, ...]
     """In an order in which they can run; only those the outputs need."""
     inputs: Mapping[str, tuple[int | str, ...]]
     """Input -> its sizes; an open one is its name, or '?'."""
@@ -110,7 +110,7 @@ class Source:
         return FLOATS[sizes.most_common(1)[0][0]]
 
 
-def open_source(model: onnx.ModelProto, folder: Path | None) -> Source:
+def open_source(model: onnx.ModelProto, folder: Path | None) -> OnnxSource:
     """Check *model*; its external data lies in *folder*."""
     _require_text(model)
     if tasks := next((each.value for each in model.metadata_props if each.key == METADATA_KEY), ""):
@@ -127,7 +127,7 @@ def open_source(model: onnx.ModelProto, folder: Path | None) -> Source:
     outputs = tuple(dict.fromkeys(each.name for each in graph.output))
     read = {name for node in graph.node for name in node.input} | set(outputs)
     nodes = _ordered([_node(each, read) for each in graph.node], set(inputs) | set(tensors), outputs)
-    return Source(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
+    return OnnxSource(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
 def _made_of(text: str) -> str:
@@ -212,23 +212,23 @@ def type_name(number: int) -> str:
     return names.get(number, str(number)).lower()
 
 
-def _node(proto: onnx.NodeProto, read: set[str]) -> Node:
+def _node(proto: onnx.NodeProto, read: set[str]) -> SourceNode:
     outputs = tuple(each if each in read else "" for each in proto.output)
     name = proto.name or next((each for each in outputs if each), proto.op_type)
     domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
     attributes = {each.name: each for each in proto.attribute}
-    return Node(name, domain + proto.op_type, tuple(proto.input), outputs, attributes, proto)
+    return SourceNode(name, domain + proto.op_type, tuple(proto.input), outputs, attributes, proto)
 
 
-def _ordered(nodes: Sequence[Node], known: set[str], outputs: Sequence[str]) -> list[Node]:
+def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str]) -> list[SourceNode]:
     """What the outputs need, each node after those it reads from."""
-    writers: dict[str, Node] = {}
+    writers: dict[str, SourceNode] = {}
     for node in nodes:
         for each in filter(None, node.outputs):
             if each in writers or each in known:
                 raise ModelError(f"{each} is written twice; the file is damaged")
             writers[each] = node
-    done: dict[int, Node] = {}
+    done: dict[int, SourceNode] = {}
     opened: set[int] = set()
     stack = [(name, "an output") for name in reversed(outputs)]
     while stack:
@@ -252,7 +252,7 @@ def _ordered(nodes: Sequence[Node], known: set[str], outputs: Sequence[str]) -> 
     return listed if _runnable(listed, known) else list(done.values())
 
 
-def _runnable(nodes: Sequence[Node], known: set[str]) -> bool:
+def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
     known = known | {""}
     for node in nodes:
         if not known.issuperset(node.inputs):

@@ -1,4 +1,4 @@
-"""What each operator of an exported torch graph is in the words of a ``Draft``: ``HANDLERS``, by name without ``_``."""
+"""What each operator of an exported torch graph is in words of a ``NetDraft``: ``HANDLERS``, by name without ``_``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.errors import ModelError
 from weft.stitching.net import Array, Window
-from weft.stitching.reading.draft import Draft, Foreign, Picture
+from weft.stitching.reading.draft import Foreign, NetDraft, Picture
 from weft.stitching.reading.padding import same_pads
 
 
@@ -19,7 +19,7 @@ class Arguments:
     """One call: its arguments by the names of the schema; tensors are pictures or arrays."""
 
     name: str
-    draft: Draft
+    draft: NetDraft
     given: Mapping[str, Any]
     rows: int
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.errors import ModelError, StitchError
 from weft.stitching.net import Net, Value, finite
-from weft.stitching.reading.draft import Draft, Foreign, Picture
+from weft.stitching.reading.draft import Foreign, NetDraft, Picture
 from weft.stitching.reading.torch_aten import HANDLERS, VIEWS, Arguments
 from weft.stitching.reading.torch_islands import TorchIsland, call, signature, writes_in_place
 
@@ -33,7 +33,7 @@ def read_module(module: Any, example_inputs: Sequence[Any], *, islands: bool = F
     title = name or type(module).__name__
     try:
         program = module if isinstance(module, torch.export.ExportedProgram) else _exported(module, example_inputs)
-        return _Reading(program, islands).net(title)
+        return _TorchWalk(program, islands).net(title)
     except (ModelError, StitchError) as error:
         raise type(error)(" ".join(f"{title}: {error}".split())) from error
 
@@ -49,13 +49,13 @@ def _exported(module: Any, example_inputs: Sequence[Any]) -> Any:
         raise StitchError(f"torch.export cannot follow it: {reason[0]}") from error
 
 
-class _Reading:
+class _TorchWalk:
     """One walk over an exported graph."""
 
     def __init__(self, program: Any, islands: bool) -> None:
         self._program = program
         self._islands = islands
-        self._draft = Draft()
+        self._draft = NetDraft()
         self._pictures: dict[str, Picture] = {}
         self._constants: dict[str, Any] = {}
         self._hidden: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Graphs timed where torch runs them: ``Clock``, a ``Cost`` for plans, and ``plan_for``, the forms for such a place."""
+"""Graphs timed where torch runs them: ``GraphClock``, a ``GraphCost``, and ``plan_for``, the forms for a place."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from weft.stitching.forms import FORMS
 from weft.stitching.graph import Graph
 from weft.stitching.planning.cost import H200, Modelled
 from weft.stitching.planning.planner import Plan, plan
-from weft.stitching.running.measuring import REPLAYS, ROUNDS, Run, build, prepare, times_ms
+from weft.stitching.running.measuring import REPLAYS, ROUNDS, TimedWay, build, prepare, times_ms
 from weft.stitching.running.operators import torch
-from weft.stitching.running.rivals import Place, Way
+from weft.stitching.running.rivals import Place, RivalWay
 from weft.stitching.sharing import Sharing
 
 
 @dataclass(frozen=True)
-class Clock:
+class GraphClock:
     """Every graph as a module at *place*, on CUDA as one CUDA graph with tuned kernels; they take turns."""
 
     place: Place
@@ -29,14 +29,19 @@ class Clock:
         times = times_ms(runs, rounds=self.rounds, replays=self.replays)
         return [times[name] / 1e3 for name in runs]
 
-    def _run(self, graph: Graph) -> Run:
+    def _run(self, graph: Graph) -> TimedWay:
         inputs = tuple(self.place.tensor(torch.randn(tensor.shape)) for tensor in graph.inputs)
         (module,) = build([graph], [inputs], self.place).modules
-        return prepare(Way(graph.name, module, inputs, graph.weight_bytes, None))
+        return prepare(RivalWay(graph.name, module, inputs, graph.weight_bytes, None))
 
 
 def plan_for(
-    place: Place, family: Family, sharing: Sharing, *, clock: Clock | None = None, weight_cap_bytes: int | None = None
+    place: Place,
+    family: Family,
+    sharing: Sharing,
+    *,
+    clock: GraphClock | None = None,
+    weight_cap_bytes: int | None = None,
 ) -> Plan:
     """The fastest way to run *family* at *place*: layers by the model of a GPU, whole graphs by the clock."""
     return plan(
@@ -46,5 +51,5 @@ def plan_for(
         forms=tuple(FORMS),
         align=place.align,
         weight_cap_bytes=weight_cap_bytes,
-        whole=clock or Clock(place),
+        whole=clock or GraphClock(place),
     )

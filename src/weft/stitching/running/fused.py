@@ -9,9 +9,9 @@ import numpy as np
 
 from weft.errors import StitchError
 from weft.stitching.fused_plain import plain
-from weft.stitching.graph import Step
+from weft.stitching.graph import GraphStep
 from weft.stitching.net import Array
-from weft.stitching.packing import LARGEST, Activation, Packed
+from weft.stitching.packing import LARGEST, Activation, PackedLayer
 from weft.stitching.running.operators import Tensor, torch
 
 
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 class FusedConv(torch.nn.Module):
     """Convolve, scale, shift, add and activate all tasks' rows; tensors are [rows, columns, height, width]."""
 
-    def __init__(self, packed: Packed, rows: Sequence[int], activation: Activation, *tables: Array) -> None:
+    def __init__(self, packed: PackedLayer, rows: Sequence[int], activation: Activation, *tables: Array) -> None:
         super().__init__()
         self.packed, self.rows, self.activation = packed, tuple(rows), activation
         self.shape = Shape(64, 32, 32)
@@ -112,7 +112,7 @@ class FusedConv(torch.nn.Module):
         )  # fmt: skip
 
 
-def operator(step: Step, constants: Mapping[str, Array]) -> FusedConv:
+def operator(step: GraphStep, constants: Mapping[str, Array]) -> FusedConv:
     """The module of a step ``FusedConv``."""
     given = step.attributes
     return FusedConv(

@@ -18,7 +18,7 @@ from weft.stitching.graph import Graph
 from weft.stitching.running.fused import FusedConv
 from weft.stitching.running.module import StitchedModule
 from weft.stitching.running.operators import Tensor, torch
-from weft.stitching.running.rivals import Forked, Outputs, Place, Way
+from weft.stitching.running.rivals import Forked, Outputs, Place, RivalWay
 from weft.stitching.running.tuning import tune
 
 WARM_UPS = 3
@@ -33,7 +33,7 @@ class Built(NamedTuple):
     resident_bytes: int | None
 
 
-class Run(NamedTuple):
+class TimedWay(NamedTuple):
     """A way ready to be timed."""
 
     replay: Callable[[], object]
@@ -89,10 +89,10 @@ def fused_layers(module: StitchedModule) -> list[FusedConv]:
     return [each for each in module.modules() if isinstance(each, FusedConv)]
 
 
-def prepare(way: Way) -> Run:
+def prepare(way: RivalWay) -> TimedWay:
     """Warm *way* up, capture it if it is one to be captured, and note what memory that takes."""
     if not way.inputs[0].is_cuda:
-        return Run(way.run, way.run(), None, None, None)
+        return TimedWay(way.run, way.run(), None, None, None)
     _warm_up(way)
     settle()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -105,10 +105,10 @@ def prepare(way: Way) -> Run:
     pool = torch.cuda.memory_reserved() - reserved if way.captured else None
     held = torch.cuda.memory_allocated()
     settle()
-    return Run(replay, outputs, added, pool, held - torch.cuda.memory_allocated())
+    return TimedWay(replay, outputs, added, pool, held - torch.cuda.memory_allocated())
 
 
-def _warm_up(way: Way) -> None:
+def _warm_up(way: RivalWay) -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -117,7 +117,7 @@ def _warm_up(way: Way) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
-def _captured(way: Way) -> tuple[Callable[[], object], Outputs]:
+def _captured(way: RivalWay) -> tuple[Callable[[], object], Outputs]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = way.run()
@@ -142,7 +142,7 @@ def _allocated() -> int | None:
     return int(torch.cuda.memory_allocated()) if torch.cuda.is_available() else None
 
 
-def times_ms(runs: Mapping[str, Run], *, rounds: int = ROUNDS, replays: int = REPLAYS) -> dict[str, float]:
+def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int = REPLAYS) -> dict[str, float]:
     """The median over *rounds* of each run's mean; the runs take turns."""
     with torch.no_grad():
         numbers = {name: _replays(run, replays) for name, run in runs.items()}
@@ -153,12 +153,12 @@ def times_ms(runs: Mapping[str, Run], *, rounds: int = ROUNDS, replays: int = RE
     return {name: median(each) for name, each in found.items()}
 
 
-def _replays(run: Run, most: int) -> int:
+def _replays(run: TimedWay, most: int) -> int:
     once_ms = _mean_ms(run, 1)
     return max(min(most, FEWEST), min(most, round(1e3 * ROUND_S / max(once_ms, 1e-3))))
 
 
-def _mean_ms(run: Run, count: int) -> float:
+def _mean_ms(run: TimedWay, count: int) -> float:
     if not run.outputs[0].is_cuda:
         began_s = perf_counter()
         for _ in range(count):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.graph import DYNAMIC, Graph, Step
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep
 from weft.stitching.net import Array
 from weft.stitching.running.operators import OPERATORS, STATIC, Tensor, torch
 
@@ -25,7 +25,7 @@ ALIASES = frozenset(
 WARM_UPS = 3
 
 
-class Call(NamedTuple):
+class ReadyStep(NamedTuple):
     """One step, ready to run."""
 
     function: Callable[..., Any]
@@ -81,28 +81,28 @@ class StitchedModule(torch.nn.Module):
             raise StitchError(f"a CUDA graph needs the module and its inputs on a CUDA device, not on {where}")
         return Captured(self, example)
 
-    def _call(self, step: Step, forget: tuple[str, ...]) -> Call:
+    def _call(self, step: GraphStep, forget: tuple[str, ...]) -> ReadyStep:
         if step.op in MODULES:
             module = import_module(MODULES[step.op]).operator(step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
             tensors = tuple(Name(each) for each in step.inputs if each and each not in self.graph.constants)
             module.reuses = self._may_reuse(tensors, forget)
-            return Call(module, tensors, step.outputs, forget)
+            return ReadyStep(module, tensors, step.outputs, forget)
         if step.op == "Island":
-            return Call(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)
+            return ReadyStep(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)
         if step.op not in OPERATORS:
             raise StitchError(
                 f"{step.layer or step.outputs[0]}: the operator {step.op} does not run in torch; run it as ONNX"
             )
         arguments = [self._argument(step, place, name) for place, name in enumerate(step.inputs)]
-        return Call(_bound(OPERATORS[step.op], step.attributes), tuple(arguments), step.outputs, forget)
+        return ReadyStep(_bound(OPERATORS[step.op], step.attributes), tuple(arguments), step.outputs, forget)
 
     def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
         """Whether the second of *tensors*, a residual, may be written over: not if it is the input as well."""
         source, *more = tensors
         return more != [] and more[0] != source and more[0] in forget and more[0] in self._spare
 
-    def _argument(self, step: Step, place: int, name: str) -> Any:
+    def _argument(self, step: GraphStep, place: int, name: str) -> Any:
         if not name:
             return None
         if name not in self.graph.constants:

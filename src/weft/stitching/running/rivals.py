@@ -21,7 +21,7 @@ from weft.stitching.lowering import lower
 from weft.stitching.parts import part
 from weft.stitching.running.module import StitchedModule
 from weft.stitching.running.operators import Tensor, torch
-from weft.stitching.sharing import Sharing, Space
+from weft.stitching.sharing import ChannelSpace, Sharing
 
 SEPARATE, GROUPED, BATCH = "separate", "grouped", "batch"
 WAYS: Mapping[str, str] = {
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class RivalWay:
     """Something that runs all tasks: ``call`` of ``inputs``, which stay where they are."""
 
     name: str
@@ -102,13 +102,13 @@ def by_batch(batches: Sequence[int]) -> list[list[int]]:
 
 def _grouped(family: Family, sharing: Sharing, tasks: Sequence[int]) -> Graph:
     """Shared channels do not matter to it: each task keeps its own order."""
-    unshared = Sharing({name: Space.exclusive(space.widths) for name, space in sharing.spaces.items()})
+    unshared = Sharing({name: ChannelSpace.exclusive(space.widths) for name, space in sharing.spaces.items()})
     return lower(*part(family, unshared, tasks), GROUPED)
 
 
 def make(
     name: str, graphs: Sequence[Graph], modules: Sequence[StitchedModule], inputs: Sequence[Tensor], **options: Any
-) -> Way:
+) -> RivalWay:
     """The way *name* over *modules*, which run *graphs*; *inputs* has each task's. *options* are of ``compiled``."""
     if name not in WAYS:
         raise StitchError(unknown_name("way", name, WAYS))
@@ -119,7 +119,7 @@ def make(
     weight_bytes = sum(each.weight_bytes for each in counts) * size // COUNTED_BYTES
     launches = None if name in COMPILED else sum(each.launches for each in counts)
     if source == BATCH:
-        return Way(name, modules[0], (torch.cat(given),), weight_bytes, launches)
+        return RivalWay(name, modules[0], (torch.cat(given),), weight_bytes, launches)
     if name in COMPILED:
         call = (vmapped if name == "vmap" else looped)(modules, given, **options)
     elif name == "streams":
@@ -130,7 +130,7 @@ def make(
         call = InTurn(modules, by_batch([len(each) for each in given]))
     else:
         call = modules[0]
-    return Way(name, call, given, weight_bytes, launches)
+    return RivalWay(name, call, given, weight_bytes, launches)
 
 
 class OneByOne:

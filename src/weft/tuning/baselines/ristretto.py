@@ -30,7 +30,7 @@ RELAXED_WIDTHS = tuple(range(32, 1, -1))
 """Every integer, as the chapter relaxes it: not one bit."""
 
 
-class Group(NamedTuple):
+class WidthGroup(NamedTuple):
     """One role of some targets, with one width."""
 
     name: str
@@ -105,19 +105,19 @@ def relaxed_ristretto(
     )  # fmt: skip
 
 
-def _groups(network: Network, covering: bool) -> list[Group]:
+def _groups(network: Network, covering: bool) -> list[WidthGroup]:
     """Fully connected layers are those that use each weight once for a sample."""
     dense = tuple(target for target in network.targets if target.macs == target.weights)
     convolutions = tuple(target for target in network.targets if target.macs != target.weights)
     groups = (
-        Group("conv weights", "weight", convolutions),
-        Group("fc weights", "weight", dense),
-        Group("inputs", "input", network.targets, covering),
+        WidthGroup("conv weights", "weight", convolutions),
+        WidthGroup("fc weights", "weight", dense),
+        WidthGroup("inputs", "input", network.targets, covering),
     )
     return [group for group in groups if group.targets]
 
 
-def _sweep(referee: Referee, group: Group, ladder: Sequence[int | None]) -> int:
+def _sweep(referee: Referee, group: WidthGroup, ladder: Sequence[int | None]) -> int:
     """How far down the ladder a group alone can go before the first failure."""
     for rung in range(1, len(ladder)):
         if not referee.passes(Configuration(group.formats(ladder[rung])), group.name):
@@ -125,14 +125,16 @@ def _sweep(referee: Referee, group: Group, ladder: Sequence[int | None]) -> int:
     return len(ladder) - 1
 
 
-def _combined(groups: Sequence[Group], ladder: Sequence[int | None], rungs: Sequence[int]) -> Configuration:
+def _combined(groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: Sequence[int]) -> Configuration:
     formats: dict[str, AnyFormat] = {}
     for group, rung in zip(groups, rungs, strict=True):
         formats |= group.formats(ladder[rung])
     return Configuration(formats)
 
 
-def _widened(referee: Referee, groups: Sequence[Group], ladder: Sequence[int | None], rungs: list[int]) -> list[int]:
+def _widened(
+    referee: Referee, groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: list[int]
+) -> list[int]:
     """One group a rung up: the one that scores highest then."""
     wider = [[rung - (place == moved) for place, rung in enumerate(rungs)] for moved, up in enumerate(rungs) if up > 0]
     return max(wider, key=lambda each: referee.score(_combined(groups, ladder, each), "repair").value)

@@ -6,7 +6,7 @@ from weft.numbers.format import Kind
 from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import widest
 from weft.tuning.platform import Unbiased, as_wide
-from weft.tuning.settings import Setting
+from weft.tuning.settings import TuningSetting
 
 LADDER: tuple[Unbiased, ...] = (
     Unbiased("FLOAT", 32),
@@ -32,12 +32,12 @@ def coarse(judge: Judge) -> Point | None:
     return best and _powers(judge, best)
 
 
-def rungs(judge: Judge) -> list[Setting]:
+def rungs(judge: Judge) -> list[TuningSetting]:
     """The uniform settings, the narrowest first."""
     return list(dict.fromkeys(_uniform(judge, rung.kind, rung.bits) for rung in reversed(LADDER)))
 
 
-def _uniform(judge: Judge, kind: Kind, bits: int) -> Setting:
+def _uniform(judge: Judge, kind: Kind, bits: int) -> TuningSetting:
     return judge.space.uniform(lambda group: as_wide(group.choices, kind, bits))
 
 

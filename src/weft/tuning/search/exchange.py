@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import narrower_in_any_type, one_bit_more, shifted
-from weft.tuning.settings import Setting
+from weft.tuning.settings import TuningSetting
 
 MOST_TRIED = 100
 """In one round; the largest gains come first."""
@@ -29,7 +29,7 @@ def exchanged(judge: Judge, point: Point) -> Point | None:
     return None
 
 
-def _exchanges(judge: Judge, setting: Setting) -> Iterator[Setting]:
+def _exchanges(judge: Judge, setting: TuningSetting) -> Iterator[TuningSetting]:
     """One or two bits more somewhere, fewer elsewhere, there with the same bias or one more."""
     space = judge.space
     for once in one_bit_more(space, setting):

@@ -8,13 +8,13 @@ from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import biases_lowered, biases_raised, one_bit_more
 from weft.tuning.ranking import HighestScore
 from weft.tuning.search.coarse import rungs
-from weft.tuning.settings import Setting
+from weft.tuning.settings import TuningSetting
 
 MOST_STEPS = 64
 """After that the uniform settings of phase 1 are tried, the narrowest first."""
 
 
-def recovered(judge: Judge, setting: Setting) -> Point | None:
+def recovered(judge: Judge, setting: TuningSetting) -> Point | None:
     """The setting if it passes, else the first that does on the way up; None if nothing does."""
     found = judge.feasible(setting, "recovery")
     for _ in range(MOST_STEPS):
@@ -32,7 +32,7 @@ def recovered(judge: Judge, setting: Setting) -> Point | None:
     return found
 
 
-def climbed(judge: Judge, setting: Setting) -> Point | None:
+def climbed(judge: Judge, setting: TuningSetting) -> Point | None:
     """A setting that cannot be wider, its biases moved as long as the score rises; None if that is not enough."""
     best = judge.scored(setting, "recovery")
     while best and best.score < judge.threshold:

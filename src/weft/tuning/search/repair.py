@@ -12,7 +12,7 @@ import math
 from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import Move, biases_lowered, biases_raised, narrower_in_any_type
 from weft.tuning.ranking import HighestScore
-from weft.tuning.settings import Setting
+from weft.tuning.settings import TuningSetting
 
 
 def repaired(judge: Judge, point: Point) -> Point | None:
@@ -29,7 +29,7 @@ def repaired(judge: Judge, point: Point) -> Point | None:
     return None
 
 
-def _climbed(judge: Judge, setting: Setting, group: int) -> Point | None:
+def _climbed(judge: Judge, setting: TuningSetting, group: int) -> Point | None:
     seen = judge.scored(setting, "width")
     while seen and seen.score < judge.threshold:
         rule = HighestScore(math.nextafter(seen.score, math.inf))
@@ -37,10 +37,10 @@ def _climbed(judge: Judge, setting: Setting, group: int) -> Point | None:
     return seen
 
 
-def _beside(judge: Judge, setting: Setting, group: int) -> Point | None:
+def _beside(judge: Judge, setting: TuningSetting, group: int) -> Point | None:
     settings = (setting, *(move.setting for move in _around(judge, setting, group)))
     return next((found for each in settings if (found := judge.feasible(each, "width"))), None)
 
 
-def _around(judge: Judge, setting: Setting, group: int) -> list[Move]:
+def _around(judge: Judge, setting: TuningSetting, group: int) -> list[Move]:
     return biases_raised(judge.space, setting, group) + biases_lowered(judge.space, setting, group)
