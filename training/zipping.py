@@ -1,6 +1,6 @@
 """Train small networks for related tasks and zip them: the weight-shared models that weft ships.
 
-    python training/zipping.py mnist --data DATA --out src/weft/stitching/data/zipped
+    python training/zipping.py mnist --data DATA --out src/weft/stitching/making/data/zipped
 
 trains one network per task, each from weights of its own, zips them at several sharing ratios, and writes those of one
 ratio (.onnx, their weights shared to the last bit) and the card (.json) with the accuracies of all.

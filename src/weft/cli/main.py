@@ -12,6 +12,7 @@ from weft.cli import (
     compare,
     devices,
     explore,
+    fetch,
     generate,
     map,
     models,
@@ -53,6 +54,7 @@ def _root(
 
 
 models.app.command("generate")(generate.command)
+models.app.command("fetch")(fetch.command)
 app.add_typer(models.app, name="models")
 app.add_typer(devices.app, name="devices")
 app.add_typer(explore.app, name="explore")

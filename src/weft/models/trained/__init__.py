@@ -1,7 +1,8 @@
 """Networks with exits that the project trained itself, and what they answered on their whole test sets.
 
 The files beside this one were written by ``training/early_exits.py``: NAME.onnx is the network, NAME.npz its answers
-on the test set, NAME.samples.npz a few test images, and NAME.json the card that says where all of it comes from.
+on the test set, NAME.samples.npz a few test images, and NAME.json the card that says where all of it comes from. An
+installed weft has those of ``mnist-vit``; ``weft.models.stored`` fetches the others.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import ModelError
-
-_HERE = Path(__file__).parent
+from weft.models.stored import NetworkCard, located, pixels
 
 
 class TestImages(NamedTuple):
@@ -30,7 +30,7 @@ class TestImages(NamedTuple):
 
     def inputs(self) -> NDArray[np.float32]:
         """The images as the network takes them: from 0 to 1."""
-        return self.image.astype(np.float32) / np.float32(255)
+        return pixels(self.image)
 
 
 class TestRecord(NamedTuple):
@@ -45,47 +45,32 @@ class TestRecord(NamedTuple):
     """(images,)."""
 
 
-class _Written(BaseModel):
+class ExitCard(BaseModel):
+    """What one exit is worth on the test set."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ExitCard(_Written):
-    """One exit on the test set."""
 
     name: str
     macs: int
-    """Of one image up to here, the heads on the way included."""
+    """The work for one image up to here, the heads on the way included."""
     accuracy: float
-    """If all images left here."""
+    """The share of right answers if all images left here."""
     rate: float
     """Share of the images that leave here at the card's threshold."""
     accuracy_of_leavers: float | None
     """None where nobody leaves."""
 
 
-class TrainedCard(_Written):
-    """Where a network comes from and what it is worth."""
+class TrainedCard(NetworkCard):
+    """The card of a network with exits."""
 
-    name: str
-    input: str
-    data: str
-    licence: str
-    training: str
-    """How: epochs, seed, version and device, images, loss."""
-    seed: int
-    versions: dict[str, str]
-    """Of the packages that wrote the files."""
     exits: tuple[ExitCard, ...]
     threshold: float
     """The confidence at which images leave; chosen on images that were neither trained on nor tested with."""
     threshold_rule: str
     held_out_accuracy: float
-    accuracy: float
-    """On the test set, leaving at the threshold."""
     mean_macs: int
-    """Of an image that leaves so."""
-    sha256: str
-    """Of the .onnx file."""
+    """The work for an image that leaves at the threshold, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +79,23 @@ class Trained:
 
     name: str
     shape: tuple[int, int, int]
-    """Of one image: channels, height, width. The input ``image`` is a batch of them, float32 from 0 to 1."""
+    """The shape of one image: channels, height, width. The input ``image`` is a batch of them, float32 from 0 to 1."""
     exits: tuple[str, ...]
     """The outputs that are exits, in order; the last is the end of the network."""
 
     def path(self) -> Path:
         """The ONNX file."""
-        return _HERE / f"{self.name}.onnx"
+        return self._file("onnx")
 
     def record_path(self) -> Path:
         """The answers on the test set, as ``record`` reads them."""
-        return _HERE / f"{self.name}.npz"
+        return self._file("npz")
 
     def record(self) -> TestRecord:
         return TestRecord(**_arrays(self.record_path()))
 
     def samples(self) -> TestImages:
-        return TestImages(**_arrays(_HERE / f"{self.name}.samples.npz"))
+        return TestImages(**_arrays(self._file("samples.npz")))
 
     def export(self, path: str | Path) -> tuple[Path, Path, Path]:
         """Write the network, its record, and test images as the network takes them, beside each other."""
@@ -126,7 +111,10 @@ class Trained:
         return model, record, samples
 
     def card(self) -> TrainedCard:
-        return TrainedCard.model_validate_json((_HERE / f"{self.name}.json").read_bytes())
+        return TrainedCard.model_validate_json(self._file("json").read_bytes())
+
+    def _file(self, kind: str) -> Path:
+        return located(f"models/trained/{self.name}.{kind}")
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

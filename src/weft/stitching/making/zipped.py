@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.models.stored import place
+
 _HERE = Path(__file__).parent / "data" / "zipped"
 
 
@@ -26,8 +28,9 @@ class ZippedTask:
     accuracy: float
     """On the test images, before it was zipped with the others."""
     path: Path
+    """The .onnx file; an installed weft has it only after ``weft models fetch zipped``."""
     sha256: str
-    """Of the .onnx file."""
+    """The sum of the .onnx file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def card(name: str) -> ZippedCard:
 
 
 def _task(file: str, **rest: Any) -> ZippedTask:
-    return ZippedTask(path=_HERE / file, **_without_lists(rest))
+    return ZippedTask(path=place(f"stitching/making/data/zipped/{file}"), **_without_lists(rest))
 
 
 def _without_lists(raw: dict[str, Any]) -> dict[str, Any]:

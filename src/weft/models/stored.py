@@ -1,0 +1,127 @@
+"""The files of the project's own networks: the small ones come with weft, the large ones are fetched.
+
+A checkout has them all. A wheel leaves out what ``FETCHED`` lists; ``fetch`` copies that into a folder of the user,
+from a checkout or from the same tree behind an address, and takes only the files it knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from weft.errors import ModelError, unknown_name
+
+_PACKAGE = Path(__file__).parents[1]
+_PATIENCE_S = 60.0
+
+FETCHED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("fetched.json").read_text("utf-8"))
+"""Name -> file below the package -> its SHA-256. ``pyproject.toml`` keeps these files out of the wheel."""
+
+
+class NetworkCard(BaseModel):
+    """Where a network of the project comes from and what it is worth."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    input: str
+    data: str
+    licence: str
+    training: str
+    """How it was trained: epochs, seed, version and device, images, optimizer or loss."""
+    seed: int
+    versions: dict[str, str]
+    """Package -> version of what wrote the files."""
+    accuracy: float
+    """The share of the test set that it answers right; leaving at the threshold, if it has exits."""
+    sha256: str
+    """The sum of the .onnx file."""
+
+
+def pixels(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The images as the networks take them: from 0 to 1."""
+    return image.astype(np.float32) / np.float32(255)
+
+
+def folder() -> Path:
+    """Where fetched files lie: the folder in the variable WEFT_DATA, or ``~/.cache/weft/data``."""
+    given = os.environ.get("WEFT_DATA")
+    return Path(given) if given else Path.home() / ".cache/weft/data"
+
+
+def place(file: str) -> Path:
+    """Where *file*, named from the package on, lies or would lie after it was fetched."""
+    shipped = _PACKAGE / file
+    return shipped if shipped.exists() else folder() / file
+
+
+def located(file: str) -> Path:
+    """The path of *file*, named from the package on; if it was left out and not fetched, the error says how to."""
+    path = place(file)
+    if path.exists():
+        return path
+    name = next((name for name, files in FETCHED.items() if file in files), None)
+    if name is None:
+        raise ModelError(f"{path}: not there, though it comes with weft; install weft again")
+    raise ModelError(
+        f"{name} is too large to come with an installed weft; get it from weft's sources: "
+        f"weft models fetch {name} --from FOLDER (a checkout, or an address that has one's files)"
+    )
+
+
+def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: None) -> tuple[Path, ...]:
+    """Copy the files of one of ``FETCHED`` from *source*, a checkout or an address; *done* is told of each.
+
+    A file that is here already is left as it is; one that is not the known one is refused, and nothing is kept of it.
+    """
+    if name not in FETCHED:
+        raise ModelError(unknown_name("network to fetch", name, FETCHED))
+    found = []
+    for file, sha256 in FETCHED[name].items():
+        path = place(file)
+        if not path.exists():
+            _store(path, _read(source, file), sha256)
+        done(path)
+        found.append(path)
+    return tuple(found)
+
+
+def _read(source: str, file: str) -> bytes:
+    from urllib.request import urlopen
+
+    where = f"{source.rstrip('/')}/src/weft/{file}"
+    try:
+        if source.startswith(("http://", "https://")):
+            with urlopen(where, timeout=_PATIENCE_S) as answer:
+                content: bytes = answer.read()
+                return content
+        return Path(where).read_bytes()
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "reason", None) or getattr(problem, "strerror", None)
+        raise ModelError(
+            f"{where}: cannot be read: {reason or problem}; --from {shlex.quote(source)} must be a checkout of weft"
+        ) from problem
+
+
+def _store(path: Path, content: bytes, sha256: str) -> None:
+    """Write a file that has the right sum; a half-written one never has the name."""
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ModelError(f"{path.name}: not the file that this weft knows: its SHA-256 differs")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as problem:
+        raise ModelError(f"{path}: cannot be written: {problem.strerror or problem}") from problem
+    finally:
+        if unfinished.exists():
+            unfinished.unlink()
