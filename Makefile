@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test strain check bench soak clean
+.PHONY: demo test strain lint check bench soak clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,11 +22,12 @@ test: $(READY) ## The tests, on all cores.
 strain: $(READY) ## The tests on machines that this one is not: busy, of one core, slow, fast, with a slow disk.
 	$(BIN)/python tests/strain.py
 
-check: $(READY) ## Format, lint, types, tests.
+lint: $(READY) ## Format, lint, types.
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
-	$(MAKE) test
+
+check: lint test ## Format, lint, types, tests.
 
 bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/scheduler_speed.py
