@@ -76,7 +76,7 @@ class Reproduction:
 
     @property
     def figures(self) -> tuple[Path, ...]:
-        """The PNG files."""
+        """The PNG files of all pictures."""
         return tuple(picture.path for picture in self.pictures)
 
     def as_dict(self) -> dict[str, Any]:

@@ -50,11 +50,11 @@ class Matrix:
     """Bandwidth that work achieves beside others, in GB/s; checked when made."""
 
     own_gb_s: Floats
-    """Of the work alone, one per row, increasing."""
+    """The bandwidth of the work alone, one per row, increasing."""
     external_gb_s: Floats
-    """Of the others alone, together, one per column, increasing."""
+    """The bandwidth of the others without the work, together, one per column, increasing."""
     achieved_gb_s: Floats
-    """[own, external]"""
+    """The bandwidth that the work reached: [own, external]."""
     noise_pct: float = NOISE_PCT
     """A reduction that counts as none."""
     source: str = ""
@@ -68,7 +68,7 @@ class Matrix:
 
     @cached_property
     def relative_speed_pct(self) -> Floats:
-        """[own, external]: percent of its speed alone that the work keeps."""
+        """The percent of its speed alone that the work keeps: [own, external]."""
         speed: Floats = 100 * self.achieved_gb_s / self.own_gb_s[:, None]
         return speed
 
@@ -90,7 +90,7 @@ class Fit:
 
     model: Pccs
     start: Pccs
-    """After the five steps."""
+    """What the five steps found."""
     mean_error_points: float
     """Mean distance of the model from the matrix, in points of relative speed."""
     start_error_points: float

@@ -42,7 +42,7 @@ LEAST_NOISE_PCT = 3.0
 """A reduction that counts as none on a machine that does other things too."""
 LEVELS, SECONDS = 6, 20.0
 QUICK_LEVELS, QUICK_S = 4, 3.0
-"""For a first look."""
+"""How many levels and seconds a first look takes."""
 
 
 class _ReadWindow(NamedTuple):
@@ -50,7 +50,7 @@ class _ReadWindow(NamedTuple):
 
     bytes: int
     seconds: float
-    """Of its own time on a core."""
+    """The time that it had a core."""
 
     @property
     def gb_s(self) -> float:

@@ -46,7 +46,7 @@ class Clock:
 
     @classmethod
     def nanoseconds(cls) -> Clock:
-        """Of a device without a memory channel of its own to count by."""
+        """The clock of a device without a memory channel of its own to count by."""
         return cls(1, 1e9, MAX_BUFFER_TICKS)
 
     @property
@@ -67,7 +67,7 @@ class Program:
     compute: tuple[int, ...]
     weight_bytes: tuple[int, ...]
     exits: tuple[int, ...] = ()
-    """After how many layers samples may leave, in order; the end is not among them."""
+    """The numbers of layers after which samples may leave, in order; the end is not among them."""
     exit_rates: tuple[float, ...] = ()
     """Share of the samples that leave at each, the end last; empty where that is not known."""
 
@@ -106,11 +106,11 @@ class Program:
 
     @property
     def compute_bound(self) -> bool:
-        """On which side of the device's balance point the model lies."""
+        """Whether the model lies on the compute side of the device's balance point."""
         return self.total_compute > self.total_fetch
 
     def cut(self, most: int, cost: int = 0) -> Program:
-        """The same with every layer of more than *most* ticks of weights in nearly equal pieces of at most that.
+        """This program with every layer of more than *most* ticks of weights in nearly equal pieces of at most that.
 
         Pieces are whole bytes. cost: ticks of computing that every piece but the first adds to its layer.
         """

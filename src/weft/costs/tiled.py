@@ -51,7 +51,7 @@ class Best(NamedTuple):
     """The best time of every design and product, and the shape and B_R that lead to it."""
 
     times_s: Floats
-    """Designs x products."""
+    """Seconds: one row per design, one column per product."""
     shape: Ints
     b_r: Ints
 
@@ -66,7 +66,7 @@ class TiledChoice(NamedTuple):
     k: float
     """The setting of the stackable PEs."""
     time_s: float
-    """For the whole batch."""
+    """The time that the whole batch takes."""
 
     @property
     def b_p(self) -> int:

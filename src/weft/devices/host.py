@@ -54,7 +54,7 @@ class HostModel(BaseModel):
         return self
 
     def total_s(self, batch: int) -> float:
-        """All segments."""
+        """The time of all segments."""
         return sum(self.times_at(batch))
 
     @property
@@ -66,7 +66,7 @@ class HostModel(BaseModel):
         return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
 
     def times_at(self, batch: int) -> tuple[float, ...]:
-        """Of each segment at a batch size, straight between the measured ones."""
+        """The time of each segment at a batch size, straight between the measured ones."""
         return times_at(self.times_s, len(self.segments), batch)
 
 
@@ -91,7 +91,7 @@ class Host(BaseModel):
     cores: Count
     lanes: Count
     threads: Count = 1
-    """Of each lane."""
+    """How many threads each lane has."""
     hand_over_s: tuple[Time, ...] = ()
     """What passed on a lane from the end of a segment to the start of the next, one after another."""
     abort_from_s: Time = 0.01

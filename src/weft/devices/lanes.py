@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_SPEED = 0.05
-"""Of a lane, however many others run: lines drawn through measurements must not stop it."""
+"""The least speed of a lane, however many others run: lines drawn through measurements must not stop it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Lanes:
 
     names: tuple[str, ...]
     cores: int = 0
-    """As many lanes run at full speed side by side; 0: all of them."""
+    """How many lanes run at full speed side by side; 0: all of them."""
     losses: tuple[tuple[float, ...], ...] = ()
     """Own kind, other kind -> share of its speed that a lane loses while one other runs; none where nothing is lost."""
 
@@ -39,5 +39,5 @@ class Lanes:
         return found
 
     def share(self, running: int) -> float:
-        """Of a core, for each of so many lanes that run."""
+        """The part of a core that each of so many running lanes gets."""
         return min(1.0, self.cores / running) if self.cores and running else 1.0

@@ -48,7 +48,7 @@ class Npu(BaseModel):
     array_rows: Count
     """Reduction lanes (input channels, or im2col rows)."""
     array_columns: Count
-    """Output-channel lanes."""
+    """How many output channels the array computes side by side."""
     positions: Count = 1
     """Output positions computed at once against the same weights."""
     engines: Annotated[int, Field(ge=1, le=4096)] = 1

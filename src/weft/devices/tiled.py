@@ -46,7 +46,7 @@ class Board(BaseModel):
     dsps: Count
     """Multipliers; one per MAC."""
     bram_bits: Annotated[int, Field(ge=1, le=2**50)]
-    """On-chip memory for tiles."""
+    """The on-chip memory that holds tiles."""
     luts: Count | None = None
     registers: Count | None = None
     clock_mhz: Positive
@@ -89,7 +89,7 @@ class TiledNpu(BaseModel):
     t_p: Count
     """Width of a PE's MAC tree (the reduction)."""
     t_c: Count
-    """PEs (output channels)."""
+    """How many PEs there are, one per output channel."""
     clock_mhz: Positive
     """The platform's, where the file names one and leaves this out."""
     bandwidth_gb_s: Positive
@@ -182,7 +182,7 @@ def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
 
 
 def load_simulated(name_or_path: str) -> Npu | TiledNpu:
-    """The same for NPUs alone."""
+    """The NPU of that name or file; other kinds of devices are refused."""
     raw = read_description("device", name_or_path)
     return parse_tiled(raw, name_or_path) if raw.get("kind") == "tiled" else parse_npu(raw, name_or_path)
 

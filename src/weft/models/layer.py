@@ -105,7 +105,7 @@ class Model:
     guesses: tuple[str, ...] = ()
     """A line for each shape that stayed unknown: the node, what was assumed and why; counts after it may be wrong."""
     exits: tuple[Exit, ...] = ()
-    """From shallow to deep; the end of the model is one more, which is not listed."""
+    """The exits from shallow to deep; the end of the model is one more, which is not listed."""
     block_ends: tuple[int, ...] = ()
     """Ascending layer counts at which a single activation crosses to the layers after.
 

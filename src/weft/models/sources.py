@@ -62,7 +62,7 @@ def _found(
 
 @lru_cache(maxsize=64)
 def _with_exits(model: Model, count: int, head: str) -> Model:
-    """The same model for the same question, so that what is kept per model (profiles) is found again."""
+    """The model with exits; asked again, the same object, so that what is kept per model (profiles) is found again."""
     return with_exits(model, count, head=head)
 
 

@@ -37,9 +37,9 @@ class WeightedLayer(NamedTuple):
     name: str
     op: str
     position: int
-    """Of its node in the graph."""
+    """The place of its node in the graph."""
     weight: Floats
-    """As the node takes it."""
+    """The weights, laid out as the node takes them."""
     stored: str | None
     """The initialiser that is the weight; None where the weight is computed, from a transposed one for example."""
 
@@ -65,7 +65,7 @@ def load_flat(path: str | Path) -> ModelProto:
 
 
 def flat(model: ModelProto) -> ModelProto:
-    """The same for a model in memory, which is changed."""
+    """The flat graph of a model in memory, which is changed."""
     if model.functions:
         model = inliner.inline_local_functions(model)
     _hoist_constants(model.graph)

@@ -75,7 +75,7 @@ def parse_configuration(text: str, source: str = "configuration") -> Configurati
 
 
 def read_configuration(path: str | Path) -> Configuration:
-    """From a file."""
+    """Read a configuration from a file."""
     try:
         return parse_configuration(Path(path).read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -83,7 +83,7 @@ def read_configuration(path: str | Path) -> Configuration:
 
 
 def write_configuration(path: str | Path, configuration: Configuration) -> None:
-    """Write the file."""
+    """Write a configuration as a file."""
     try:
         Path(path).write_text(configuration.text, "utf-8")
     except OSError as error:

@@ -64,7 +64,7 @@ class Format:
 
     @property
     def tuple_text(self) -> str:
-        """As the chapter writes it: ``<1, 8, 23, 127>``."""
+        """The format as the chapter writes it: ``<1, 8, 23, 127>``."""
         return f"<{self.sign_bits}, {self.exponent_bits}, {self.fraction_bits}, {self.bias}>"
 
     @property
@@ -104,7 +104,7 @@ class Format:
 
 
 _EXPONENT_BITS = {3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4, 9: 5} | dict.fromkeys(range(10, 17), 5)
-"""Of FLOAT(N); from 17 bits on it is 8, as in TF32 and float32. The chapter names only 16 and 32."""
+"""Exponent bits of FLOAT(N); from 17 bits on there are 8, as in TF32 and float32. The chapter names only 16 and 32."""
 
 
 def FLOAT(bits: int, bias: int | None = None, *, exponent_bits: int | None = None) -> Format:

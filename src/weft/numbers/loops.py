@@ -21,7 +21,7 @@ from weft.numbers.twos_complement import TwosComplement
 Floats = npt.NDArray[np.float32]
 
 LEAST_NORMAL, LEAST_STEP, MOST_STEP, BEYOND = 2.0**-126, 2.0**-149, 2.0**104, 2.0**128
-"""Of float32; 2^23 steps of MOST_STEP are the last power of two below BEYOND."""
+"""The limits of float32; 2^23 steps of MOST_STEP are the last power of two below BEYOND."""
 SCALE_BITS = 24
 """Even, so that exponents keep their parity."""
 
@@ -30,7 +30,7 @@ class Loop(NamedTuple):
     """A compiled loop and what it must know of a format."""
 
     name: str
-    """In ``weft.kernels.numbers``."""
+    """What the loop is called in ``weft.kernels.numbers``."""
     constants: tuple[np.float32 | np.uint32, ...]
 
     def run(self, values: Floats, results: Floats) -> None:
@@ -65,7 +65,7 @@ def _fixed(form: Format) -> Loop | None:
 
 
 def _floating(form: Format, scale: float = 1.0) -> Loop | None:
-    """For values and results times *scale*."""
+    """The loop for values and results times *scale*."""
     normal, largest = 2.0 ** (1 - form.bias) * scale, float32_range(form)[1] * scale
     power = 2.0 ** (23 - form.fraction_bits)
     if not form.exponent_bits or form.fraction_bits > 10 or max(largest, 2 * normal) * power >= BEYOND:

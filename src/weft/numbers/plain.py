@@ -94,7 +94,7 @@ def float32_range(form: AnyFormat) -> tuple[float, float]:
 
 
 def infinity_code(form: Format) -> int:
-    """Without the sign; for formats with specials."""
+    """The code of infinity without its sign; only formats with specials have one."""
     return (1 << form.exponent_bits) - 1 << form.fraction_bits
 
 

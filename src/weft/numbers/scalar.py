@@ -38,7 +38,7 @@ class Number:
 
     @property
     def code(self) -> int:
-        """The bits."""
+        """The bits that store the number."""
         return int(encode(self._value, self._form))
 
     def __float__(self) -> float:

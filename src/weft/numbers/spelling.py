@@ -42,7 +42,7 @@ def parse_format(text: str) -> Format | TwosComplement:
 
 
 def spell(form: Format | TwosComplement) -> str:
-    """As in a file; ``parse_format`` gives the same format back."""
+    """The format as a file spells it; ``parse_format`` gives the same format back."""
     if isinstance(form, TwosComplement):
         return str(form)
     if form.sign_bits and form.kind == "FIXED" and 2 <= form.bits <= 32:

@@ -1,4 +1,4 @@
-"""By which exit each sample leaves: drawn from rates, or found by a confidence rule in a record of a real network.
+"""The exit by which each sample leaves: drawn from rates, or found by a confidence rule in a record of a real network.
 
 A record is an .npz file with what a trained network said of every sample of a test set at every exit.
 The rule is the usual one: a sample leaves at the first exit whose confidence reaches the threshold,
@@ -48,7 +48,7 @@ class ExitRecord:
 
     @property
     def exits(self) -> int:
-        """How many, the end included."""
+        """How many exits there are, the end included."""
         return int(self.confidence.shape[1])
 
     def fates(self, threshold: float) -> Ints:

@@ -48,12 +48,12 @@ class Stream(BaseModel):
     rate: Positive | None = None
     """Requests per second on average; left out where the workload has a total rate."""
     deadline_ms: Positive
-    """From arrival to the end of the last layer."""
+    """The time from arrival to the end of the last layer."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 16
     batch_timeout_ms: NotNegative = 2.0
     """How long the first request of a batch waits for others."""
     priority: Literal[1, 3, 9] = 1
-    """For prema."""
+    """The weight of a request under prema."""
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 16
     shapes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = {}
     """Input -> shape of one sample's request, where the model has free dimensions."""
@@ -81,9 +81,9 @@ class Stream(BaseModel):
     exit_record: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: confidences and correct answers of a real network."""
     exit_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
-    """With a record: the confidence at which a sample leaves. Where it is stated, real servers are told, too."""
+    """The confidence at which a sample of the record leaves. Where it is stated, real servers are told, too."""
     exit_floor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    """With a record: how far the threshold may sink while requests press, as in a server; None: it stays."""
+    """How far the threshold of a record may sink while requests press, as in a server; None: it stays."""
     samples: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
 
@@ -195,7 +195,7 @@ class Workload(BaseModel):
         return tuple(part and self.total_rate * part / whole for part in parts)
 
     def scaled(self, factor: float) -> Workload:
-        """The same workload with every open stream arriving *factor* times as fast."""
+        """This workload with every open stream arriving *factor* times as fast."""
         streams = tuple(
             stream.model_copy(
                 update={"rate": stream.rate * factor if stream.rate else None, "speedup": stream.speedup * factor}

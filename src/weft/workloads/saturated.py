@@ -24,7 +24,7 @@ class Saturated:
     mix: tuple[float, ...] | None = None
     """Queries of each stream per round; None leaves the proportion to the policy."""
     max_lag: float = DEFAULT_MAX_LAG
-    """With a mix: how many rounds any stream may fall behind the furthest one."""
+    """How many rounds of a mix any stream may fall behind the furthest one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= 10**9:

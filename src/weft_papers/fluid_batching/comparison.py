@@ -37,7 +37,7 @@ from weft_papers.layerweaver.lab import geomean
 FIGURE = "Table II"
 SHOWN = (SERIAL, LAZY, LAZY_SAME, PLAIN, FLUID, OURS, BALANCED)
 LISTED = (LAZY, FLUID, PLAIN, OURS, BALANCED)
-"""Those with rows of their own; the others are in the detailed table."""
+"""The schedulers with rows of their own; the others are in the detailed table."""
 BARS = SHOWN[1:]
 PRINTED = {LAZY: "lazy", FLUID: "fluid"}
 
@@ -48,7 +48,7 @@ class SchedulerComparison:
 
     paper: dict[str, Published]
     samples: int
-    """Per seed."""
+    """How many samples each seed draws."""
     spots: Sequence[Spot]
     outcomes: Outcomes
 

@@ -39,7 +39,7 @@ class DeadlinePanel:
     schedulers: Sequence[BatchScheduler] = DRAWN
     rate: float = 0.0
     samples: int = 0
-    """Per seed."""
+    """How many samples each seed draws."""
     outcomes: Outcomes = field(default_factory=dict)
 
     def point(self, scheduler: BatchScheduler, deadline_ms: float) -> RunPoint:

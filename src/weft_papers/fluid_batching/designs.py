@@ -33,7 +33,7 @@ PRINTED = "zcu104-inception-v3-printed"
 USED = ("fluid", "R", "FC", "serial")
 """Hardware of the schedulers."""
 WIDEST_TREE = 24
-"""Of the MAC trees drawn."""
+"""The widest MAC tree that is drawn."""
 
 
 class BoardShares(NamedTuple):

@@ -46,7 +46,7 @@ class Spot(NamedTuple):
 
 
 SPOTS = tuple(Spot(model, board) for model in EXIT_RATES for board in ("zc706", "zcu104"))
-"""In the order of Tables I and II."""
+"""The devices in the order of Tables I and II."""
 
 
 class HardwareSearch(NamedTuple):

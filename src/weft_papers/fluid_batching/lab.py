@@ -93,10 +93,10 @@ class RunPoint:
     """Samples per second, Poisson."""
     deadline_ms: float
     samples: int
-    """For each of the seeds."""
+    """How many samples each seed draws."""
     head: str = "fc"
     changes: tuple[Change, ...] = ()
-    """To the fields of the device."""
+    """Other values for fields of the device."""
     preset: str | None = None
     """A device instead of the scheduler's own."""
 
@@ -135,7 +135,7 @@ class RunMeans(NamedTuple):
     calls: float
     """Scheduler calls per sample."""
     apart: float
-    """Between the seeds with the most and the fewest violations, in points."""
+    """How far the seeds with the most and the fewest violations lie apart, in points."""
 
     @property
     def used(self) -> float:

@@ -40,17 +40,17 @@ from weft_papers.fluid_batching.lab import (
 from weft_papers.layerweaver.lab import mean
 
 OVERLOAD = 2.0
-"""Of the highest rate drawn: the queue is never empty."""
+"""Times the highest rate drawn: the queue is never empty."""
 LISTED = (SERIAL, FC_ADAPTIVE[0], R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
-"""Those with rows of their own; longer timeouts sustain the same, and are in the detailed tables."""
+"""The schedulers with rows of their own; longer timeouts sustain the same, and are in the detailed tables."""
 LIMITED = (SERIAL, R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
 HIGHEST_MS = 20_000.0
-"""Of the latencies drawn."""
+"""The highest latency that is drawn."""
 
 
 @dataclass(frozen=True)
 class TrafficSweep:
-    """One figure."""
+    """What one figure shows over the rate of arrivals."""
 
     figure: str
     spot: Spot
@@ -59,10 +59,10 @@ class TrafficSweep:
     """Rates over which the text gives a mean gain of utilisation over SERIAL."""
     schedulers: Sequence[BatchScheduler] = DRAWN
     limited: Sequence[BatchScheduler] = LIMITED
-    """Those whose largest load with at most 1 % violations is searched for."""
+    """The schedulers whose largest load with at most 1 % violations is searched for."""
     deadline_ms: float = 0.0
     samples: int = 0
-    """Per seed."""
+    """How many samples each seed draws."""
     outcomes: Outcomes = field(default_factory=dict)
     limits: dict[BatchScheduler, Sustained] = field(default_factory=dict)
 

@@ -40,7 +40,7 @@ class Phase:
 
     @property
     def steps(self) -> list[Improvement]:
-        """Those better than the naive ones."""
+        """The schedules that are better than the naive ones."""
         return [one for one in self.solution.improvements if 1e3 * one.value < self.start_ms * (1 - 1e-9)]
 
     def at(self, ms: float) -> float:

@@ -47,7 +47,7 @@ class ExperimentComparison:
     shipped: Sequence[LeastMakespan]
     scaled: Sequence[LeastMakespan]
     once: Sequence[LeastMakespan]
-    """At most one switch of every network, as in the paper's schedules; demands as fitted."""
+    """The least makespans with at most one switch of every network, as in the paper's schedules; demands as fitted."""
     chained: Sequence[LeastMakespan]
     """The streams as chains: one frame at a time."""
 

@@ -16,7 +16,7 @@ from weft_papers.haxconn.lab import ORIN, SNAPDRAGON, XAVIER, CaseNetwork, Chang
 from weft_papers.layerweaver.lab import mean
 
 SCALES = tuple(round(0.05 * place, 2) for place in range(20, 81))
-"""Of the demands, for the fit."""
+"""The factors on the demands that the fit tries."""
 PARALLEL = "both at once on the same frame"
 STREAM = "frames in flight: DNN-1 on a frame while DNN-2 has the one before; the window of both is run again and again"
 
@@ -30,9 +30,9 @@ class Experiment:
     case: SocCase
     reading: str
     remark: str
-    """On what the printed GPU-only number is made of."""
+    """What the printed GPU-only number is made of."""
     note: str = ""
-    """On the optimum."""
+    """What is to be said of the optimum."""
     fits: bool = True
     """Whether the row helps to fit the demands."""
 
@@ -50,7 +50,7 @@ class Experiment:
         return "/s" if self.streams else " ms"
 
     def printed(self, paper: dict[str, Published], column: str) -> float:
-        """As the row's goal asks: milliseconds, or frames per second."""
+        """The printed number in the unit of the row's goal: milliseconds, or frames per second."""
         return paper[f"t6_{self.number}_{column}_{'fps' if self.streams else 'ms'}"].value
 
     def window_ms(self, paper: dict[str, Published], column: str) -> float:

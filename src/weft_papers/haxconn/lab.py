@@ -33,7 +33,7 @@ NETWORKS = {
     "resnet152": "ResNet152",
     "vgg19": "VGG-19",
 }
-"""Those of Tables 5 and 8, in their order."""
+"""The networks of Tables 5 and 8, in their order."""
 OTHERS = {"alexnet": "AlexNet", "fcn-resnet18": "FCN-ResNet18", "vgg16": "VGG-16", "mobilenet-v2": "MobileNet"}
 NAMES = NETWORKS | OTHERS
 
@@ -77,7 +77,7 @@ def total_ms(model: str, soc: str, unit: str, origin: Origin | None = "derived")
 
 
 class Change(NamedTuple):
-    """To the assumptions behind a problem."""
+    """A change of the assumptions behind a problem."""
 
     demand: float = 1.0
     """Times the demands of the profiles, up to the memory's peak."""
@@ -207,7 +207,7 @@ class LeastMakespan:
         return 1e3 * self.certificate.value
 
     def ms(self, name: str) -> float:
-        """Of a baseline; ours under the name of the paper's."""
+        """The makespan of a baseline; ours has the name of the paper's."""
         return self.best_ms if name == HAXCONN else 1e3 * self.baselines[name]
 
     def rival(self, names: Iterable[str] | None = None) -> str:
@@ -220,7 +220,7 @@ class LeastMakespan:
 
 
 def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
-    """The solver's."""
+    """The answer of the solver."""
     began_s = process_time()
     solution = solve(problem, Options(limits=TaskLimits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
     cpu_s = process_time() - began_s

@@ -38,7 +38,7 @@ class SearchCost:
 
 
 def case(partner: str) -> SocCase:
-    """On Xavier: AlexNet has no time on Orin."""
+    """The case on Xavier, since AlexNet has no time on Orin."""
     derived = partner in NETWORKS
     other = CaseNetwork(partner) if derived else CaseNetwork(partner, origin="estimated", max_groups=ESTIMATED_GROUPS)
     return SocCase(XAVIER, (CaseNetwork("alexnet"), other))

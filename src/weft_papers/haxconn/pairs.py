@@ -53,11 +53,11 @@ class Grid:
     networks: Sequence[str]
     change: Change
     cells: Mapping[tuple[str, str], LeastMakespan]
-    """By row and column of the lower triangle."""
+    """The cells of the lower triangle, by row and column."""
 
     @property
     def pairs(self) -> list[LeastMakespan]:
-        """Those of two different networks."""
+        """The cells of two different networks."""
         return [one for (row, column), one in self.cells.items() if row != column]
 
     @property

@@ -248,7 +248,7 @@ def _drawn_totals(out: Path, found: Sequence[Total]) -> Figure:
 
 
 def _named(axis: Axes, one: Total) -> None:
-    """On the side of the dot that is away from the diagonal."""
+    """Write a dot's name on the side that is away from the diagonal."""
     above = one.ratio > 1
     offset, side = ((-6, 3), "right") if above else ((6, -8), "left")
     place = (one.printed, one.estimated)

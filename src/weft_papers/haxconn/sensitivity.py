@@ -76,10 +76,10 @@ class KnobStudy:
 
     knob: Knob
     base: Change
-    """The other assumptions."""
+    """The assumptions that do not vary."""
     rows: Sequence[Experiment]
     experiments: Sequence[Sequence[LeastMakespan]]
-    """By value of the knob."""
+    """The experiments for each value of the knob."""
     grids: Sequence[Grid]
 
     def gains(self, place: int) -> list[float]:

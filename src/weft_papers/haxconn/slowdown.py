@@ -31,7 +31,7 @@ class Meeting:
     best: Outcome
 
     def slow_down(self, outcome: Outcome) -> float:
-        """Of GoogLeNet, by contention."""
+        """How much contention slows GoogLeNet down."""
         return report_of(outcome).tasks[0].slow_down
 
     @property

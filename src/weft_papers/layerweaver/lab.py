@@ -58,7 +58,7 @@ class Scene:
         return f"{self.npu.name}, batch {self.batch}, {self.seq_len} tokens"
 
     def on(self, **changes: float) -> Scene:
-        """The same on a device with other values."""
+        """This scene on a device with other values."""
         return replace(self, npu=self.npu.model_copy(update=changes))
 
 
@@ -108,7 +108,7 @@ def played(
     mix: tuple[float, ...] | None = None,
     pieces: int | None = None,
 ) -> Run:
-    """One simulated run."""
+    """Simulate one run."""
     profiles = [profile(scene, model) for model in models]
     return simulate(profiles, scene.npu, policy, Saturated(rounds, mix), options=dict(options), pieces=pieces)
 

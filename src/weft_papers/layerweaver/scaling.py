@@ -186,7 +186,7 @@ def _four_rows(
 def least_shares(
     scene: Scene, policy: str, fours: tuple[Models, ...], queries: int, options: Options = ()
 ) -> list[float]:
-    """Per combination what the worst-served model gets, as a part of an equal share of the time alone."""
+    """What the worst-served model of each combination gets, as a part of an equal share of the time alone."""
     least = []
     for models in fours:
         report = measured(scene, models, policy, queries, options)

@@ -28,7 +28,7 @@ PAIRS: tuple[tuple[str, str], ...] = tuple(product(VISION, LANGUAGE))
 
 Ratio = tuple[float, float]
 RATIOS: tuple[Ratio, ...] = tuple((2.0 ** max(0, step), 2.0 ** max(0, -step)) for step in range(6, -7, -1))
-"""64:1 to 1:64."""
+"""The ratios from 64:1 to 1:64."""
 
 LIMIT, SEEDS, TOLERANCE, WARMUP_S = 0.01, 2, 0.01, 0.5
 
@@ -57,7 +57,7 @@ class StreamPair:
 
     pair: tuple[str, str]
     ratio: Ratio = (1.0, 1.0)
-    """Memory-intensive to compute-intensive."""
+    """Requests of the memory-intensive model to those of the compute-intensive one."""
     seq_len: int = 16
     duration_s: float = 4.0
     vision_ms: float = 15.0
@@ -67,7 +67,7 @@ class StreamPair:
 
     @property
     def name(self) -> str:
-        """As the paper writes it: BB+RN (4:1)."""
+        """The pair as the paper writes it: BB+RN (4:1)."""
         return f"{self.pair[1]}+{self.pair[0]} ({self.ratio[0]:g}:{self.ratio[1]:g})"
 
     def workload(self, rate: float) -> Workload:

@@ -81,7 +81,7 @@ class Load:
 
     @property
     def share(self) -> float:
-        """Of what the two resources could do at best."""
+        """The part of what the two resources could do at best."""
         return self.rate / capacity(self.scene)
 
     def misses(self, scheduler: Scheduler) -> str:

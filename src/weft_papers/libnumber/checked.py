@@ -43,7 +43,7 @@ class Check:
 
     net: NetRecord
     run: ScoredRun | None
-    """None for float32."""
+    """The recorded run; None for float32."""
     score: float
     images: int
 

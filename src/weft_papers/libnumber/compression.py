@@ -56,7 +56,7 @@ def figure_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Ex
 
 
 def over_nets(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
-    """Of every network that a method keeps within the margin."""
+    """The value for every network that a method keeps within the margin."""
     pairs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     return [value(net, run) for net, run in pairs if run]
 
@@ -181,7 +181,7 @@ def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figu
 
 
 def _parts(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
-    """Per cent of float32 for each network, then the mean; nothing where the method fails."""
+    """The size of each network in per cent of float32, then the mean; nothing where the method fails."""
     runs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     parts = [100 / value(net, run) if run else 0.0 for net, run in runs]
     kept = [part for part in parts if part]

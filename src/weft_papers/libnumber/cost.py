@@ -45,7 +45,7 @@ def table_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exh
 
 
 def networks(paper: dict[str, Published]) -> list[str]:
-    """Of the table, by their keys."""
+    """The networks of the table, by their keys."""
     return [key.removeprefix("layers_") for key in paper if key.startswith("layers_")]
 
 

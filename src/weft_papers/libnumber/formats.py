@@ -27,13 +27,13 @@ def table_4(record: SearchRecord) -> Exhibit:
 
 
 def mean_bits(net: NetRecord, method: str, margin: float) -> float | None:
-    """Of a weight."""
+    """The mean bits of a weight."""
     run = net.passing(method, margin)
     return sizes(net.network, run.configuration).weights / net.network.weights if run else None
 
 
 def printed_bits(net: NetRecord, framework: str) -> float:
-    """The same by the chapter's formats, layers as large as ours."""
+    """The mean bits of a weight in the chapter's formats, with layers as large as ours."""
     targets = net.network.targets
     given = parse_printed(printed_configurations()[TITLES[net.name]][framework], len(targets))
     return sum(t.weights * bits for t, bits in zip(targets, given.weight_bits, strict=True)) / net.network.weights

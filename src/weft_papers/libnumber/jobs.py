@@ -32,7 +32,7 @@ from weft_papers.libnumber.lab import (
 from weft_papers.libnumber.recorded import Option
 
 SERIAL_MARGIN = 0.01
-"""Of the comparison on bit-serial hardware, and of what is varied."""
+"""The margin of the comparison on bit-serial hardware, and of what is varied."""
 MORE_MARGINS = (0.002, 0.005, 0.02, 0.03, 0.05, 0.1)
 SHARES = (0.05, 0.1, 0.3, 0.5)
 STARTS = (-1, 1)
@@ -48,7 +48,7 @@ class Enumerated(NamedTuple):
 
     formats: list[str]
     biases: range
-    """Of every object, counted from the first."""
+    """The biases that every object may have, counted from the first."""
 
 
 ENUMERATED = {
@@ -65,7 +65,7 @@ MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
 
 
 class SearchJob(NamedTuple):
-    """One search."""
+    """One search: a method, a margin and what is varied."""
 
     method: str
     margin: float

@@ -69,7 +69,7 @@ def sizes(network: Network, configuration: Configuration) -> Sizes:
 
 
 def plain_sizes(network: Network) -> Sizes:
-    """In float32."""
+    """The sizes in float32."""
     return Sizes(FLOAT_BITS * network.weights, FLOAT_BITS * network.inputs)
 
 
@@ -83,7 +83,7 @@ def percent(margin: float) -> str:
 
 
 def shown(network: Network, configuration: Configuration, *, bias: bool = False) -> str:
-    """As in Table III.4: what the inputs have, then the weights layer by layer."""
+    """The formats as Table III.4 shows them: what the inputs have, then the weights layer by layer."""
     inputs = [label(configuration[target.objects("input")[0]], bias=bias) for target in network.targets]
     weights = [label(configuration[target.objects("weight")[0]], bias=bias) for target in network.targets]
     alike = inputs[:1] if len(set(inputs)) == 1 else inputs

@@ -46,9 +46,9 @@ class Conv(NamedTuple):
     kernel: int
     stride: int = 1
     pad: int | None = None
-    """Without it, the size is kept at stride 1."""
+    """The padding; without it, the size is kept at stride 1."""
     pool: tuple[int, int] | None = None
-    """Size and stride."""
+    """The size and the stride of the pool behind it."""
 
 
 POOL, HALF = (3, 2), (2, 2)
@@ -74,10 +74,10 @@ class Large:
     network: Network
     work: tuple[LayerWork, ...]
     configurations: Mapping[str, Configuration]
-    """By framework."""
+    """The configuration of each framework."""
 
     def reduction(self, framework: str) -> float:
-        """Of the weights."""
+        """How many times smaller the weights are."""
         return plain_sizes(self.network).weights / sizes(self.network, self.configurations[framework]).weights
 
     def storage(self, framework: str) -> float:
@@ -85,7 +85,7 @@ class Large:
 
     @property
     def below_ristretto(self) -> float:
-        """By how many per cent libnumber's storage lies below."""
+        """How many per cent libnumber's storage lies below Ristretto's."""
         return 100 * (1 - self.storage(RISTRETTO) / self.storage(LIBNUMBER))
 
 
@@ -138,7 +138,7 @@ def network_of(model: Model) -> Network:
 
 
 def printed(network: Network, text: str) -> Configuration:
-    """Of Table III.4, biases left at their defaults: they change neither size nor speed."""
+    """The configuration that Table III.4 prints, biases left at their defaults: they change neither size nor speed."""
     given = parse_printed(text, len(network.targets))
     formats: dict[str, AnyFormat] = {}
     for target, weight in zip(network.targets, given.weights, strict=True):

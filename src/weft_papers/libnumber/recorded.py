@@ -32,9 +32,9 @@ class ScoredRun:
     margin: float
     configuration: Configuration
     validation: float
-    """On all images that it was tuned on."""
+    """The accuracy on all images that it was tuned on."""
     test: float
-    """On images that no search saw."""
+    """The accuracy on images that no search saw."""
     base: float
     """What the margin is taken from: a score on the validation images."""
     feasible: bool
@@ -57,9 +57,9 @@ class Widths(NamedTuple):
 
     bits: tuple[int, ...]
     weights: tuple[float, ...]
-    """Of the network with only its weights in so many bits."""
+    """The accuracy of the network with only its weights in so many bits."""
     both: tuple[float, ...]
-    """With its inputs too."""
+    """The accuracy with its inputs in so many bits too."""
 
 
 class Int8(NamedTuple):
@@ -78,15 +78,15 @@ class NetRecord:
 
     name: str
     sha256: str
-    """Of the model file that was tuned."""
+    """The sum of the model file that was tuned."""
     training: str
-    """How it was made."""
+    """How the network was trained."""
     network: Network
     validation: float
-    """In float32."""
+    """The accuracy in float32."""
     test: float
     images: Mapping[str, int]
-    """How many: small, full (both validation images) and test."""
+    """How many images each set has: small, full (both validation images) and test."""
     widths: Widths | None
     int8: Mapping[str, Int8]
     runs: tuple[ScoredRun, ...]
@@ -106,7 +106,7 @@ class NetRecord:
         return min(ways, key=self.bits, default=None)
 
     def bits(self, run: ScoredRun) -> int:
-        """Of all weights and of the activations of one sample."""
+        """The bits of all weights and of the activations of one sample."""
         return sizes(self.network, run.configuration).both
 
     def options(self, method: str, margin: float) -> list[ScoredRun]:
@@ -162,7 +162,7 @@ def _run(raw: Mapping[str, Any]) -> ScoredRun:
 
 
 _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objective", "base", "thresholds", "samples")
-"""Of a search: what JSON can hold as it is."""
+"""The fields of a search that JSON can hold as they are."""
 
 
 def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
@@ -187,7 +187,7 @@ def targets_json(network: Network) -> list[dict[str, Any]]:
 
 
 def tuning_json(tuning: Tuning) -> dict[str, Any]:
-    """With every trial, for the picture of the search."""
+    """The search with every trial, for its picture."""
     return {key: getattr(tuning, key) for key in _PLAIN} | {
         "configuration": tuning.configuration.text,
         "base_configuration": tuning.base_configuration.text,

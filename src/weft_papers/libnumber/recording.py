@@ -60,7 +60,7 @@ class Splits(NamedTuple):
 
 
 def read_splits(folder: Path, name: str) -> Splits:
-    """Of a network's data set, from the folder that ``training/fetch.py`` wrote."""
+    """The parts of a network's data set, from the folder that ``training/fetch.py`` wrote."""
     path = folder / f"{data_of(name)}.npz"
     if not path.is_file():
         raise InputError(f"{path}: not there; run `python training/fetch.py --to {folder}`")
@@ -111,7 +111,7 @@ class NetworkBench:
         return self._scorer.measure(configuration, {"image": self._test}, self.splits.test.label)
 
     def run(self, job: SearchJob) -> tuple[list[ScoredRun], Tuning | None]:
-        """What it found, and the search itself where it is one of ours; a baseline that fails is also repaired."""
+        """What a job found, and the search itself where it is one of ours; a baseline that fails is also repaired."""
         if job.method in _BASELINES:
             return self._baseline(job), None
         if job.method == EXHAUSTIVE:
@@ -126,7 +126,7 @@ class NetworkBench:
         return Widths(bits, tuple(weights), tuple(both))
 
     def int8(self) -> dict[str, Int8]:
-        """The same layers in int8, with one scale for a tensor and with one for each channel."""
+        """The tuned layers in int8 instead, with one scale for a tensor and with one for each channel."""
         calibration = {"image": _inputs(self.splits.train, CALIBRATION)}
         nodes = [layer for target in self.network.targets for layer in target.layers]
         found = {}

@@ -73,7 +73,7 @@ def _configuration(net: NetRecord, method: str, margin: float) -> Configuration 
 
 
 def _common(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
-    """Of the networks that all methods have."""
+    """The speeds of the networks that all methods have."""
     every = {method: speedups(record, method, margin, model) for method in methods}
     shared = [net for net in record.tuned(margin) if all(net in found for found in every.values())]
     return {method: [found[net] for net in shared] for method, found in every.items()} if shared else {}

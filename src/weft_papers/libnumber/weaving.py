@@ -39,11 +39,11 @@ class Woven:
 
     name: str
     weight_bytes: int
-    """Of the model that fetches."""
+    """The weights of the model that fetches."""
     rates: tuple[float, ...]
     """Queries a second of each model."""
     alone_s: tuple[float, ...]
-    """Of the models as they are now."""
+    """The time that each model takes alone as it is now."""
     stp: float
     """Against themselves, as they are now."""
     worth: float

@@ -17,7 +17,7 @@ from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 
 FIGURE = "Fig. II.5"
 FULL = 0.995
-"""Of the accuracy in float32: what counts as all of it."""
+"""The part of the accuracy in float32 that counts as all of it."""
 
 
 def figure_2_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
@@ -36,7 +36,7 @@ def bits_needed(net: NetRecord, scores: Sequence[float]) -> int:
 
 
 def target_weights(net: NetRecord) -> npt.NDArray[np.float32]:
-    """Of the layers that are tuned, in one row, from the shipped model."""
+    """The weights of the layers that are tuned, in one row, from the project's model."""
     wanted = {layer for target in net.network.targets for layer in target.layers}
     layers = find_layers(load_flat(model_path(net.name)))
     return np.concatenate([layer.weight.ravel() for layer in layers if layer.name in wanted])

@@ -25,7 +25,7 @@ def widened(sharing: float, tasks: float) -> float:
 
 
 def mts_macs(sharing: float, tasks: float) -> float:
-    """Of the paper's form, over the models one by one."""
+    """The MACs of the paper's form, over those of the models one by one."""
     return widened(sharing, tasks) ** 2
 
 

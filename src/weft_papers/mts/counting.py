@@ -26,7 +26,7 @@ FORM_OF = {
 }
 """What the recorded ways store."""
 GROUPS = 3
-"""Into which the paper's 32 tasks fall."""
+"""How many groups the paper's 32 tasks fall into."""
 CHECKED = (
     EvaluatedModels("resnet18", 8, sharing=0.7),
     EvaluatedModels("vgg16", 8, sharing=0.8),
@@ -34,7 +34,7 @@ CHECKED = (
     EvaluatedModels("vgg16", 4, widths=(1.0, 1.5, 1.0, 1.5), resolution=64),
     EvaluatedModels("resnet18", 4, batches=(1, 2, 3, 1), resolution=64),
 )
-"""Beside those that are drawn: other nets, sharings, widths and batches."""
+"""The models that are checked beside those drawn: other nets, sharings, widths and batches."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FormStudy:
 
     net: str
     counts: Mapping[tuple[str, int], Counts]
-    """By form and tasks."""
+    """The counts by form and number of tasks."""
     setting: EvaluatedModels
 
     @property
@@ -55,7 +55,7 @@ class FormStudy:
         return sorted({tasks for _, tasks in self.counts})
 
     def macs(self, form: str, tasks: int) -> float:
-        """Over those of the models one by one."""
+        """The MACs over those of the models one by one."""
         return self.counts[form, tasks].macs / self.counts["separate", tasks].macs
 
     def weights(self, form: str, tasks: int) -> float:
@@ -79,7 +79,7 @@ def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | N
 
 
 def agreement(settings: Iterable[EvaluatedModels]) -> tuple[int, int]:
-    """In how many graphs MACs and weights equal the closed forms, and how many graphs there are."""
+    """How many graphs have MACs and weights that equal the closed forms, and how many graphs there are."""
     found = []
     for setting in settings:
         for form in ALL:
@@ -129,7 +129,7 @@ def _recorded_rows(record: BenchRecord) -> list[Row]:
 
 
 def expected_bytes(row: MeasuredWay, form: str) -> int:
-    """Of the weights of a recorded row; ``batch`` has one net's."""
+    """The bytes that the weights of a recorded row should take; ``batch`` has one net's."""
     setting = row.setting if form != "batch" else EvaluatedModels(row.net, 1, row.pruning)
     weights = closed.work(setting, "separate" if form == "batch" else form).weights
     return weights * (2 if row.dtype == HALF else 4)

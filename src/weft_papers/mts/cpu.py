@@ -42,7 +42,7 @@ class Heat:
         return self.times[SEQUENTIAL].median_s / self.times[name].median_s
 
     def macs(self, name: str) -> float:
-        """Over those of the models one by one."""
+        """The MACs over those of the models one by one."""
         mine, alone = (sum(count(graph).macs for graph in self.graphs[each]) for each in (name, SEQUENTIAL))
         return mine / alone
 

@@ -27,7 +27,7 @@ TITLES = {"resnet18": "ResNet18", "vgg16": "VGG16", "resnet50": "ResNet50"}
 
 APART = "mts + own classifiers"
 FORMS = ("grouped", "mts", APART, "half", "split", "fused")
-"""Of a stitched graph; ``separate`` is each model alone."""
+"""The forms of a stitched graph; ``separate`` is each model alone."""
 LABELS = {
     "separate": "separate models",
     "eager": "sequential, eager (paper)",

@@ -168,7 +168,7 @@ def _drawn(paper: dict[str, Published], out: Path, sweeps: Sequence[CountSweep])
 
 
 def _gains(paper: dict[str, Published], axes: Axes, sweep: CountSweep) -> None:
-    """Over Sequential, whose CUDA graph is the base; beside it what the paper prints of its own, eager base."""
+    """The gains over Sequential, whose CUDA graph is the base, beside those the paper prints, of its eager base."""
     ways = [way for way in sweep.ways() if way not in ("eager", "grouped-eager", "batch")]
     panels.lines(axes, panels.of_ways(sweep, ways, lambda way, tasks: sweep.over("sequential", way, tasks)))
     keys = {tasks: f"speedup_{sweep.net}_{tasks}" for tasks in sweep.tasks}

@@ -19,7 +19,7 @@ from weft_papers.mts.recorded import HALF, SINGLE, BenchRecord, CountSweep
 
 FIGURE = "Fig. 2"
 PEAK_FLOPS = {HALF: 989e12, SINGLE: 495e12}
-"""Of an H200's tensor cores, dense; float32 as TF32. NVIDIA's data sheet, which prints twice that for sparse ones."""
+"""The peak of an H200's dense tensor cores, float32 as TF32: half of what NVIDIA's sheet prints for sparse ones."""
 FLOPS_PER_MAC = 2
 USED = ("sequential", "streams", "fused", "batch")
 LAYER = ("eager", "sequential", "streams", "fused")

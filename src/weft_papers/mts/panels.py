@@ -80,7 +80,7 @@ def printed(axes: Axes, paper: Mapping[str, Published], keys: Mapping[int, str],
 
 
 def save(figure: Canvas, axes: Sequence[Axes], out: Path, name: str, title: str, columns: int = 5) -> Figure:
-    """With one legend for all panels."""
+    """Write the picture, with one legend for all panels."""
     shown: dict[str, Artist] = {}
     for one in axes:
         handles, labels = one.get_legend_handles_labels()

@@ -24,7 +24,7 @@ IN_GROUPS = "mts in groups"
 WAYS = tuple(way for way in LABELS if way not in ("separate", IN_GROUPS, APART, "half"))
 HALF, SINGLE = "float16", "float32"
 UNKNOWN = GroupCost(1e9, 0, 0)
-"""Of a group nobody measured: never chosen, and still a number."""
+"""The cost of a group nobody measured: never chosen, and still a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class MeasuredWay:
     sharing: float
     way: str
     ms: float
-    """Median."""
+    """The median of the times."""
     weight_bytes: int
     peak_bytes: int
     launches: int | None = None
     error: float | None = None
-    """Of the outputs, relative to the separate models'."""
+    """The error of the outputs, relative to the separate models'."""
     exact_error: float | None = None
-    """The same without TF32."""
+    """The error of the outputs without TF32."""
     workspace_bytes: int | None = None
     """The part of the peak that is cuBLAS's."""
     widths: tuple[float, ...] | None = None
@@ -54,7 +54,7 @@ class MeasuredWay:
 
     @property
     def mixed(self) -> str:
-        """In what the tasks differ."""
+        """What the tasks differ in."""
         return "widths" if self.widths else "batches" if self.batches else ""
 
     @property
@@ -73,7 +73,7 @@ class CountSweep:
     net: str
     dtype: str
     rows: Mapping[tuple[str, int], MeasuredWay]
-    """By way and tasks."""
+    """The measurements by way and number of tasks."""
     _groupings: dict[int, Grouping] = field(default_factory=dict)
 
     @cached_property
@@ -81,7 +81,7 @@ class CountSweep:
         return tuple(sorted({tasks for _, tasks in self.rows}))
 
     def where(self, *ways: str) -> list[int]:
-        """Of the paper's numbers of tasks those at which all of *ways* were measured."""
+        """The paper's numbers of tasks at which all of *ways* were measured."""
         return [tasks for tasks in TASKS if all(self.has(way, tasks) for way in ways)]
 
     def ways(self) -> list[str]:
@@ -94,7 +94,7 @@ class CountSweep:
         return (way, tasks) in self.rows
 
     def cost(self, way: str, tasks: int) -> GroupCost:
-        """Of a way that was measured; of the paper's in groups, by what its groups take."""
+        """The cost of a way that was measured; that of the paper's in groups is what its groups take."""
         return self.grouping(tasks).cost if way == IN_GROUPS else self.rows[way, tasks].cost
 
     def ms(self, way: str, tasks: int) -> float:

@@ -52,7 +52,7 @@ class Subnets:
 
     names: tuple[str, ...]
     needs: tuple[frozenset[int], ...]
-    """For each exit the nodes its output needs, by their places in the file."""
+    """The nodes that each exit's output needs, by their places in the file."""
 
     @classmethod
     def of(cls, graph: onnx.GraphProto, names: Sequence[str]) -> Subnets:
@@ -110,7 +110,7 @@ def _ancestors(graph: onnx.GraphProto, names: Sequence[str]) -> list[frozenset[i
 
 
 class BlockEnd(NamedTuple):
-    """After how many layers, and the positions and channels of what crosses."""
+    """A block's end: after how many layers it lies, and the positions and channels of what crosses."""
 
     after: int
     shape: tuple[int, int]
@@ -151,7 +151,7 @@ def _sources(draft: LayerDraft) -> list[Tensor]:
 
 
 def _widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
-    """For each number of layers done: channels the next product with weights reads, and the last one wrote."""
+    """The channels that the next weights read and the last ones wrote, for each number of layers done."""
     read, written = [0], [0]
     for each in reversed(drafts):
         gemm = each.layer.gemm if each.layer.weights else None

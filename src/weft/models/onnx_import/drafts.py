@@ -107,7 +107,7 @@ def trained_constants(node: ImportedNode, trained: Iterable[Tensor | None]) -> t
 
 
 def repeated(draft: LayerDraft, times: int) -> LayerDraft:
-    """The same layer run *times* over: more rows through the same weights."""
+    """The layer run *times* over: more rows through the same weights."""
     layer = draft.layer
     gemm = replace(layer.gemm, m=layer.gemm.m * times) if layer.gemm else None
     more = replace(

@@ -125,7 +125,7 @@ def _movement(node: ImportedNode) -> list[LayerDraft]:
 
 
 def _selection(node: ImportedNode) -> list[LayerDraft]:
-    """Only what is selected is read."""
+    """The layer of an operator that reads only what it selects."""
     return _moved(node, node.output_elements)
 
 

@@ -1,4 +1,4 @@
-"""From a graph to its layers in execution order, through the bodies of If, Loop and Scan.
+"""The walk from a graph to its layers in execution order, through the bodies of If, Loop and Scan.
 
 A branch is taken where its condition follows from shapes; otherwise the costlier one is assumed. A
 loop runs as often as is known before it starts, and once where that depends on data.

@@ -42,7 +42,7 @@ class TestRecord(NamedTuple):
     """(images, exits): the class it stands for."""
     correct: NDArray[np.bool_]
     label: NDArray[np.uint8]
-    """(images,)."""
+    """What each image shows: (images,)."""
 
 
 class ExitCard(BaseModel):

@@ -7,7 +7,7 @@ from weft.models.zoo.inception import COLUMN, ROW, chain, concat, fork, pooled, 
 
 
 def inception_v4(g: GraphBuilder, *, resolution: int, classes: int) -> None:
-    """Inception-v4 (figure 9)."""
+    """Inception-v4, as figure 9 draws it."""
     x = _stem(g, g.image(resolution, at_least=75))
     for number in range(1, 5):
         x = _block_a(g, x, f"inception_a{number}")
@@ -21,7 +21,7 @@ def inception_v4(g: GraphBuilder, *, resolution: int, classes: int) -> None:
 
 
 def _stem(g: GraphBuilder, x: GraphValue) -> GraphValue:
-    """Figure 3."""
+    """The stem of figure 3."""
     x = g.conv_bn(x, "conv1", 32, 3, stride=2, pad=0)
     x = g.conv_bn(g.conv_bn(x, "conv2", 32, 3, pad=0), "conv3", 64, 3)
     x = concat(g, "stem1", shrunk(g, x, "stem1"), chain(g, x, "stem1", (96, 3), last_stride=2))
@@ -32,7 +32,7 @@ def _stem(g: GraphBuilder, x: GraphValue) -> GraphValue:
 
 
 def _block_a(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
-    """Figure 4."""
+    """The block of figure 4."""
     return concat(
         g,
         name,
@@ -44,7 +44,7 @@ def _block_a(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
 
 
 def _block_b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
-    """Figure 5."""
+    """The block of figure 5."""
     return concat(
         g,
         name,
@@ -56,7 +56,7 @@ def _block_b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
 
 
 def _block_c(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
-    """Figure 6."""
+    """The block of figure 6."""
     return concat(
         g,
         name,
@@ -80,7 +80,7 @@ def _reduction_a(g: GraphBuilder, x: GraphValue, name: str, widths: tuple[int, i
 
 
 def _reduction_b(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
-    """Figure 8."""
+    """The reduction of figure 8."""
     return concat(
         g,
         name,

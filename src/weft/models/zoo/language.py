@@ -109,7 +109,7 @@ def _xlnet_block(
 
 
 def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, heads: int) -> GraphValue:
-    """From scores by distance [i, c] with c = seq_len - distance to scores by key [i, j], distance i - j.
+    """Turn scores by distance, [i, c] with c = seq_len - distance, into scores by key, [i, j] at distance i - j.
 
     Dropping the first seq_len values and reading the rest in rows one shorter moves row i left by
     seq_len - i places, without an index for each row (Dai et al. 2019, appendix B).
@@ -121,7 +121,7 @@ def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, head
 
 
 def _mask(g: GraphBuilder, mask: GraphValue) -> GraphValue:
-    """From 1 (attend) and 0 (ignore) to what is added to every score: [batch, 1, 1, seq_len]."""
+    """Turn 1 (attend) and 0 (ignore) into what is added to every score: [batch, 1, 1, seq_len]."""
     x = g.node("Cast", "mask.float", mask, to=1)
     x = g.node("Unsqueeze", "mask.unsqueeze", x, g.constant("mask.axes", [1, 2], np.int64))
     x = g.node("Sub", "mask.minus_one", x, g.constant("one", 1))

@@ -57,7 +57,7 @@ BIAS = normal(0.0, 0.1)
 SCALE = uniform(0.9, 1.1)
 TABLE = normal(0.0, 1.0)
 BATCH_NORM = {"scale": SCALE, "bias": BIAS, "mean": BIAS, "variance": uniform(0.8, 1.2)}
-"""In the order of the operator's inputs."""
+"""How its inputs are drawn, in the order of the operator's inputs."""
 
 
 def declare(name: str, dims: Sequence[int], recipe: str) -> TensorProto:
