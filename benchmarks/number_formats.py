@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine
+from number_bench import CALIBRATION, SMALL_SHARE, NetworkBench, read_splits
 
 from weft.errors import InputError
 from weft.jsonfile import read_json, write_json
@@ -31,7 +32,6 @@ from weft_papers import libnumber
 from weft_papers.libnumber import jobs as searches
 from weft_papers.libnumber.lab import LENET, OURS, SERIAL
 from weft_papers.libnumber.recorded import FORMAT, SHIPPED, run_json, targets_json, tuning_json
-from weft_papers.libnumber.recording import CALIBRATION, SMALL_SHARE, NetworkBench, read_splits
 
 log = logging.getLogger("number_formats")
 RESULTS = Path(libnumber.__file__).parents[1] / "data" / "libnumber" / SHIPPED

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 from dataclasses import replace
 from importlib import resources
 
 import pytest
 
+from tests import ROOT
 from tests.papers.reproductions import check, check_published, check_whole
 from weft.errors import InputError
 from weft.models.classifiers import model_path, validation
@@ -68,7 +70,9 @@ from weft_papers.libnumber.recorded import (
     targets_json,
     tuning_json,
 )
-from weft_papers.libnumber.recording import KINDS, NetworkBench, Splits, read_splits
+
+sys.path.append(str(ROOT / "benchmarks"))
+from number_bench import KINDS, NetworkBench, Splits, read_splits
 
 PAPER = published(libnumber.PAPER)
 

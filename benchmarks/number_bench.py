@@ -1,4 +1,4 @@
-"""Tunes the four networks on their full validation images: what ``benchmarks/number_formats.py`` runs and keeps.
+"""One network under every method, on its full validation images: what ``number_formats.py`` runs and keeps.
 
 A ``SearchJob`` is one search. Each has a database of its own, so that an interrupted search goes on where it was and
 no method profits from what another has scored. Test images are only looked at when a search is over.
