@@ -16,7 +16,7 @@ def command(
     ],
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="cifar-cnn, mlp-m, mlp-c, cuda-convnet or zipped; all if none."),
+        typer.Argument(metavar="NAME", help="cifar-cnn, mlp-m, mlp-c, cuda-convnet or zipped; all if none."),
     ] = None,
 ) -> None:
     """Fetch networks of the project that are too large to come with weft, and their images, once and for all."""

@@ -72,8 +72,8 @@ def located(file: str) -> Path:
     if name is None:
         raise ModelError(f"{path}: not there, though it comes with weft; install weft again")
     raise ModelError(
-        f"{name} is too large to come with an installed weft; get it from weft's sources: "
-        f"weft models fetch {name} --from FOLDER (a checkout, or an address that has one's files)"
+        f"{name} is too large to come with an installed weft; get it from a checkout, or from an address of one's "
+        f"files: weft models fetch {name} --from FOLDER (and without a name all that was left out)"
     )
 
 
