@@ -32,7 +32,7 @@ SAMPLES = {"mnist": 2000, "cifar10": 600}
 SETS = {"mnist": mnist, "cifar10": cifar10}
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 MEAN, SCALE = [0.4914, 0.4822, 0.4465], 3.6
-"""Of CIFAR-10: what enters the first layer has a deviation near 1 and stays within -2..2."""
+"""How CIFAR-10 is normalised: what enters the first layer has a deviation near 1 and stays within -2..2."""
 
 
 def named(**modules: nn.Module) -> nn.Sequential:
@@ -43,7 +43,7 @@ def named(**modules: nn.Module) -> nn.Sequential:
 
 
 def mlp_m() -> nn.Sequential:
-    """784-256-128-10."""
+    """Fully connected layers, 784-256-128-10."""
     return named(
         flat=nn.Flatten(),
         fc1=nn.Linear(784, 256), relu1=nn.ReLU(),
@@ -64,7 +64,7 @@ def lenet() -> nn.Sequential:
 
 
 def mlp_c() -> nn.Sequential:
-    """3072-512-256-128-10."""
+    """Fully connected layers, 3072-512-256-128-10."""
     return named(
         input=Normalise(MEAN, SCALE), flat=nn.Flatten(),
         fc1=nn.Linear(3072, 512), relu1=nn.ReLU(),
@@ -190,7 +190,7 @@ def write_files(name: str, net: nn.Sequential, data: Data, how: str, out: Path) 
 
 
 def share(logits: np.ndarray, images: Images) -> float:
-    """Of right answers."""
+    """The share of right answers."""
     return round(float((logits.argmax(1) == images.labels.numpy()).mean()), 4)
 
 

@@ -70,7 +70,7 @@ def _stored(folder: Path, name: str) -> Data:
 
 
 def _arrays(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
-    """Of NAME.npz, or of the parts NAME-part*.npz put together."""
+    """The arrays of NAME.npz, or of the parts NAME-part*.npz put together."""
     whole = folder / f"{name}.npz"
     files = [whole] if whole.exists() else sorted(folder.glob(f"{name}-part*.npz"))
     if not files:

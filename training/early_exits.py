@@ -103,7 +103,7 @@ def mnist_vit() -> MultiExit:
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """With batch normalisation, which the exporter takes into the weights."""
+    """A convolution with batch normalisation, which the exporter takes into the weights."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
@@ -215,7 +215,7 @@ class Answers(NamedTuple):
     label: np.ndarray
 
     def exits_taken(self, threshold: float) -> np.ndarray:
-        """For each image the first exit as sure as *threshold*, or the last."""
+        """The first exit that is as sure as *threshold*, or the last, for each image."""
         sure = self.confidence >= threshold
         sure[:, -1] = True
         return sure.argmax(1)

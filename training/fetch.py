@@ -47,7 +47,7 @@ class Source:
     files: dict[str, tuple[int, str]]
     """Size and SHA-256 of each file."""
     read: Callable[[Path], tuple[Bytes, Bytes, Bytes, Bytes]]
-    """From the unpacked package: images and labels to train with, images and labels to test with."""
+    """Reads the unpacked package: images and labels to train with, images and labels to test with."""
 
 
 def mnist(package: Path) -> tuple[Bytes, Bytes, Bytes, Bytes]:

@@ -46,7 +46,7 @@ class _Graph:
 
 
 def write(net: nn.Sequential, shape: tuple[int, ...], path: Path) -> None:
-    """With the input ``image``, of *shape* behind the batch, and the output ``logits``."""
+    """Write the network with the input ``image``, of *shape* behind the batch, and the output ``logits``."""
     graph, x = _Graph("image"), torch.zeros(1, *shape)
     for name, module in net.named_children():
         _add(graph, name, module, x)
@@ -87,7 +87,7 @@ def _add(graph: _Graph, name: str, module: nn.Module, x: Tensor) -> None:
 
 
 def _window(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> dict[str, list[int]]:
-    """Of a square pool without padding; a last window that hangs over the edge becomes padding at the end."""
+    """The attributes of a square pool without padding; where a last window hangs over the edge, padding at the end."""
     kernel, stride = pool.kernel_size, pool.stride
     over = [
         max(0, (out - 1) * stride + kernel - size) for out, size in zip(pool(x).shape[2:], x.shape[2:], strict=True)

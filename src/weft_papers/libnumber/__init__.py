@@ -2,8 +2,9 @@
 
 Figures II.5, III.4 to III.6 and Tables III.4 and III.5 for the four networks that can be trained from data in packages.
 Searches take minutes and need the full data, so what they found is *recorded* (``benchmarks/number_formats.py``).
-Sizes, speeds and throughputs are *computed* from it now, and every configuration is *scored again* on images that ship
-with weft. The large networks appear with the formats that the chapter prints, without a claim about their accuracy.
+Sizes, speeds and throughputs are *computed* from it now, and every configuration is *scored again* on held-out
+images of the project. The large networks appear with the formats that the chapter prints, without a claim about
+their accuracy.
 """
 
 from __future__ import annotations

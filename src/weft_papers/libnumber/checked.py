@@ -1,4 +1,4 @@
-"""Live: the recorded configurations scored again, on the held-out images that ship with weft.
+"""Live: the recorded configurations scored again, on held-out images of the project.
 
 They are some of the validation images, so the scores lie near the recorded ones, within what so few images tell; a
 configuration that was written down wrongly, or a kernel that rounds otherwise, would not.
@@ -68,7 +68,7 @@ class Check:
 
 
 def same_model(net: NetRecord) -> bool:
-    """Whether the model that ships is the one that was tuned."""
+    """Whether the project's model is still the one that was tuned."""
     return hashlib.sha256(model_path(net.name).read_bytes()).hexdigest() == net.sha256
 
 

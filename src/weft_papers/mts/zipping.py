@@ -1,7 +1,7 @@
 """III: where weight-shared models come from. Multi-Task Zipping of trained nets, accuracy before and after.
 
 The paper takes zipped models as given and prints no accuracy. Ours were trained and zipped by ``training/zipping.py``
-(He, Zhou and Thiele, NeurIPS 2018) and ship with their cards: recorded, not trained anew.
+(He, Zhou and Thiele, NeurIPS 2018) and lie in the repository with their cards: recorded, not trained anew.
 """
 
 from __future__ import annotations
