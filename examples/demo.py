@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.cli.main import app
+from weft.cli.app import app
 
 OUT = Path("out/demo")
 WORKLOAD = os.path.relpath(Path(__file__).parent / "assistant.toml")

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from weft.errors import InputError
+from weft.files import write_text
 
 
 def read_json(path: str | Path, error: type[InputError]) -> Any:
@@ -30,11 +31,12 @@ def read_json(path: str | Path, error: type[InputError]) -> Any:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write *value*; a path that cannot be written is the caller's mistake."""
-    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem
+    write_text(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """*value* as our files spell it."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def printable(text: str) -> str:

@@ -527,7 +527,7 @@ def test_the_torch_of_the_documentation_rounds_weights_and_inputs() -> None:
 
 
 def test_the_page_names_every_option_platform_and_baseline() -> None:
-    from weft.cli.main import app
+    from weft.cli.app import app
     from weft.cli.tune_steps import BASELINES, EXPORTS
     from weft.tuning.platform import platforms
 

@@ -11,7 +11,7 @@ import typer
 from tests.cli.test_cli import DEVICE, EXITS, PROFILE, WORKLOAD, refused, run
 from tests.serving import live
 from tests.simulation.test_prediction import bench
-from weft.cli.main import app
+from weft.cli.app import app
 from weft.cli.simulate import OPTIONS, WRITTEN, Ways
 
 SIMULATE = next(
@@ -66,7 +66,7 @@ def test_a_prediction_takes_options_of_the_policy_and_says_what_ran_under_which(
 ) -> None:
     path, out = tmp_path / "bench.json", tmp_path / "out.json"
     path.write_text(json.dumps(bench()))
-    arguments = ("simulate", "--bench", str(path), "--policy", "priority", "-o", "patience=5", "--json", str(out))
+    arguments = ("simulate", "--bench", str(path), "--policy", "priority", "--option", "patience=5", "--json", str(out))
     code, shown, _ = run(capsys, *arguments)
     assert code == 0
     assert shown.splitlines()[0].strip() == "measured and simulated on 1 lane"
@@ -82,7 +82,7 @@ def test_an_option_that_the_policy_of_a_prediction_does_not_have_is_refused(
 ) -> None:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(bench()))
-    assert "depth" in refused(capsys, "simulate", "--bench", str(path), "-o", "depth=3")
+    assert "depth" in refused(capsys, "simulate", "--bench", str(path), "--option", "depth=3")
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_an_exported_network_comes_with_its_record_and_with_images_as_it_takes_t
 
 
 def test_a_network_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
-    with pytest.raises(ModelError, match=r"^[^\n]*net\.onnx: cannot be written: [^\n]*$"):
+    with pytest.raises(ModelError, match=r"^[^\n]*net\.onnx: cannot write: [^\n]*$"):
         TRAINED["mnist-vit"].export(tmp_path / "missing" / "net.onnx")
 
 

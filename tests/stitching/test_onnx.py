@@ -451,7 +451,7 @@ def test_what_only_torch_runs_is_not_written():
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     graph = plain_graph(read_net(model([node("Relu", ["x"], ["y"])])))
-    with pytest.raises(StitchError, match=r"cannot write .*gone/m\.onnx: No such file"):
+    with pytest.raises(StitchError, match=r"gone/m\.onnx: cannot write: No such file"):
         write_onnx(graph, tmp_path / "gone" / "m.onnx")
 
 

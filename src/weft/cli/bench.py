@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli.common import (
+    OUTPUT,
     JsonFile,
     Shapes,
     add_row,
     console,
+    how,
     number,
     parse_shapes,
     plain_table,
     progress_bar,
+    what,
+    write_result,
 )
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
@@ -31,35 +34,35 @@ LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
 def command(
     context: typer.Context,
     workload: Annotated[str | None, typer.Argument(help="A workload file (TOML).")] = None,
-    url: Annotated[str, typer.Option("--url", "-u", help="The server's address.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, what("--url", "-u", help="The server's address.")] = "http://127.0.0.1:8000",
     streams: Annotated[
         list[str] | None,
-        typer.Option(
-            "--stream", "-s", help="MODEL:rate=10,deadline=250 (ms) instead of a file; samples=x.npz; repeatable."
+        what(
+            "--stream",
+            "-s",
+            help="MODEL:rate=10 instead of a file; more keys: deadline=250 (ms), samples=x.npz; repeatable.",
         ),
     ] = None,
     deadlines: Annotated[
         str,
-        typer.Option(
-            "--deadlines", help="strict: the server gives up at the deadline; soft: it knows it; none: it does not."
-        ),
+        how("--deadlines", help="strict: the server gives up at the deadline; soft: it knows it; none: it does not."),
     ] = "strict",
-    duration: Annotated[float | None, typer.Option("--duration", help="Seconds, instead of duration_s.")] = None,
-    warmup: Annotated[float | None, typer.Option("--warmup", help="Seconds not counted, for warmup_s.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Instead of the workload's own.")] = None,
+    duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
+    warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
+    seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
     shapes: Shapes = None,
-    connections: Annotated[int, typer.Option("--connections", "-c", help="As many at most.")] = 512,
-    grace: Annotated[float, typer.Option("--grace", help="Seconds to wait for the last answers.")] = 30.0,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")
-    ] = None,
+    connections: Annotated[int, how("--connections", "-c", help="Connections at a time, at most.")] = 512,
+    grace: Annotated[float, how("--grace", help="Seconds to wait for the last answers.")] = 30.0,
+    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
     json_file: JsonFile = None,
     save_latencies: Annotated[
-        bool, typer.Option("--save-latencies", help="Write every request's time and fate into the JSON, too.")
+        bool,
+        typer.Option(
+            "--save-latencies", rich_help_panel=OUTPUT, help="Write every request's time and fate into the JSON, too."
+        ),
     ] = False,
 ) -> None:
     """Send requests to a server of the Open Inference Protocol at the times a workload draws."""
-    from weft.jsonfile import write_json
     from weft.load import run_load
 
     if not json_file:
@@ -79,11 +82,10 @@ def command(
             api_key=api_key,
             grace_s=grace,
             alone=5,
-            progress=progress if sys.stderr.isatty() else None,
+            progress=progress,
         )
     _print(result)
-    if json_file:
-        write_json(json_file, result.as_dict(latencies=save_latencies))
+    write_result(json_file, result.as_dict(latencies=save_latencies))
 
 
 def _workload(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from weft.cli.common import JsonFile, add_row, console, number, plain_table, progress_bar
+from weft.cli.common import (
+    DeviceFile,
+    JsonFile,
+    add_row,
+    console,
+    how,
+    number,
+    plain_table,
+    progress_bar,
+    told,
+    write_result,
+)
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,29 +24,27 @@ if TYPE_CHECKING:
 
 
 def command(
-    quick: Annotated[bool, typer.Option("--quick", help="A first look of about 3 s instead of 20.")] = False,
+    quick: Annotated[bool, how("--quick", help="A first look of about 3 s instead of 20.")] = False,
     matrix_file: Annotated[
-        str | None, typer.Option("--matrix", help="Fit this JSON matrix instead of measuring this machine.")
+        str | None, how("--matrix", help="Fit this JSON matrix instead of measuring this machine.")
     ] = None,
-    toml: Annotated[str | None, typer.Option("--toml", help="Write the result as a SoC file.")] = None,
+    toml: DeviceFile = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure how the cores of this machine slow each other down at its memory, and fit the PCCS model to it."""
     from weft.costs.contention import calibration_as_dict, fit_matrix, read_matrix
     from weft.devices import soc_as_toml
-    from weft.jsonfile import write_json
+    from weft.files import write_text
 
     if quick and matrix_file:
         raise InputError("--quick measures and --matrix does not; give one of them")
     matrix = read_matrix(matrix_file) if matrix_file else _measure(quick)
     fit = fit_matrix(matrix)
     _print(matrix, fit)
-    if json_file:
-        write_json(json_file, calibration_as_dict(matrix, fit))
-        console.print(f"json      {json_file}", highlight=False)
+    write_result(json_file, calibration_as_dict(matrix, fit))
     if toml:
-        _write(toml, soc_as_toml(_soc(matrix, fit, measured=matrix_file is None)))
-        console.print(f"device    {toml}", highlight=False)
+        write_text(toml, soc_as_toml(_soc(matrix, fit, measured=matrix_file is None)))
+        told("device", toml)
 
 
 def _measure(quick: bool) -> Matrix:
@@ -86,10 +92,3 @@ def _print_parameters(fit: Fit) -> None:
         add_row(table, name, number(start[name], 3), number(value, 3))
     add_row(table, "mean error, points", number(fit.start_error_points, 2), number(fit.mean_error_points, 2))
     console.print(table)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 140
 """Columns where standard output is no terminal."""
+WHAT, HOW, OUTPUT = "What", "How", "Output"
+"""Panels of a command's help."""
+QUIET_S, EVERY_S = 2.0, 5.0
+"""Off a terminal, a task is silent for the first time, and then says how far it is at least this often."""
+STANDARD_OUTPUT = "-"
 
 
 class Advance(Protocol):
@@ -34,26 +42,145 @@ class Advance(Protocol):
 
 console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
-Models = Annotated[str, typer.Option("--models", "-m", help="Zoo names, packaged models or .onnx files: a,b,c")]
-ProfileFiles = Annotated[
-    list[str] | None, typer.Option("--profile", help="A profile JSON to run beside the models; repeatable.")
+
+def what(*names: str, **settings: Any) -> Any:
+    """An option that says what a command is about."""
+    return typer.Option(*names, rich_help_panel=WHAT, **settings)
+
+
+def how(*names: str, **settings: Any) -> Any:
+    """An option that says how it goes about it."""
+    return typer.Option(*names, rich_help_panel=HOW, **settings)
+
+
+def file_option(*names: str, help: str, suffixes: Sequence[str] = (), panel: str | None = OUTPUT) -> Any:
+    """An option that names a file to write; where that cannot be, it is refused before any work."""
+
+    def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+        option = max(param.opts, key=len)
+        if option == "--json":
+            console.stderr = value == STANDARD_OUTPUT
+        if value is not None and not context.resilient_parsing and (option, value) != ("--json", STANDARD_OUTPUT):
+            _check_place(option, Path(value), suffixes, context.meta.setdefault("weft.files", {}))
+        return value
+
+    return typer.Option(*names, metavar="FILE", rich_help_panel=panel, callback=check, help=help)
+
+
+def _check_place(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> None:
+    why = ""
+    if str(path) == STANDARD_OUTPUT:
+        why = "name a file; only --json goes to standard output"
+    elif not path.parent.is_dir():
+        why = f"cannot write: there is no folder {path.parent}"
+    elif path.is_dir():
+        why = "cannot write: it is a folder; name a file"
+    elif suffixes and path.suffix.lower() not in suffixes:
+        why = f"its name ends in {' or '.join(suffixes)}"
+    elif taken.setdefault(path.resolve(), option) != option and (path.is_file() or not path.exists()):
+        why = f"{taken[path.resolve()]} is written there already; name another file"
+    if why:
+        raise InputError(f"{option} {path}: {why}")
+
+
+def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Completes the last of several names with commas between them."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in known() if name.startswith(begun)]
+
+    return complete
+
+
+def _model_names() -> Iterable[str]:
+    from weft.models.packaged import PACKAGED
+    from weft.models.trained import TRAINED
+    from weft.models.zoo import ZOO
+
+    return (*ZOO, *TRAINED, *PACKAGED)
+
+
+def _device_names() -> Iterable[str]:
+    from weft.devices import HOST, presets
+
+    return (HOST, *presets())
+
+
+def _soc_names() -> Iterable[str]:
+    from weft.devices import socs
+
+    return socs()
+
+
+def _policy_names() -> Iterable[str]:
+    from weft.policies import POLICIES
+
+    return POLICIES
+
+
+complete_models, complete_devices = _completed(_model_names), _completed(_device_names)
+complete_socs, complete_policies = _completed(_soc_names), _completed(_policy_names)
+
+Models = Annotated[
+    str, what("--models", "-m", autocompletion=complete_models, help="Zoo names, packaged models or .onnx files: a,b,c")
 ]
-Batch = Annotated[int, typer.Option("--batch", "-b", help="Samples per query.")]
-SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sample, for models that take text.")]
-Tables = Annotated[str, typer.Option("--tables", help="ncf: 'stream' its tables for every query, or 'gather' rows.")]
-Queries = Annotated[int, typer.Option("--queries", "-n", help="Rounds of work: a query of every model each.")]
-Cost = Annotated[str, typer.Option("--cost", help="Cost model: pipelined, scalesim, maestro or roofline.")]
-Mix = Annotated[str | None, typer.Option("--mix", help="Queries of each model per round, as 1:1 or 2:1:3.")]
-MaxLag = Annotated[float, typer.Option("--max-lag", help="Rounds a model may fall behind the mix.")]
-Spill = Annotated[bool, typer.Option("--spill", help="Pay for activations that do not fit instead of refusing.")]
+ProfileFiles = Annotated[
+    list[str] | None, what("--profile", help="A profile JSON to run beside the models; repeatable.")
+]
+Batch = Annotated[int, what("--batch", "-b", help="Samples per query.")]
+SeqLen = Annotated[int, what("--seq-len", help="Tokens per sample, for models that take text.")]
+Tables = Annotated[str, what("--tables", help="ncf: 'stream' its tables for every query, or 'gather' rows.")]
+Queries = Annotated[int, how("--queries", "-n", help="Rounds of work: a query of every model each.")]
+Cost = Annotated[str, how("--cost", help="Cost model: pipelined, scalesim, maestro or roofline.")]
+Mix = Annotated[str | None, what("--mix", help="Queries of each model per round, as 1:1 or 2:1:3.")]
+MaxLag = Annotated[float, how("--max-lag", help="Rounds a model may fall behind the mix.")]
+Spill = Annotated[bool, how("--spill", help="Pay for activations that do not fit instead of refusing.")]
 Pieces = Annotated[
     int | None,
-    typer.Option("--pieces", help="Cut layers larger than this part of the buffer, 8 for an eighth; 1 cuts none."),
+    how(
+        "--pieces",
+        show_default="none, or as many as weft finds best",
+        help="Cut layers larger than this part of the buffer, 8 for an eighth; 1 cuts none.",
+    ),
 ]
+Policies = Annotated[
+    str,
+    how(
+        "--policies",
+        "-p",
+        autocompletion=complete_policies,
+        help="Names to compare, a,b,c; 'all' for all that have something to say.",
+    ),
+]
+PolicyOptions = Annotated[list[str] | None, how("--option", help="NAME=VALUE of the policy; repeatable.")]
 Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="[MODEL:]INPUT=1x3x224x224 for an open dimension; repeatable.")
+    list[str] | None, what("--shape", help="[MODEL:]INPUT=1x3x224x224 for an open dimension; repeatable.")
 ]
-JsonFile = Annotated[str | None, typer.Option("--json", help="Write the result as JSON.")]
+JsonFile = Annotated[str | None, file_option("--json", help="Write the result as JSON; - is standard output.")]
+FigureFile = Annotated[
+    str | None, file_option("--figure", suffixes=(".png", ".svg"), help="Draw a picture, as .png or .svg.")
+]
+HtmlFile = Annotated[str | None, file_option("--html", help="Write an interactive page.")]
+PerfettoFile = Annotated[str | None, file_option("--perfetto", help="Write a trace for ui.perfetto.dev.")]
+TraceFile = Annotated[str | None, file_option("--trace", help="Write the trace as JSON.")]
+DeviceFile = Annotated[str | None, file_option("--toml", help="Write the result as a device file.")]
+
+
+def write_result(path: str | None, value: Mapping[str, Any]) -> None:
+    """Write *value* as JSON where ``--json`` says, if anywhere."""
+    from weft.jsonfile import as_json, write_json
+
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(as_json(value))
+    elif path:
+        write_json(path, value)
+        told("json", path)
+
+
+def told(what: str, path: str | Path, more: str = "") -> None:
+    """Say that a file was written; one line however long, for others read it too."""
+    console.print(f"{what:<9} {path}" + (f"  ({more})" if more else ""), highlight=False, markup=False, soft_wrap=True)
 
 
 def read_profiles(
@@ -189,16 +316,20 @@ def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: st
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Advance]:
-    """A bar that goes away when done; yields a function that advances it and may rename it. Silent off a terminal."""
+def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
+    """How far a task is: a bar that goes away when done; off a terminal lines, if it takes more than a moment.
+
+    Yields a function that advances it and may rename it. Where *total* is not known, the time is told.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if not sys.stderr.isatty():
-        yield lambda description=None, done=None, of=None: None
+        with _Lines(what, total) as lines:
+            yield lines.advance
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(what, total=total or None)
 
         def advance(description: str | None = None, done: int | None = None, of: int | None = None) -> None:
             if done is None:
@@ -206,3 +337,34 @@ def progress_bar(what: str, total: int) -> Iterator[Advance]:
             progress.update(task, description=description or what, completed=done, total=of)
 
         yield advance
+
+
+class _Lines:
+    """Progress as lines on standard error, told by a thread, so that work which reports nothing is heard of too."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what, self._description = what, what
+        self._done, self._total = 0, total or 0
+        self._begun_s = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> _Lines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def advance(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None:
+        self._description = description or self._what
+        self._done = self._done + 1 if done is None else done
+        self._total = of or self._total
+
+    def _tell(self) -> None:
+        wait_s = QUIET_S
+        while not self._ended.wait(wait_s):
+            wait_s = EVERY_S
+            counted = f", {self._done} of {self._total}" if self._total > 1 else ""
+            typer.echo(f"{self._description}{counted}, {time.monotonic() - self._begun_s:.0f} s", err=True)

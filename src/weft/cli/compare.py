@@ -14,6 +14,7 @@ from weft.cli.common import (
     Mix,
     Models,
     Pieces,
+    Policies,
     ProfileFiles,
     Queries,
     SeqLen,
@@ -22,12 +23,17 @@ from weft.cli.common import (
     Tables,
     add_row,
     console,
+    file_option,
+    how,
     make_workload,
     number,
     plain_table,
     progress_bar,
     read_profiles,
     split_names,
+    told,
+    what,
+    write_result,
 )
 from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
 from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
@@ -50,11 +56,11 @@ def command(
     context: typer.Context,
     device: AnyDevice = None,
     workload: Annotated[
-        str | None, typer.Option("--workload", "-w", help="host: the requests to serve, from a TOML file.")
+        str | None, what("--workload", "-w", help="host: the requests to serve, from a TOML file.")
     ] = None,
     lanes: LaneCount = None,
-    late: Annotated[str, typer.Option("--late", help="host: weave, keep, demote or drop late requests.")] = "weave",
-    policies: Annotated[str, typer.Option("--policies", "-p", help="Names to compare, a,b,c; 'all' for all.")] = "all",
+    late: Annotated[str, how("--late", help="host: weave, keep, demote or drop late requests.")] = "weave",
+    policies: Policies = "all",
     models: Models = "",
     profile: ProfileFiles = None,
     batch: Batch = 1,
@@ -67,14 +73,12 @@ def command(
     spill: Spill = False,
     pieces: Pieces = None,
     shape: Shapes = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Find the best thresholds for aimt first.")] = False,
+    sweep: Annotated[bool, how("--sweep", help="Find the best thresholds for aimt first.")] = False,
     json_file: JsonFile = None,
-    html: Annotated[str | None, typer.Option("--html", help="Write the timeline page of the best policy.")] = None,
+    html: Annotated[str | None, file_option("--html", help="Write the timeline page of the best policy.")] = None,
 ) -> None:
     """Run several policies on the same models and show them side by side."""
-    from weft.jsonfile import write_json
     from weft.policies import POLICIES, check_policy
-    from weft.reports.html import write_html
     from weft.simulation import simulate
     from weft.simulation.sweep import sweep_aimt
 
@@ -90,7 +94,7 @@ def command(
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
     woven = [name for name, kind in POLICIES.items() if not (kind.for_deadlines or kind.pointless_saturated)]
-    names = woven if policies == "all" else [name.strip() for name in policies.split(",")]
+    names = woven if policies == "all" else split_names(policies)
     for name in names:
         check_policy(name)
     if sweep and "aimt" not in names:
@@ -117,13 +121,14 @@ def command(
     if "aimt" in options:
         tuned = ", ".join(f"{key} {value:g}" for key, value in options["aimt"].items())
         console.print(f"[dim]aimt with {tuned}[/dim]", highlight=False)
-    if json_file:
-        raw = {"runs": reports, "in_pieces": alike}
-        write_json(json_file, {"format": 1} | {key: [each.as_dict() for each in raw[key]] for key in raw})
+    raw = {"runs": reports, "in_pieces": alike}
+    write_result(json_file, {"format": 1} | {key: [each.as_dict() for each in raw[key]] for key in raw})
     if html:
+        from weft.reports.html import write_html
+
         best_run = max(runs, key=lambda each: each.report.stp)
         write_html(best_run.trace, html, report=best_run.report.as_dict())
-        console.print(f"timeline of {best_run.report.policy}: {html}", highlight=False)
+        told("timeline", html, best_run.report.policy)
 
 
 def _compare_requests(

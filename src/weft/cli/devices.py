@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.common import add_row, console, number, plain_table
+from weft.cli.command import Command
+from weft.cli.common import add_row, complete_devices, console, number, plain_table
 from weft.cli.host import print_host
 
 app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_devices() -> None:
     """The presets that ship with weft."""
     _list_npus()
@@ -20,8 +21,10 @@ def list_devices() -> None:
     _list_socs()
 
 
-@app.command("show")
-def show(device: Annotated[str, typer.Argument(help="A preset or a TOML file.")]) -> None:
+@app.command("show", cls=Command)
+def show(
+    device: Annotated[str, typer.Argument(autocompletion=complete_devices, help="A preset or a TOML file.")],
+) -> None:
     """Every value of a device; a starting point for a file of your own."""
     from weft.devices import Host, Soc, as_toml, load_any, soc_as_toml
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from weft.cli.command import Command
 from weft.cli.common import (
+    DeviceFile,
+    FigureFile,
     JsonFile,
     Shapes,
     add_row,
+    complete_models,
     console,
+    how,
     number,
     parse_shapes,
     plain_table,
     progress_bar,
+    told,
     warn_of_gaps,
+    what,
+    write_result,
 )
 from weft.errors import InputError
 
@@ -28,46 +35,46 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Search for the hardware that suits a model.", no_args_is_help=True)
 
 
-@app.command("npu")
+@app.command("npu", cls=Command)
 def explore_npu(
-    model: Annotated[list[str], typer.Option("--model", "-m", help="A zoo name or an .onnx file; repeatable.")],
-    platform: Annotated[str, typer.Option("--platform", help="zc706, zcu104 or a TOML file.")] = "zc706",
-    max_batch: Annotated[int, typer.Option("--max-batch", help="Batch sizes from 1 to this one count.")] = 8,
+    model: Annotated[
+        list[str],
+        what("--model", "-m", autocompletion=complete_models, help="A zoo name or an .onnx file; repeatable."),
+    ],
+    platform: Annotated[str, what("--platform", help="zc706, zcu104 or a TOML file.")] = "zc706",
+    max_batch: Annotated[int, how("--max-batch", help="Batch sizes from 1 to this one count.")] = 8,
     weights: Annotated[
-        str | None, typer.Option("--weights", help="What each batch size counts, as 1,1,2; all the same by default.")
+        str | None, how("--weights", show_default="all the same", help="What each batch size counts, as 1,1,2.")
     ] = None,
     batching: Annotated[
-        Literal["fluid", "r", "p", "fc", "none"], typer.Option("--batching", help="How batches enter a product.")
+        Literal["fluid", "r", "p", "fc", "none"], how("--batching", help="How batches enter a product.")
     ] = "fluid",
-    stackable: Annotated[bool, typer.Option("--stackable/--no-stackable", help="PEs that pair up or split.")] = True,
+    stackable: Annotated[bool, how("--stackable/--no-stackable", help="PEs that pair up or split.")] = True,
     p_reading: Annotated[
-        Literal["straddle", "refetch", "groups", "broadcast"],
-        typer.Option("--p-reading", help="What samples side by side do."),
+        Literal["straddle", "refetch", "groups", "broadcast"], how("--p-reading", help="What samples side by side do.")
     ] = "straddle",
     elementwise: Annotated[
-        Literal["free", "ddr"], typer.Option("--elementwise", help="What layers that are no product cost.")
+        Literal["free", "ddr"], how("--elementwise", help="What layers that are no product cost.")
     ] = "free",
     edges: Annotated[
-        Literal["added", "within", "none"], typer.Option("--edges", help="What filling and draining a layer costs.")
+        Literal["added", "within", "none"], how("--edges", help="What filling and draining a layer costs.")
     ] = "added",
     bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="GB/s, or a calibration of the platform; its own by default.")
+        str | None, how("--bandwidth", show_default="the platform's", help="GB/s, or a calibration of the platform.")
     ] = None,
     shape: Shapes = None,
-    top: Annotated[int, typer.Option("--top", help="Designs to list.")] = 10,
-    png: Annotated[str | None, typer.Option("--png", help="Picture; an .svg is written beside it.")] = None,
+    top: Annotated[int, how("--top", help="Designs to list.")] = 10,
+    figure: FigureFile = None,
     json_file: JsonFile = None,
-    toml: Annotated[str | None, typer.Option("--toml", help="Write the best design as a device file.")] = None,
+    toml: DeviceFile = None,
 ) -> None:
     """Find the tiled NPU <T_R, T_P, T_C> with the highest throughput over the batch sizes."""
     from weft.costs.explore import explore
     from weft.devices import as_toml, load_platform
-    from weft.jsonfile import write_json
+    from weft.files import write_text
 
     if top < 1:
         raise InputError(f"--top {top}: list at least one design")
-    if png and not png.endswith(".png"):
-        raise InputError(f"{png}: the picture ends in .png; an .svg is written beside it")
     board = load_platform(platform)
     models = _load_models(model, shape)
     with progress_bar("exploring", 1) as advance:
@@ -85,17 +92,15 @@ def explore_npu(
             progress=lambda done, of: advance(None, done, of),
         )
     _print(found, models, top)
-    if png:
+    if figure:
         from weft.reports.designs import draw_designs
 
-        for file in draw_designs(found, png):
-            console.print(f"picture   {file}", highlight=False)
-    if json_file:
-        write_json(json_file, exploration_as_dict(found))
-        console.print(f"json      {json_file}", highlight=False)
+        draw_designs(found, figure)
+        told("figure", figure)
+    write_result(json_file, exploration_as_dict(found))
     if toml:
-        _write(toml, as_toml(found.device().model_copy(update={"platform": platform})))
-        console.print(f"device    {toml}", highlight=False)
+        write_text(toml, as_toml(found.device().model_copy(update={"platform": platform})))
+        told("device", toml)
 
 
 def exploration_as_dict(found: Exploration) -> dict[str, object]:
@@ -173,10 +178,3 @@ def _print(found: Exploration, models: list[Model], top: int) -> None:
             highlight=False,
             markup=False,
         )
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem

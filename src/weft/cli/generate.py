@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.common import console, progress_bar
+from weft.cli.common import progress_bar, told
 from weft.errors import InputError
 
 ARCHITECTURES = (
@@ -56,7 +56,7 @@ def command(
         for net in recipe.nets():
             for path in save_nets([net], Path(output), dynamic=batch is None):
                 advance()
-                console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+                told("model", path)
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[float] | None:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from weft.cli.common import add_row, console, number, plain_table, progress_bar
+from weft.cli.common import add_row, complete_devices, console, how, number, plain_table, progress_bar, what
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,19 +15,24 @@ if TYPE_CHECKING:
     from weft.survey import Subject
     from weft.workloads.requests import Workload
 
-AnyDevice = Annotated[
-    str | None,
-    typer.Option("--device", "-d", help="host: this machine, measured; a preset (weft devices list), or a file."),
-]
-LaneCount = Annotated[
-    int | None, typer.Option("--lanes", help="host: segments computed at a time; default: cores less one.")
-]
-Seconds = Annotated[float, typer.Option("--seconds", help="host: how long to watch all models together.")]
-Cache = Annotated[
-    str | None, typer.Option("--cache", help="host: where cut models are kept, the folder of weft serve --cache.")
-]
 SECONDS = 5.0
 DEFAULT_NPU = "tpuv3-like"
+
+AnyDevice = Annotated[
+    str | None,
+    what(
+        "--device",
+        "-d",
+        autocompletion=complete_devices,
+        show_default=f"{DEFAULT_NPU}, or the workload's",
+        help="host: this machine, measured; a preset (weft devices list), or a file.",
+    ),
+]
+LaneCount = Annotated[
+    int | None, how("--lanes", show_default="cores less one", help="host: segments computed at a time.")
+]
+Seconds = Annotated[float, how("--seconds", help="host: how long to watch all models together.")]
+Cache = Annotated[str | None, how("--cache", help="host: where cut models are kept, the folder of weft serve --cache.")]
 
 Asked = Mapping[str, tuple[int, ...]]
 
@@ -51,7 +54,7 @@ def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SEC
     with progress_bar("measuring", 1) as advance:
         return survey(
             subjects,
-            lanes=lanes or max(1, usable_cores() - 1),
+            lanes=max(1, usable_cores() - 1) if lanes is None else lanes,
             seconds=seconds,
             cache=Path(cache) if cache else None,
             progress=lambda what, done, of: advance(f"measuring: {what}", done, of),

@@ -10,7 +10,22 @@ import typer
 from typer.core import TyperGroup
 
 from weft.cli import calibrate, map_dynamic
-from weft.cli.common import JsonFile, Shapes, console, parse_shapes
+from weft.cli.command import Command, InOptions
+from weft.cli.common import (
+    FigureFile,
+    HtmlFile,
+    JsonFile,
+    PerfettoFile,
+    Shapes,
+    TraceFile,
+    complete_models,
+    complete_socs,
+    console,
+    file_option,
+    how,
+    parse_shapes,
+    what,
+)
 from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 
@@ -19,7 +34,7 @@ if TYPE_CHECKING:
     from weft.models.layer import Model
 
 
-class _Group(TyperGroup):
+class _Group(InOptions, TyperGroup):
     """Takes ``weft map scenario.toml`` for ``weft map --scenario scenario.toml``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -41,108 +56,69 @@ app = typer.Typer(
     "[bold]weft map --soc xavier --models googlenet,resnet101[/bold], or [bold]weft map scenario.toml[/bold].\n\n"
     "See docs/mapping.md.",
 )
-app.command("calibrate")(calibrate.command)
-app.command("dynamic")(map_dynamic.command)
-
-WHAT, SEARCH, FILES = "What to map", "How to search", "Files to write"
-"""Parts of the help."""
+app.command("calibrate", cls=Command)(calibrate.command)
+app.command("dynamic", cls=Command)(map_dynamic.command)
 
 Unit = Annotated[list[str], typer.Option("--unit", help="UNIT=FILE, as gpu=gpu.json; one for each unit.")]
-SocName = Annotated[str, typer.Option("--soc", "-s", help="A SoC (weft devices list) or a TOML file.")]
+SocName = Annotated[
+    str, typer.Option("--soc", "-s", autocompletion=complete_socs, help="A SoC (weft devices list) or a TOML file.")
+]
 
 
 @app.callback()
 def command(
     context: typer.Context,
     soc: Annotated[
-        str | None,
-        typer.Option("--soc", "-s", rich_help_panel=WHAT, help="xavier, orin, snapdragon, or a TOML file."),
+        str | None, what("--soc", "-s", autocompletion=complete_socs, help="xavier, orin, snapdragon, or a TOML file.")
     ] = None,
     models: Annotated[
         str | None,
-        typer.Option("--models", "-m", rich_help_panel=WHAT, help="Zoo names, .onnx files or profiles (.json): a,b,c"),
+        what(
+            "--models", "-m", autocompletion=complete_models, help="Zoo names, .onnx files or profiles (.json): a,b,c"
+        ),
     ] = None,
     scenario: Annotated[
-        str | None,
-        typer.Option(
-            "--scenario", rich_help_panel=WHAT, help="Take all of this from a TOML file; options given here win."
-        ),
+        str | None, what("--scenario", help="Take all of this from a TOML file; options given here win.")
     ] = None,
-    phase: Annotated[
-        int | None, typer.Option("--phase", rich_help_panel=WHAT, help="Of a scenario with phases: which one, from 1.")
-    ] = None,
+    phase: Annotated[int | None, what("--phase", help="Of a scenario with phases: which one, from 1.")] = None,
     objective: Annotated[
         str | None,
-        typer.Option(
-            "--objective",
-            metavar="GOAL",
-            rich_help_panel=SEARCH,
-            help="Least latency (the default) or most throughput.",
-        ),
+        how("--objective", metavar="GOAL", show_default="latency", help="latency, the least, or throughput, the most."),
     ] = None,
-    after: Annotated[
-        list[str] | None,
-        typer.Option("--after", rich_help_panel=WHAT, help="B=A: b begins when a is through; repeatable."),
-    ] = None,
-    repeat: Annotated[
-        list[str] | None, typer.Option("--repeat", rich_help_panel=WHAT, help="A=2: a runs twice in a row; repeatable.")
-    ] = None,
-    max_switches: Annotated[
-        int | None, typer.Option("--max-switches", rich_help_panel=SEARCH, help="Changes of unit of a model at most.")
-    ] = None,
+    after: Annotated[list[str] | None, what("--after", help="B=A: b begins when a is through; repeatable.")] = None,
+    repeat: Annotated[list[str] | None, what("--repeat", help="A=2: a runs twice in a row; repeatable.")] = None,
+    max_switches: Annotated[int | None, how("--max-switches", help="Changes of unit of a model at most.")] = None,
     energy_budget: Annotated[
-        float | None,
-        typer.Option("--energy-budget", rich_help_panel=SEARCH, help="Joules of all models together at most."),
+        float | None, how("--energy-budget", help="Joules of all models together at most.")
     ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option("--time-limit", rich_help_panel=SEARCH, help="Seconds to search; 60 by default.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", rich_help_panel=SEARCH, help="Of the search; 0 by default.")
-    ] = None,
-    cp_sat: Annotated[
-        bool,
-        typer.Option("--cp-sat", rich_help_panel=SEARCH, help="Ask CP-SAT first, for a start and a bound; up to 10 s."),
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", rich_help_panel=SEARCH, help="Go on until the proof takes nothing for granted.")
-    ] = False,
-    z3: Annotated[
-        bool,
-        typer.Option("--z3", rich_help_panel=SEARCH, help="Let Z3 try too, as HaX-CoNN does; needs the extra z3."),
-    ] = False,
+    time_limit: Annotated[float | None, how("--time-limit", show_default="60", help="Seconds to search.")] = None,
+    seed: Annotated[int | None, how("--seed", show_default="0", help="Seed of the search.")] = None,
+    cp_sat: Annotated[bool, how("--cp-sat", help="Ask CP-SAT first, for a start and a bound; up to 10 s.")] = False,
+    strict: Annotated[bool, how("--strict", help="Go on until the proof takes nothing for granted.")] = False,
+    z3: Annotated[bool, how("--z3", help="Let Z3 try too, as HaX-CoNN does; needs the extra z3.")] = False,
     profiles: Annotated[
-        str | None,
-        typer.Option(
-            "--profiles", metavar="KIND", rich_help_panel=WHAT, help="Only measured, derived or estimated profiles."
-        ),
+        str | None, what("--profiles", metavar="KIND", help="Only measured, derived or estimated profiles.")
     ] = None,
     max_groups: Annotated[
-        int | None,
-        typer.Option("--max-groups", rich_help_panel=WHAT, help="Merge groups of a model until there are no more."),
+        int | None, what("--max-groups", help="Merge groups of a model until there are no more.")
     ] = None,
     shape: Shapes = None,
     json_file: JsonFile = None,
-    html: Annotated[
-        str | None, typer.Option("--html", rich_help_panel=FILES, help="Write an interactive timeline page.")
-    ] = None,
-    png: Annotated[
-        str | None, typer.Option("--png", rich_help_panel=FILES, help="Draw the timeline as .png or .svg.")
-    ] = None,
-    perfetto: Annotated[
-        str | None, typer.Option("--perfetto", rich_help_panel=FILES, help="Write a trace for ui.perfetto.dev.")
-    ] = None,
-    trace: Annotated[
-        str | None, typer.Option("--trace", rich_help_panel=FILES, help="Write the trace as JSON.")
-    ] = None,
+    html: HtmlFile = None,
+    figure: FigureFile = None,
+    perfetto: PerfettoFile = None,
+    trace: TraceFile = None,
     devices: Annotated[
         str | None,
-        typer.Option(
-            "--devices", rich_help_panel=FILES, help="Write every layer's unit: .json, .csv, or .txt for trtexec."
+        file_option(
+            "--devices",
+            suffixes=(".json", ".csv", ".txt"),
+            help="Write every layer's unit: .json, .csv, or .txt for trtexec.",
         ),
     ] = None,
 ) -> None:
-    from weft.cli.map_show import beside_z3, check_files, print_solution, solve_shown, write_files
+    from weft.cli.map_show import beside_z3, print_solution, solve_shown, write_files
+    from weft.mapping.export import check_device_list
 
     if context.invoked_subcommand is not None:
         if given := given_options(context):
@@ -168,13 +144,14 @@ def command(
     elif after or repeat or shape:
         raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
     case = _prepare(_scenario(scenario, stated), phase)
-    check_files(case, png=png, devices=devices, others=(json_file, html, perfetto, trace))
+    if devices:
+        check_device_list(devices, case.problem)
     solution = solve_shown(case)
     if z3:
         solution = beside_z3(case, solution)
     print_solution(case, solution)
     write_files(
-        case, solution, json_file=json_file, html=html, png=png, perfetto=perfetto, trace=trace, devices=devices
+        case, solution, json_file=json_file, html=html, figure=figure, perfetto=perfetto, trace=trace, devices=devices
     )
 
 
@@ -254,14 +231,16 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
-@app.command("import-trt")
+@app.command("import-trt", cls=Command)
 def import_trt(
     unit: Unit,
     model: Annotated[
         str,
         typer.Option("--model", "-m", help="The .onnx file that was profiled, or just a name; then give --demands."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="Write the profile here (.json).")],
+    output: Annotated[
+        str, file_option("--output", "-o", panel=None, suffixes=(".json",), help="The profile to write (.json).")
+    ],
     soc: SocName = "xavier",
     demands: Annotated[
         str | None, typer.Option("--demands", help="JSON: unit -> name of a kernel or layer -> GB/s.")
@@ -287,11 +266,11 @@ def import_trt(
     profile = read_trtexec(files, _model(model), found, demands=_demands(demands), max_groups=max_groups)
     write_soc_profile(profile, output)
     totals = [(name, profile.total_s(name)) for name in profile.units]
-    told = ", ".join(f"{name} {total * 1e3:.3f} ms" if total else f"{name} in part" for name, total in totals)
+    times = ", ".join(f"{name} {total * 1e3:.3f} ms" if total else f"{name} in part" for name, total in totals)
     console.print(
-        f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {told}", highlight=False, markup=False
+        f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {times}", highlight=False, markup=False
     )
-    console.print(f"profile   {output}", highlight=False, markup=False)
+    told("profile", output)
 
 
 def _model(name: str) -> Model | str:

@@ -11,7 +11,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weft.cli.common import JsonFile, add_row, console, number, plain_table
+from weft.cli.common import (
+    FigureFile,
+    JsonFile,
+    add_row,
+    console,
+    how,
+    number,
+    plain_table,
+    progress_bar,
+    told,
+    write_result,
+)
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,33 +34,26 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 def command(
     scenario: Annotated[str, typer.Argument(help="A TOML file with tasks and phases; see docs/mapping.md.")],
-    duration: Annotated[
-        float | None, typer.Option("--duration", help="Seconds of every phase, instead of the file's.")
-    ] = None,
+    duration: Annotated[float | None, how("--duration", help="Seconds of every phase, instead of the file's.")] = None,
     oracle: Annotated[
-        bool, typer.Option("--oracle/--no-oracle", help="Afterwards, find the best schedule of every phase.")
+        bool, how("--oracle/--no-oracle", help="Afterwards, find the best schedule of every phase.")
     ] = True,
     json_file: JsonFile = None,
-    png: Annotated[str | None, typer.Option("--png", help="Draw latency per frame over time, as .png or .svg.")] = None,
+    figure: FigureFile = None,
 ) -> None:
     """Run a scenario's phases in real time: the best naive schedule at once, better ones as they are found."""
-    from weft.jsonfile import write_json
     from weft.mapping.dynamic import log_as_dict, run_dynamic
 
-    if png and not png.endswith((".png", ".svg")):
-        raise InputError(f"{png}: a figure ends in .png or .svg")
     asked = _read(scenario, duration)
     with _watched(asked) as watch:
         log = run_dynamic(asked, watch, oracle=oracle)
     _print(log)
-    if json_file:
-        write_json(json_file, log_as_dict(log))
-        console.print(f"json      {json_file}", highlight=False, markup=False)
-    if png:
+    write_result(json_file, log_as_dict(log))
+    if figure:
         from weft.reports.mapping_dynamic import draw_dynamic
 
-        draw_dynamic(log, png)
-        console.print(f"figure    {png}", highlight=False, markup=False)
+        draw_dynamic(log, figure)
+        told("figure", figure)
 
 
 def _read(path: str, duration: float | None) -> Scenario:
@@ -70,7 +74,8 @@ def _watched(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
     from rich.live import Live
 
     if not sys.stderr.isatty():
-        yield None
+        with progress_bar("running", len(scenario.phase)) as advance:
+            yield lambda frame: advance(None, frame.phase)
         return
     screen = Console(stderr=True)
     rows: dict[int, list[Frame]] = {}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from weft.cli.common import add_row, console, number, plain_table
+from weft.cli.common import Advance, add_row, console, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError
 from weft.version import __version__
 
@@ -31,17 +27,14 @@ NOTHING = 1e-6
 """A smaller share is rounding."""
 WORTH_SAYING = 5e-4
 """A smaller gain by idling is not put into words."""
-STARTING = "starting (the first run compiles, which takes about 20 s)"
 
 
 def solve_shown(case: MappingCase) -> Solution:
     """Search, and say how far it is where somebody watches."""
     from weft.mapping.solver import solve
 
-    if not sys.stderr.isatty():
-        return solve(case.problem, case.options)
-    with Console(stderr=True).status(STARTING) as status:
-        return solve(case.problem, case.options, _teller(status.update, case.options.objective))
+    with progress_bar("searching") as advance:
+        return solve(case.problem, case.options, _teller(advance, case.options.objective))
 
 
 def beside_z3(case: MappingCase, solution: Solution) -> Solution:
@@ -50,18 +43,19 @@ def beside_z3(case: MappingCase, solution: Solution) -> Solution:
 
     if case.options.objective != "latency":
         raise InputError("--z3 looks for the least latency only; leave out --objective throughput")
-    theirs = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
+    with progress_bar("asking Z3"):
+        theirs = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
     verdict = "proved its schedule best" if theirs.certificate.proved else "proved nothing"
     line = f"Z3, whose steps may wait for any time, {verdict} in {theirs.certificate.seconds:.1f} s"
     console.print(line, highlight=False, markup=False)
     return replace(solution, baselines={**solution.baselines, **theirs.baselines}, within=(*solution.within, "z3"))
 
 
-def _teller(update: Callable[[str], None], objective: Objective) -> Callable[[Improvement], None]:
+def _teller(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
     def tell(found: Improvement) -> None:
         known = isfinite(found.bound) and found.bound != 0
         gap = f", at most {abs(found.value / found.bound - 1):.1%} from the best" if known else ""
-        update(f"{_value(found.value, objective)} by {found.schedule.made_by} after {found.seconds:.2f} s{gap}")
+        advance(f"{_value(found.value, objective)} by {found.schedule.made_by} after {found.seconds:.2f} s{gap}")
 
     return tell
 
@@ -192,70 +186,46 @@ def _better(certificate: Certificate, bound: float) -> float:
 # Files
 
 
-def check_files(case: MappingCase, *, png: str | None, devices: str | None, others: Sequence[str | None]) -> None:
-    """Refuse a file that cannot be written, before a long search and not after it."""
-    from weft.mapping.export import check_device_list
-
-    for path in filter(None, (png, devices, *others)):
-        if not Path(path).parent.is_dir():
-            raise InputError(f"{path}: cannot write: there is no folder {Path(path).parent}")
-    if png and not png.lower().endswith((".png", ".svg")):
-        raise InputError(f"{png}: a figure ends in .png or .svg")
-    if devices:
-        check_device_list(devices, case.problem)
-
-
 def write_files(
     case: MappingCase,
     solution: Solution,
     *,
     json_file: str | None,
     html: str | None,
-    png: str | None,
+    figure: str | None,
     perfetto: str | None,
     trace: str | None,
     devices: str | None,
 ) -> None:
     """Write what was asked for, and say where it is."""
-    if json_file:
-        _write_json(json_file, case, solution)
+    from weft.mapping.export import solution_as_dict
+    from weft.reports.mapping import mapping_report
+
+    report = {"report": mapping_report(solution.outcome)}
+    write_result(json_file, solution_as_dict(case, solution) | report)
     if html:
         _write_page(html, case, solution)
-    if png:
+    if figure:
         from weft.reports.mapping_chart import draw_mapping
 
-        draw_mapping(_drawn(solution), png)
-        _told("figure", png)
+        draw_mapping(_drawn(solution), figure)
+        told("figure", figure)
     if perfetto:
         from weft.reports.perfetto import write_outcome_perfetto
 
         write_outcome_perfetto(solution.outcome, perfetto)
-        _told("perfetto", perfetto)
+        told("perfetto", perfetto)
     if trace:
         from weft.reports.mapping import outcome_trace
         from weft.reports.trace import write_trace
 
         write_trace(outcome_trace(solution.outcome), trace)
-        _told("trace", trace)
+        told("trace", trace)
     if devices:
         from weft.mapping.export import write_device_list
 
         write_device_list(devices, solution.outcome, {name: its.model for name, its in case.profiles.items()})
-        _told("devices", devices)
-
-
-def _told(what: str, path: str) -> None:
-    console.print(f"{what:<9} {path}", highlight=False, markup=False)
-
-
-def _write_json(path: str, case: MappingCase, solution: Solution) -> None:
-    from weft.jsonfile import write_json
-    from weft.mapping.export import solution_as_dict
-    from weft.reports.mapping import mapping_report
-
-    report = mapping_report(solution.outcome)
-    write_json(path, solution_as_dict(case, solution) | {"report": report})
-    _told("json", path)
+        told("devices", devices)
 
 
 def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
@@ -268,9 +238,9 @@ def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
         **{f"profile of {name}": f"{its.origin}; {its.source}" for name, its in case.profiles.items()},
         "version": __version__,
     }
-    told = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
-    write_mapping_page(path, _drawn(solution), objective=case.options.objective, notes=notes, certificate=told)
-    _told("timeline", path)
+    numbers = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
+    write_mapping_page(path, _drawn(solution), objective=case.options.objective, notes=notes, certificate=numbers)
+    told("timeline", path)
 
 
 def _drawn(solution: Solution) -> list[Outcome]:

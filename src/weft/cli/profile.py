@@ -13,9 +13,12 @@ from weft.cli.common import (
     Shapes,
     Tables,
     add_row,
+    complete_models,
     console,
+    file_option,
     parse_shapes,
     plain_table,
+    told,
     warn_of_gaps,
 )
 from weft.cli.host import (
@@ -46,7 +49,11 @@ def command(
     context: typer.Context,
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="A zoo name, a packaged model or an .onnx file; host: several."),
+        typer.Argument(
+            metavar="MODEL...",
+            autocompletion=complete_models,
+            help="A zoo name, a packaged model or an .onnx file; host: several.",
+        ),
     ],
     device: AnyDevice = None,
     batch: Batch = 1,
@@ -57,7 +64,9 @@ def command(
     lanes: LaneCount = None,
     seconds: Seconds = SECONDS,
     cache: Cache = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the profile as JSON.")] = None,
+    output: Annotated[
+        str | None, file_option("--output", "-o", suffixes=(".json",), help="The profile to write (.json).")
+    ] = None,
 ) -> None:
     """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
     from weft.costs.profiles import estimate, write_profile
@@ -71,7 +80,7 @@ def command(
         print_host(host)
         if output:
             write_host(host, output)
-            console.print(f"wrote {output}", highlight=False)
+            told("profile", output)
         return
     refuse_unused(context, f"--device {device or DEFAULT_NPU}", ON_NPU)
     if len(models) > 1:
@@ -85,7 +94,7 @@ def command(
     print_profile(profile, npu)
     if output:
         write_profile(profile, output)
-        console.print(f"wrote {output}", highlight=False)
+        told("profile", output)
 
 
 def print_profile(profile: Profile, npu: Npu) -> None:

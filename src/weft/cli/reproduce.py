@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import Cost, JsonFile, SeqLen, add_row, console, plain_table, progress_bar
+from weft.cli.common import (
+    OUTPUT,
+    Cost,
+    JsonFile,
+    SeqLen,
+    add_row,
+    console,
+    how,
+    plain_table,
+    progress_bar,
+    told,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from weft_papers.base import Reproduction
@@ -18,31 +32,35 @@ def command(
         str,
         typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts or libnumber."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder for the figures.")] = "out/reproduce",
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", rich_help_panel=OUTPUT, help="A folder to draw the figures into.")
+    ] = None,
     seq_len: SeqLen = 16,
-    queries: Annotated[int, typer.Option("--queries", "-n", help="Rounds of work per simulation.")] = 60,
+    queries: Annotated[int, how("--queries", "-n", help="Rounds of work per simulation.")] = 60,
     cost: Cost = "pipelined",
-    tables: Annotated[bool, typer.Option("--tables", help="Print the detailed tables too.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", rich_help_panel=OUTPUT, help="Print the detailed tables too.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Run a paper's evaluation and print each published number beside ours."""
     from weft.errors import InputError, unknown_name
-    from weft.jsonfile import write_json
     from weft_papers import PAPERS
 
     if paper not in PAPERS:
         raise InputError(unknown_name("paper", paper, PAPERS))
-    with progress_bar(paper, 1) as advance:
+    with TemporaryDirectory() as unseen, progress_bar(paper, 1) as advance:
         result = PAPERS[paper](
-            Path(output) / paper,
+            Path(output or unseen) / paper,
             seq_len=seq_len,
             queries=queries,
             cost=cost,
             progress=lambda what, done, of: advance(what, done, of),
         )
+    if output is None:
+        result = replace(result, pictures=())
     _print(result, tables)
-    if json_file:
-        write_json(json_file, result.as_dict())
+    write_result(json_file, result.as_dict())
 
 
 def _print(result: Reproduction, tables: bool) -> None:
@@ -61,4 +79,4 @@ def _print(result: Reproduction, tables: bool) -> None:
     if not tables:
         console.print(f"{len(result.tables)} detailed tables with --tables", style="dim")
     for path in result.figures:
-        console.print(f"figure  {path}", highlight=False)
+        told("figure", path)

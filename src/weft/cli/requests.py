@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.common import add_row, console, number, parse_options, plain_table, progress_bar
+from weft.cli.common import add_row, console, number, parse_options, plain_table, progress_bar, write_result
 from weft.cli.host import workload_device
 from weft.errors import InputError
 
@@ -36,7 +36,6 @@ def simulate_workload(
     from weft.cli.timeline import write_exports
     from weft.costs import DEFAULT_COST
     from weft.engine.lateness import check_late
-    from weft.jsonfile import write_json
     from weft.policies import check_policy
     from weft.simulation.requests import prepare, request_trace, simulate_requests
     from weft.workloads.requests import read_workload
@@ -49,11 +48,11 @@ def simulate_workload(
         _check_cost(workload, target)
     case = prepare(workload, target, cost or DEFAULT_COST)
     record = any(exports.values())
-    run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
+    with progress_bar("simulating"):
+        run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
     print_requests(run.report)
     print_exits(workload)
-    if json_file:
-        write_json(json_file, run.report.as_dict())
+    write_result(json_file, run.report.as_dict())
     if record:
         write_exports(request_trace(case, run), None, **exports)
 
@@ -119,7 +118,6 @@ def compare_on_host(
     path: str, host: Host, policies: Sequence[str], *, late: str, json_file: str | None, workload: Workload
 ) -> None:
     """The requests of a workload under several policies on this machine, side by side."""
-    from weft.jsonfile import write_json
     from weft.simulation.requests import prepare, simulate_requests
 
     case = prepare(workload, host)
@@ -150,8 +148,7 @@ def compare_on_host(
     for policy, others in copies.items():
         if others:
             console.print(f"[dim]the same as {policy} here: {', '.join(others)}[/dim]", highlight=False)
-    if json_file:
-        write_json(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
+    write_result(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
 
 
 def _copies(reports: Sequence[RequestReport]) -> dict[str, list[str]]:
@@ -187,10 +184,10 @@ def print_exits(workload: Workload) -> None:
 
 def predict_bench(path: str, policy: str | None, options: dict[str, Option], json_file: str | None) -> None:
     """Simulate a real server's run and print both."""
-    from weft.jsonfile import write_json
     from weft.simulation.prediction import predict
 
-    prediction = predict(path, policy, options)
+    with progress_bar("simulating"):
+        prediction = predict(path, policy, options)
     overheads = ", ".join(f"{each.model} {each.overhead_s * 1e3:.2f} ms" for each in prediction.streams)
     lanes = f"{prediction.lanes} lane{'s' * (prediction.lanes > 1)}"
     columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
@@ -206,8 +203,7 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
         f"for all but its segments: {overheads}[/dim]",
         highlight=False,
     )
-    if json_file:
-        write_json(json_file, prediction.as_dict())
+    write_result(json_file, prediction.as_dict())
 
 
 def _named(policy: str, options: Mapping[str, Option]) -> str:

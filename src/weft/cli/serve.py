@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli.common import add_row, console, parse_options, plain_table
+from weft.cli.common import (
+    PolicyOptions,
+    add_row,
+    complete_policies,
+    console,
+    how,
+    parse_bytes,
+    parse_options,
+    plain_table,
+    what,
+)
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
@@ -23,7 +32,15 @@ if TYPE_CHECKING:
     from weft.serving.service import Service
     from weft.serving.slots import Slot
 
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+def machine(*names: str, **settings: Any) -> Any:
+    """An option that says what of this machine the server uses."""
+    return typer.Option(*names, rich_help_panel="Machine", **settings)
+
+
+def network(*names: str, **settings: Any) -> Any:
+    """An option that says how clients reach the server, and what is told of them."""
+    return typer.Option(*names, rich_help_panel="Network", **settings)
 
 
 def command(
@@ -33,36 +50,37 @@ def command(
             metavar="[MODELS]...", help="Model repositories (NAME/VERSION/model.onnx, NAME.onnx), files, known names."
         ),
     ] = None,
-    config: Annotated[str | None, typer.Option("--config", help="A TOML file with all settings.")] = None,
+    config: Annotated[str | None, what("--config", help="A TOML file with all settings.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
+        bool, how("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
     ] = False,
-    ready_when: Annotated[
-        str | None, typer.Option(help="Ready when all preloaded models can be used, or any of them.")
-    ] = None,
+    ready_when: Annotated[str | None, how(help="Ready when all preloaded models can be used, or any of them.")] = None,
     preload: Annotated[
-        bool | None, typer.Option("--preload/--no-preload", help="Load models at the start, or when asked for.")
+        bool | None, how("--preload/--no-preload", help="Load models at the start, or when asked for.")
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", "-p", help="Who goes next: punctual, edf, fifo...")] = None,
-    option: Annotated[list[str] | None, typer.Option("--option", help="NAME=VALUE of the policy; repeatable.")] = None,
-    late: Annotated[str | None, typer.Option(help="weave, keep or demote soft requests that are late.")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Segments computed at a time; default: cores less one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute one segment.")] = None,
-    backend: Annotated[str | None, typer.Option(help="What runs the models: onnxruntime, or one installed.")] = None,
-    pin: Annotated[bool | None, typer.Option("--pin/--no-pin", help="Keep every lane on a core of its own.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="0 lets the system choose.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="0 lets the system choose, -1 is no gRPC.")] = None,
-    memory_budget: Annotated[str | None, typer.Option(help="For loaded models together, as 2g.")] = None,
-    default_slo_ms: Annotated[float | None, typer.Option(help="How soon requests without a deadline are due.")] = None,
-    max_body: Annotated[str | None, typer.Option(help="Largest request, as 64m.")] = None,
-    api_key_file: Annotated[str | None, typer.Option(help="Requests must carry its key; or set WEFT_API_KEY.")] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain (PEM); with --tls-key.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Its private key.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Where cut models are kept between starts.")] = None,
-    drain_s: Annotated[float | None, typer.Option(help="How long to finish when told to stop.")] = None,
-    access_log: Annotated[bool | None, typer.Option("--access-log/--no-access-log", help="A line per request.")] = None,
-    otlp: Annotated[str | None, typer.Option(help="Send OpenTelemetry spans here, as http://localhost:4318.")] = None,
+    policy: Annotated[
+        str | None,
+        how("--policy", "-p", autocompletion=complete_policies, help="Who goes next: punctual, edf, fifo..."),
+    ] = None,
+    option: PolicyOptions = None,
+    late: Annotated[str | None, how(help="weave, keep or demote soft requests that are late.")] = None,
+    lanes: Annotated[int | None, machine(help="Segments computed at a time; default: cores less one.")] = None,
+    threads: Annotated[int | None, machine(help="Threads that compute one segment.")] = None,
+    backend: Annotated[str | None, machine(help="What runs the models: onnxruntime, or one installed.")] = None,
+    pin: Annotated[bool | None, machine("--pin/--no-pin", help="Keep every lane on a core of its own.")] = None,
+    host: Annotated[str | None, network(help="Address to listen on; loopback unless said otherwise.")] = None,
+    http_port: Annotated[int | None, network(help="0 lets the system choose.")] = None,
+    grpc_port: Annotated[int | None, network(help="0 lets the system choose, -1 is no gRPC.")] = None,
+    memory_budget: Annotated[str | None, machine(help="For loaded models together, as 2g.")] = None,
+    default_slo_ms: Annotated[float | None, how(help="How soon requests without a deadline are due.")] = None,
+    max_body: Annotated[str | None, network(help="Largest request, as 64m.")] = None,
+    api_key_file: Annotated[str | None, network(help="Requests must carry its key; or set WEFT_API_KEY.")] = None,
+    tls_cert: Annotated[str | None, network(help="Certificate chain (PEM); with --tls-key.")] = None,
+    tls_key: Annotated[str | None, network(help="Its private key.")] = None,
+    cache: Annotated[str | None, machine(help="Where cut models are kept between starts.")] = None,
+    drain_s: Annotated[float | None, how(help="How long to finish when told to stop.")] = None,
+    access_log: Annotated[bool | None, network("--access-log/--no-access-log", help="A line per request.")] = None,
+    otlp: Annotated[str | None, network(help="Send OpenTelemetry spans here, as http://localhost:4318.")] = None,
 ) -> None:
     """Serve ONNX models over the Open Inference Protocol (REST and gRPC), and keep deadlines.
 
@@ -85,9 +103,9 @@ def command(
         "host": host,
         "http_port": http_port,
         "grpc_port": grpc_port,
-        "memory_budget_bytes": _bytes("--memory-budget", memory_budget),
+        "memory_budget_bytes": parse_bytes("--memory-budget", memory_budget),
         "default_slo_ms": default_slo_ms,
-        "max_body_bytes": _bytes("--max-body", max_body),
+        "max_body_bytes": parse_bytes("--max-body", max_body),
         "tls_cert": Path(tls_cert) if tls_cert else None,
         "tls_key": Path(tls_key) if tls_key else None,
         "cache": Path(cache) if cache else None,
@@ -187,8 +205,8 @@ def _print_models(service: Service) -> None:
     repository, known = service.library.repository, {slot.entry.name for slot in slots}
     for name, why in repository.problems.items():
         add_row(table, name, "", "problem" if name in known else "failed", why)
-    for name, what in repository.remarks.items():
-        add_row(table, name, "", "remark", what)
+    for name, remark in repository.remarks.items():
+        add_row(table, name, "", "remark", remark)
     console.print(table)
 
 
@@ -207,15 +225,6 @@ def _finishing(requests: int) -> None:
 
 def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
-
-
-def _bytes(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not match:
-        raise InputError(f"{option} {text!r} is not a size like 512m or 2g")
-    return round(float(match[1]) * UNITS[match[2]])
 
 
 def _announce(server: Server) -> None:
@@ -243,8 +252,8 @@ def _announce(server: Server) -> None:
     repository = service.library.repository
     for name, why in repository.problems.items():
         _line(f"       problem: {name}: {why}")
-    for name, what in repository.remarks.items():
-        _line(f"       remark: {name}: {what}")
+    for name, remark in repository.remarks.items():
+        _line(f"       remark: {name}: {remark}")
 
 
 def _pieces(prepared: LoadedModel) -> str:

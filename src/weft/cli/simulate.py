@@ -10,33 +10,41 @@ from rich.markup import escape
 from weft.cli.common import (
     Batch,
     Cost,
+    FigureFile,
+    HtmlFile,
     JsonFile,
     MaxLag,
     Mix,
     Models,
+    PerfettoFile,
     Pieces,
+    PolicyOptions,
     ProfileFiles,
     Queries,
     SeqLen,
     Shapes,
     Spill,
     Tables,
+    TraceFile,
     add_row,
+    complete_policies,
     console,
+    how,
     make_workload,
     number,
     parse_options,
     plain_table,
+    progress_bar,
     read_profiles,
     split_names,
+    what,
+    write_result,
 )
 from weft.cli.host import AnyDevice, LaneCount, named_npu
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
     from weft.reports.report import Report
-
-Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the policy, NAME=VALUE.")]
 
 
 class Ways(NamedTuple):
@@ -104,19 +112,22 @@ def command(
     device: AnyDevice = None,
     lanes: LaneCount = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="See docs/policies.md; weft, or weft+ for a workload.")
+        str | None,
+        how(
+            "--policy",
+            "-p",
+            autocompletion=complete_policies,
+            show_default="weft, or weft+ for a workload",
+            help="Who goes next; see docs/policies.md.",
+        ),
     ] = None,
     workload: Annotated[
-        str | None,
-        typer.Option("--workload", "-w", help="Arriving requests from a TOML file, instead of --models."),
+        str | None, what("--workload", "-w", help="Arriving requests from a TOML file, instead of --models.")
     ] = None,
     bench: Annotated[
-        str | None,
-        typer.Option("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare."),
+        str | None, what("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare.")
     ] = None,
-    late: Annotated[
-        str, typer.Option("--late", help="--workload: weave, keep, demote or drop late requests.")
-    ] = "weave",
+    late: Annotated[str, how("--late", help="--workload: weave, keep, demote or drop late requests.")] = "weave",
     models: Models = "",
     profile: ProfileFiles = None,
     batch: Batch = 1,
@@ -129,17 +140,16 @@ def command(
     spill: Spill = False,
     pieces: Pieces = None,
     shape: Shapes = None,
-    option: Options = None,
+    option: PolicyOptions = None,
     json_file: JsonFile = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="Write the trace as JSON.")] = None,
-    html: Annotated[str | None, typer.Option("--html", help="Write an interactive timeline page.")] = None,
-    perfetto: Annotated[str | None, typer.Option("--perfetto", help="Write a trace for ui.perfetto.dev.")] = None,
-    figure: Annotated[str | None, typer.Option("--figure", help="Draw the timeline as .png or .svg.")] = None,
+    trace: TraceFile = None,
+    html: HtmlFile = None,
+    perfetto: PerfettoFile = None,
+    figure: FigureFile = None,
 ) -> None:
     """Weave models on a simulated NPU, or serve the arriving requests of a workload file there or on this machine."""
     from weft.cli.requests import predict_bench, simulate_workload
     from weft.cli.timeline import write_exports
-    from weft.jsonfile import write_json
     from weft.simulation import simulate
 
     way = "bench" if bench else "workload" if workload else "profiles" if profile and not models else "models"
@@ -167,12 +177,12 @@ def command(
     npu = named_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
-    run = simulate(
-        profiles, npu, policy or "weft", saturated, options=parse_options(option), spill=spill, pieces=pieces
-    )
+    with progress_bar("simulating"):
+        run = simulate(
+            profiles, npu, policy or "weft", saturated, options=parse_options(option), spill=spill, pieces=pieces
+        )
     print_report(run.report)
-    if json_file:
-        write_json(json_file, run.report.as_dict())
+    write_result(json_file, run.report.as_dict())
     write_exports(run.trace, run.report.as_dict(), **exports)
 
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import JsonFile, add_row, console, number, plain_table, progress_bar
-from weft.cli.host import SECONDS, Cache, LaneCount, Seconds, workload_device
+from weft.cli.common import (
+    FigureFile,
+    JsonFile,
+    Policies,
+    add_row,
+    console,
+    how,
+    number,
+    plain_table,
+    progress_bar,
+    split_names,
+    told,
+    what,
+    write_result,
+)
+from weft.cli.host import SECONDS, AnyDevice, Cache, LaneCount, Seconds, workload_device
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
@@ -22,42 +35,33 @@ PAPER_RATIOS = "64:1,32:1,16:1,8:1,4:1,2:1,1:1,1:2,1:4,1:8,1:16,1:32,1:64"
 
 def command(
     workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
-    policies: Annotated[
-        str, typer.Option("--policies", "-p", help="Names, a,b,c; 'all' for all that know requests.")
-    ] = "all",
+    policies: Policies = "all",
     ratios: Annotated[
-        str | None,
-        typer.Option("--ratios", help="Shares of the total rate to try, as 4:1,1:1; 'paper' for 64:1...1:64."),
+        str | None, what("--ratios", help="Shares of the total rate to try, as 4:1,1:1; 'paper' for 64:1...1:64.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", "-d", help="Instead of the workload's own; host: this machine, or its saved profile."),
-    ] = None,
+    device: AnyDevice = None,
     lanes: LaneCount = None,
     seconds: Seconds = SECONDS,
     cache: Cache = None,
-    late: Annotated[str, typer.Option("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
-    limit: Annotated[float, typer.Option("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs per load.")] = 2,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="How closely to search, relative.")] = 0.01,
-    processes: Annotated[int, typer.Option("--processes", "-j", help="Searches at a time; 0: one per core.")] = 0,
-    figure: Annotated[
-        str | None,
-        typer.Option("--figure", help="Picture, .png or .svg; out/WORKLOAD-loads.png by default."),
-    ] = None,
+    late: Annotated[str, how("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
+    limit: Annotated[float, how("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
+    seeds: Annotated[int, how("--seeds", help="Runs per load.")] = 2,
+    tolerance: Annotated[float, how("--tolerance", help="How closely to search, relative.")] = 0.01,
+    processes: Annotated[int, how("--processes", "-j", show_default="one per core", help="Searches at a time.")] = 0,
+    figure: FigureFile = None,
     json_file: JsonFile = None,
 ) -> None:
     """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
     from weft.engine.lateness import check_late
-    from weft.jsonfile import write_json
     from weft.policies import check_policy
-    from weft.reports.loads import draw_loads
     from weft.simulation.sustain import Question, sustain_all
     from weft.workloads.requests import read_workload
 
+    if processes < 0:
+        raise InputError(f"processes = {processes} must be at least 1")
     base = read_workload(workload)
     mixes = _mixes(ratios, base)
-    named = [] if policies == "all" else [name.strip() for name in policies.split(",")]
+    named = [] if policies == "all" else split_names(policies)
     for name in named:
         check_policy(name)
     check_late(late)
@@ -72,13 +76,12 @@ def command(
     with progress_bar("searching", len(questions)) as advance:
         answers = sustain_all(questions, found, processes=at_a_time, progress=lambda done, of: advance(None, done, of))
     _print(base, mixes, names, answers, found.name, limit)
-    if json_file:
-        write_json(json_file, {"format": 1, "device": found.name, "answers": _as_dicts(questions, answers)})
-    picture = Path(figure) if figure else Path("out") / f"{Path(workload).stem}-loads.png"
-    if not figure:
-        picture.parent.mkdir(exist_ok=True)
-    draw_loads([_label(mix) for mix in mixes], names, [answer.stp for answer in answers], picture)
-    console.print(f"figure    {picture}", highlight=False)
+    write_result(json_file, {"format": 1, "device": found.name, "answers": _as_dicts(questions, answers)})
+    if figure:
+        from weft.reports.loads import draw_loads
+
+        draw_loads([_label(mix) for mix in mixes], names, [answer.stp for answer in answers], figure)
+        told("figure", figure)
 
 
 def _device(base: Workload, name: str | None, lanes: int | None, seconds: float, cache: str | None) -> Device:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import console
+from weft.cli.common import FigureFile, HtmlFile, PerfettoFile, told
 
 if TYPE_CHECKING:
     from weft.reports.trace import Trace
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def command(
     trace: Annotated[str, typer.Argument(help="A trace written by weft simulate --trace.")],
-    html: Annotated[str | None, typer.Option("--html", help="Write an interactive timeline page.")] = None,
-    perfetto: Annotated[str | None, typer.Option("--perfetto", help="Write a trace for ui.perfetto.dev.")] = None,
-    figure: Annotated[str | None, typer.Option("--figure", help="Draw the timeline as .png or .svg.")] = None,
+    html: HtmlFile = None,
+    perfetto: PerfettoFile = None,
+    figure: FigureFile = None,
 ) -> None:
     """Draw a trace that was written before."""
     from weft.errors import InputError
@@ -42,19 +42,19 @@ def write_exports(
         from weft.reports.trace import write_trace
 
         write_trace(trace, trace_file)
-        console.print(f"trace     {trace_file}", highlight=False)
+        told("trace", trace_file)
     if html:
         from weft.reports.html import write_html
 
         write_html(trace, html, report=report)
-        console.print(f"timeline  {html}", highlight=False)
+        told("timeline", html)
     if perfetto:
         from weft.reports.perfetto import write_perfetto
 
         write_perfetto(trace, perfetto)
-        console.print(f"perfetto  {perfetto}", highlight=False)
+        told("perfetto", perfetto)
     if figure:
         from weft.reports.timeline import draw_timeline
 
         draw_timeline(trace, figure)
-        console.print(f"figure    {figure}", highlight=False)
+        told("figure", figure)

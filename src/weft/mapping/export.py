@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from weft.errors import InputError
+from weft.files import write_text
 from weft.jsonfile import write_json
 from weft.mapping.limits import TaskLimits, energy_j, keeps_to
 from weft.mapping.problem import Group, Problem
@@ -115,10 +116,7 @@ def write_device_list(path: str | Path, outcome: Outcome, models: Mapping[str, s
         raise InputError(f"{path}: a device list is written as {', '.join(SUFFIXES)}")
     bits = outcome.problem.soc.element_bits
     text = _csv(rows) if suffix == ".csv" else "\n".join(trtexec_options(rows, bits)) + "\n"
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem
+    write_text(path, text)
 
 
 def _csv(rows: Sequence[LayerDevice]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.errors import NumberError
+from weft.files import write_text
 from weft.numbers.format import FLOAT32, Format
 from weft.numbers.spelling import parse_format, spell
 from weft.numbers.twos_complement import TwosComplement
@@ -84,7 +85,4 @@ def read_configuration(path: str | Path) -> Configuration:
 
 def write_configuration(path: str | Path, configuration: Configuration) -> None:
     """Write a configuration as a file."""
-    try:
-        Path(path).write_text(configuration.text, "utf-8")
-    except OSError as error:
-        raise NumberError(f"{path}: cannot write: {error}") from error
+    write_text(path, configuration.text, NumberError)

@@ -11,15 +11,14 @@ from matplotlib.figure import Figure
 
 from weft.costs.explore import Exploration
 from weft.costs.tiled import Floats
-from weft.errors import InputError
 from weft.reports.html import PALETTE
+from weft.reports.pictures import save
 
 FRONT, CLOUD, BEST = PALETTE[0], "#c4c4c4", PALETTE[5]
 
 
-def draw_designs(found: Exploration, path: str | Path) -> list[Path]:
-    """Draw a search as PNG, and as SVG beside it; the files written."""
-    png = Path(path)
+def draw_designs(found: Exploration, path: str | Path) -> None:
+    """Draw a search as a PNG or SVG file, by the suffix of *path*."""
     figure = Figure(figsize=(14.5, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     _draw_map(figure, left, found)
@@ -39,13 +38,7 @@ def draw_designs(found: Exploration, path: str | Path) -> list[Path]:
         axes.set_title(axes.get_title(), loc="left", fontweight="bold")
         axes.set_title("", loc="center")
     figure.suptitle(f"{', '.join(found.models)} on {found.platform.name}: {len(found)} designs", x=0.01, ha="left")
-    written = [png, png.with_suffix(".svg")]
-    for file in written:
-        try:
-            figure.savefig(file, dpi=150)
-        except OSError as problem:
-            raise InputError(f"{file}: cannot write: {problem}") from problem
-    return written
+    save(figure, path)
 
 
 def _draw_map(figure: Figure, axes: Axes, found: Exploration) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import InputError
+from weft.files import write_text
 from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
 from weft.reports.trace import Ints, Trace
 
@@ -40,10 +40,7 @@ def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None
     safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     markup, style = (files("weft.reports").joinpath(name).read_text("utf-8") for name in (template, "page.css"))
     head, tail = markup.replace(STYLE_MARK, style).split(DATA_MARK)
-    try:
-        Path(path).write_text(head + safe + tail, encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem
+    write_text(path, head + safe + tail)
 
 
 def model_colours(trace: Trace) -> dict[str, str]:

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from weft.errors import InputError
 from weft.reports.html import PALETTE
+from weft.reports.pictures import save
 
 MARKERS = "osD^vP*X"
 
 
 def draw_loads(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[float], path: str | Path) -> Figure:
     """Draw STP at the largest sustained load; *stps* holds all policies of the first ratio, then of the next."""
-    if Path(path).suffix not in (".png", ".svg"):
-        raise InputError(f"{path}: a figure ends in .png or .svg")
     values = np.array(stps).reshape(len(ratios), len(policies))
     figure = Figure(
         figsize=(max(6.0, 1.2 + 0.62 * len(ratios) * (1 if len(ratios) > 1 else 8)), 4.2), layout="constrained"
@@ -37,8 +35,5 @@ def draw_loads(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[fl
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("largest load that keeps its deadlines", loc="left", fontweight="bold")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem
+    save(figure, path)
     return figure

@@ -24,7 +24,8 @@ from weft.errors import InputError
 from weft.mapping.schedule import Outcome, Stint, Transfer
 from weft.reports.html import PALETTE
 from weft.reports.mapping import CONTENDED, RanStep, demand_of, lane_name, lanes_of, report_of, steps_of
-from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, SUFFIXES, UNITS
+from weft.reports.pictures import picture_path, save
+from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, UNITS
 
 WIDE_INCHES, LANE_INCHES, DEMAND_INCHES, HEAD_INCHES, FOOT_INCHES = 12.0, 0.62, 0.62, 0.75, 0.6
 LEFT, RIGHT = 0.085, 0.925
@@ -55,19 +56,14 @@ class _Scale:
 
 def draw_mapping(outcomes: Sequence[Outcome], path: Path | str, *, title: str | None = None) -> Figure:
     """Draw *outcomes*, the first on top, as a PNG or SVG file, by the suffix of *path*."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a mapping is drawn as {' or '.join(SUFFIXES)}, not {path.suffix or 'a bare name'}")
+    picture_path(path)
     if not outcomes:
         raise InputError("there is no outcome to draw; give at least one")
     with matplotlib.rc_context(
         {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.5}
     ):
         figure = _figure(outcomes, title)
-        try:
-            figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        except OSError as problem:
-            raise InputError(f"{path}: cannot write: {problem}") from problem
+        save(figure, path, dpi=160)
     return figure
 
 

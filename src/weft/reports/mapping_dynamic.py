@@ -10,10 +10,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from weft.errors import InputError
 from weft.mapping.dynamic import DynamicLog, Frame, PhaseLog
 from weft.reports.html import PALETTE
-from weft.reports.timeline import INK, LIMIT, MUTED, RULE, SUFFIXES
+from weft.reports.pictures import picture_path, save
+from weft.reports.timeline import INK, LIMIT, MUTED, RULE
 
 OURS, ORACLE, STAR = PALETTE[0], "#c98200", PALETTE[5]
 MOST_PANELS = 4
@@ -24,15 +24,10 @@ FIRST_MS = 1.0
 
 def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
     """Draw *log* as a PNG or SVG file, by the suffix of *path*."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a figure ends in {' or '.join(SUFFIXES)}, not {path.suffix or 'a bare name'}")
+    picture_path(path)
     with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "text.color": INK}):
         figure = _figure(log)
-        try:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        except OSError as problem:
-            raise InputError(f"{path}: cannot write: {problem}") from problem
+        save(figure, path)
     return figure
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import InputError
+from weft.files import replacing
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Outcome, Transfer
 from weft.reports.mapping import RanStep, demand_of, lane_name, lanes_of, steps_of
@@ -52,14 +52,11 @@ def write_outcome_perfetto(outcome: Outcome, path: Path | str) -> None:
 
 def _write(path: Path | str, about: Mapping[str, Any], events: Iterable[Event]) -> None:
     settings = json.dumps({str(key): _plain(value) for key, value in about.items()}, sort_keys=True)
-    try:
-        with Path(path).open("w", encoding="utf-8") as file:
-            file.write(f'{{"displayTimeUnit": "ns",\n"otherData": {settings},\n"traceEvents": [\n')
-            for index, event in enumerate(events):
-                file.write((",\n" if index else "") + json.dumps(event))
-            file.write("\n]}\n")
-    except OSError as problem:
-        raise InputError(f"{path}: cannot write: {problem}") from problem
+    with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
+        file.write(f'{{"displayTimeUnit": "ns",\n"otherData": {settings},\n"traceEvents": [\n')
+        for index, event in enumerate(events):
+            file.write((",\n" if index else "") + json.dumps(event))
+        file.write("\n]}\n")
 
 
 def _plain(value: Any) -> Any:

@@ -22,9 +22,9 @@ from matplotlib.ticker import FuncFormatter
 from weft.errors import InputError
 from weft.reports.html import model_colours
 from weft.reports.occupancy import Intervals, Occupancy, occupancy
+from weft.reports.pictures import picture_path, save
 from weft.reports.trace import Floats, Ints, Trace
 
-SUFFIXES = (".png", ".svg")
 READABLE_SPANS = 450
 """A chosen window holds at most about this many layers, so that single ones can be told apart."""
 
@@ -86,18 +86,13 @@ def draw_timeline(
     Without *end_s* the window ends where the slowest stream has completed up to three queries begun in
     it, fewer when that would be too many layers to read. Busy shares are those of the window.
     """
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a timeline is drawn as {' or '.join(SUFFIXES)}, not {path.suffix or 'a bare name'}")
+    picture_path(path)
     scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
     with matplotlib.rc_context(
         {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.6}
     ):
         figure = _figure(trace, scale, title)
-        try:
-            figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        except OSError as problem:
-            raise InputError(f"{path}: cannot write: {problem}") from problem
+        save(figure, path, dpi=160)
     return figure
 
 

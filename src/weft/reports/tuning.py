@@ -17,11 +17,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from weft.errors import InputError
 from weft.numbers.configuration import Configuration
 from weft.numbers.spelling import label
 from weft.reports.html import PALETTE
-from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, SUFFIXES
+from weft.reports.pictures import picture_path, save
+from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE
 from weft.reports.tuning_result import kept_places
 from weft.tuning.evaluation import Subset
 from weft.tuning.trials import Trial, Tuning
@@ -48,17 +48,11 @@ class PhaseSpan(NamedTuple):
 
 def draw_search(tuning: Tuning, *paths: Path | str) -> Figure:
     """Draw the search as PNG or SVG files, by their suffixes."""
-    files = [Path(path) for path in paths]
-    for path in files:
-        if path.suffix.lower() not in SUFFIXES:
-            raise InputError(f"{path}: a figure ends in {' or '.join(SUFFIXES)}, not {path.suffix or 'a bare name'}")
+    files = [picture_path(path) for path in paths]
     with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "text.color": INK}):
         figure = _figure(tuning)
         for path in files:
-            try:
-                figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-            except OSError as problem:
-                raise InputError(f"{path}: cannot write: {problem}") from problem
+            save(figure, path)
     return figure
 
 

@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.errors import StitchError
+from weft.files import replacing
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 
 OPSET = 20
@@ -51,12 +52,10 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str
     model, target = to_onnx(graph, metadata), Path(path)
     outside = sum(array.nbytes for array in graph.constants.values()) > MOST_BYTES_IN_FILE
     data = target.with_name(target.name + ".data")
-    try:
+    with replacing(target, StitchError) as beside:
         if outside:
             data.unlink(missing_ok=True)  # onnx would append to it
-        onnx.save_model(model, str(target), save_as_external_data=outside, location=data.name)
-    except OSError as error:
-        raise StitchError(f"cannot write {target}: {error.strerror or error}") from error
+        onnx.save_model(model, str(beside), save_as_external_data=outside, location=data.name)
 
 
 def _node(step: GraphStep) -> onnx.NodeProto:

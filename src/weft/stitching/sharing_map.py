@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import InputError, StitchError, unknown_name
+from weft.errors import StitchError, unknown_name
+from weft.files import write_text
 from weft.jsonfile import read_json
 from weft.stitching.discovery.comparison import verify
 from weft.stitching.family import Family
@@ -58,10 +59,7 @@ def write_sharing(path: str | Path, sharing: Sharing, family: Family) -> None:
         )
         spaces.append(f"  {json.dumps(name)}: [{f',{chr(10)}   '.join(blocks)}]")
     listed = ",\n".join(spaces)
-    try:
-        Path(path).write_text(f'{{"format": {FORMAT},\n "spaces": {{\n{listed}\n }}}}\n', encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error}") from error
+    write_text(path, f'{{"format": {FORMAT},\n "spaces": {{\n{listed}\n }}}}\n')
 
 
 def _names(family: Family) -> list[str]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.errors import NumberError, TuneError, unknown_name
+from weft.files import replacing
 from weft.jsonfile import first_problem
 from weft.models.weighted_layers import find_layers, load_flat
 from weft.numbers.arrays import decode, encode, fits_float32
@@ -85,10 +86,8 @@ def write_packed(
         offset += len(streams[-1])
     header = json.dumps({"tensors": entries}, separators=(",", ":")).encode()
     start = MAGIC + _LENGTH.pack(len(header)) + header
-    try:
-        Path(path).write_bytes(b"".join([start, *streams]))
-    except OSError as error:
-        raise TuneError(f"cannot write {path}: {error.strerror or error}") from error
+    with replacing(path, TuneError) as beside:
+        beside.write_bytes(b"".join([start, *streams]))
     return PackedWeights(len(start), offset)
 
 

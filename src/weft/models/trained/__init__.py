@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import ModelError
+from weft.files import replacing
 from weft.models.stored import NetworkCard, located, pixels
+
 
 
 class TestImages(NamedTuple):
@@ -102,12 +104,12 @@ class Trained:
         model = Path(path)
         record, samples = model.with_suffix(".record.npz"), model.with_suffix(".samples.npz")
         stored = self.samples()
-        try:
-            model.write_bytes(self.path().read_bytes())
-            record.write_bytes(self.record_path().read_bytes())
-            np.savez_compressed(samples, image=stored.inputs(), label=stored.label)
-        except OSError as error:
-            raise ModelError(f"{model}: cannot be written: {error.strerror or error}") from error
+        with replacing(model, ModelError) as beside:
+            beside.write_bytes(self.path().read_bytes())
+        with replacing(record, ModelError) as beside:
+            beside.write_bytes(self.record_path().read_bytes())
+        with replacing(samples, ModelError) as beside:
+            np.savez_compressed(beside, image=stored.inputs(), label=stored.label)
         return model, record, samples
 
     def card(self) -> TrainedCard:

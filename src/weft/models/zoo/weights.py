@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from weft.errors import ModelError
+from weft.files import replacing
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights done and the bytes in all."""
@@ -88,19 +89,17 @@ def write(
     memory; the model itself is written last, so that a file left by an interrupted run has no model.
     """
     target = Path(path)
-    try:
-        if sum(map(_size, _declared(proto))) <= single_file_bytes:
-            onnx.save(materialise(proto, progress=progress), target)
-        else:
-            _write_with_data(proto, target, progress)
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {error.strerror or error}") from error
+    if sum(map(_size, _declared(proto))) > single_file_bytes:
+        _write_with_data(proto, target, progress)
+        return
+    with replacing(target, ModelError) as beside:
+        onnx.save(materialise(proto, progress=progress), beside)
 
 
 def _write_with_data(proto: ModelProto, target: Path, progress: Progress | None) -> None:
     model = _copy(proto)
     location = target.name + ".data"
-    with open(target.with_name(location), "wb") as file:
+    with replacing(target.with_name(location), ModelError) as beside, beside.open("wb") as file:
         for tensor, data in _drawn(model, progress):
             file.seek(-file.tell() % ALIGNMENT_BYTES, 1)
             entries = {"location": location, "offset": file.tell(), "length": data.nbytes}
@@ -108,7 +107,8 @@ def _write_with_data(proto: ModelProto, target: Path, progress: Progress | None)
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = TensorProto.EXTERNAL
             file.write(data.data)
-    onnx.save(model, target)
+    with replacing(target, ModelError) as beside:
+        onnx.save(model, beside)
 
 
 def _copy(proto: ModelProto, seed: int | None = None) -> ModelProto:

@@ -24,6 +24,7 @@ import onnx
 from onnx import helper
 
 from weft.errors import TuneError, unknown_name
+from weft.files import replacing
 from weft.models.onnx_import.walk import names_read
 from weft.models.weighted_layers import flat, load_flat
 from weft.numbers.configuration import AnyFormat, Configuration
@@ -90,12 +91,10 @@ def write_export(
     proto, target = export(model, network, configuration, style), Path(path)
     data = target.with_name(target.name + ".data")
     outside = proto.ByteSize() > MOST_BYTES_IN_FILE
-    try:
+    with replacing(target, TuneError) as beside:
         if outside:
             data.unlink(missing_ok=True)  # onnx would append to it
-        onnx.save_model(proto, str(target), save_as_external_data=outside, location=data.name)
-    except OSError as error:
-        raise TuneError(f"cannot write {target}: {error.strerror or error}") from error
+        onnx.save_model(proto, str(beside), save_as_external_data=outside, location=data.name)
 
 
 def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
