@@ -102,7 +102,7 @@ def test_every_form_is_written(weft: Callable[..., Answer], tmp_path: Path) -> N
         "json": "m.json", "timeline": "m.html", "figure": "m.png", "perfetto": "p.json", "trace": "t.json",
         "devices": "d.csv",
     }  # fmt: skip
-    options = ["--json", "--html", "--png", "--perfetto", "--trace", "--devices"]
+    options = ["--json", "--html", "--figure", "--perfetto", "--trace", "--devices"]
     answer = weft("map", *PAIR, *(part for pair in zip(options, files.values(), strict=True) for part in pair))
     assert answer.code == 0, answer.error
     for what, name in files.items():
@@ -230,7 +230,7 @@ def test_one_phase_of_the_example_is_mapped(mapped: Callable[..., dict[str, Any]
 def test_phases_run_in_real_time(weft: Callable[..., Answer], tmp_path: Path) -> None:
     answer = weft(
         "map", "dynamic", str(ROOT / "examples/soc-scenario.toml"), "--duration", "0.3", "--json", "d.json",
-        "--png", "d.png",
+        "--figure", "d.png",
     )  # fmt: skip
     assert answer.code == 0, answer.error
     log = json.loads((tmp_path / "d.json").read_text())
@@ -337,17 +337,17 @@ def test_what_trtexec_cannot_read_is_refused_before_the_search(
         ([*PAIR, "--repeat", "vgg19=0"], "--repeat vgg19=0: give a whole number from 1"),
         ([*PAIR, "--repeat", "vgg19=x"], "--repeat vgg19=x: give a whole number from 1"),
         ([*PAIR, "--repeat", "vgg19=99999"], "repeats = 99999"),
-        ([*PAIR, "--max-switches", "-1"], "max_switches = -1"),
-        ([*PAIR, "--time-limit", "0"], "time_limit_s = 0"),
-        ([*PAIR, "--max-groups", "0"], "max_groups = 0"),
+        ([*PAIR, "--max-switches", "-1"], "--max-switches -1"),
+        ([*PAIR, "--time-limit", "0"], "--time-limit 0.0"),
+        ([*PAIR, "--max-groups", "0"], "--max-groups 0"),
         ([*PAIR, "--energy-budget", "1"], "an energy budget needs energy_j"),
         (["--soc", "xavier", "--models", "no.onnx"], "no.onnx does not exist"),
         (["--soc", "xavier", "--models", "no.json"], "no.json: cannot read"),
         (["--soc", "no.toml", "--models", "googlenet"], "no.toml: cannot read"),
         (["no.toml"], "no.toml: cannot read the scenario"),
         (["--json", "x.json", "no.toml"], "write no.toml before the options, or after --scenario"),
-        ([*PAIR, "--png", "m.gif"], "m.gif: a figure ends in .png or .svg"),
-        ([*PAIR, "--devices", "m.xml"], "m.xml: a device list ends in .json, .csv, .txt"),
+        ([*PAIR, "--figure", "m.gif"], "--figure m.gif: its name ends in .png or .svg"),
+        ([*PAIR, "--devices", "m.xml"], "--devices m.xml: its name ends in .json, .csv or .txt"),
         ([*PAIR, "--devices", "no/such/folder.csv"], "cannot write"),
         ([*PAIR, "--html", "no/such/page.html"], "no/such/page.html: cannot write: there is no folder no/such"),
         (["--soc", "snapdragon", "--models", "vgg16", "--devices", "m.txt"], "may run on dsp, and trtexec knows only"),
@@ -357,7 +357,7 @@ def test_what_trtexec_cannot_read_is_refused_before_the_search(
         ([str(ROOT / "examples/soc-scenario.toml"), "--repeat", "vgg19=2"], "go with --models"),
         (["--soc", "xavier", "calibrate"], "weft map calibrate takes none of the options before its name"),
         (["dynamic", "no.toml"], "no.toml: cannot read the scenario"),
-        (["dynamic", str(ROOT / "examples/soc-scenario.toml"), "--duration", "0"], "duration_s = 0"),
+        (["dynamic", str(ROOT / "examples/soc-scenario.toml"), "--duration", "0"], "--duration 0.0"),
         (["import-trt", "--unit", "gpu", "--model", "m", "-o", "m.json"], "--unit 'gpu' is not of the form"),
         (["import-trt", "--unit", "npu=x.json", "--model", "m", "-o", "m.json"], "unknown unit 'npu'"),
     ],
@@ -378,7 +378,7 @@ def test_limits_that_no_schedule_keeps_say_by_how_much(weft: Callable[..., Answe
     )
     switches = weft("map", "--soc", "xavier", "--models", "a.json", "--max-switches", "1")
     assert switches.code == 2 and switches.error.count("\n") == 1
-    assert "a needs at least 2 switches" in switches.error and "max_switches is 1, 1 too few" in switches.error
+    assert "a needs at least 2 switches" in switches.error and "--max-switches is 1, 1 too few" in switches.error
     budget = weft("map", "--soc", "xavier", "--models", "a.json", "--energy-budget", "1")
     assert budget.code == 2
     assert "at least 1.25 J and the budget is 1 J, 0.25 J too few" in budget.error

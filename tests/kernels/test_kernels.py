@@ -44,6 +44,8 @@ OPTIONS: dict[str, Mapping[str, Option]] = {
     "weft": {"horizon": 3, "commit": 3},
     "fifo": {},
     "round-robin": {},
+    "fair": {},
+    "double-buffer": {},
 }
 """The policies whose orders come from ``compiled``, so that it is used, and the plain twin is done in time."""
 
@@ -64,9 +66,10 @@ def plain(name: str, setting: Setting, quota: Sequence[int] | None, options: Map
 
 def compiled(name: str, setting: Setting, quota: Sequence[int] | None, options: Mapping[str, Option]):
     """Order and times from the kernels."""
-    order = compiled_order(make_policy(name, setting, options), runs(setting, quota), quota)
+    policy = make_policy(name, setting, options)
+    order = compiled_order(policy, runs(setting, quota), quota)
     assert order is not None, "no kernel was used"
-    return order.tolist(), [tuple(times) for times in replayed(setting, order).tolist()]
+    return order.tolist(), [tuple(times) for times in replayed(policy, order).tolist()]
 
 
 def assert_equal(name: str, setting: Setting, options: Mapping[str, Option], quota: list[int] | None = None) -> None:
@@ -193,7 +196,7 @@ def test_replaying_any_order_gives_the_times_of_issue_and_of_a_device_played_tic
     for fetch, compute in layers:
         state, when = issue(state, fetch, compute, buffer)
         times.append(list(when))
-    replay = replayed(Setting(programs, buffer), np.array(order, np.int64)).tolist()
+    replay = replayed(make_policy("fifo", Setting(programs, buffer)), np.array(order, np.int64)).tolist()
     assert replay == times == [list(when) for when in play(layers, buffer)]
 
 

@@ -14,8 +14,9 @@ from weft.errors import WeftError
 
 _UNITS = r"(?:_s|_ms|_j|_bytes|_gb_s)?"
 """What an argument may have behind the name of its option."""
-_LABEL = r"(?:^(?:options|--[\w-]+): )?"
+_LABEL = r"^(?:options|--[\w-]+): (?:\w+\.)*"
 """What a value is said to be from, where it is from an option and the message will name that."""
+_ALONE = r"(?<![\w.-])"
 
 
 class InOptions:
@@ -36,8 +37,8 @@ class Command(InOptions, TyperCommand):
 def in_options(text: str, context: typer.Context) -> str:
     """*text* with ``max_groups = 0`` written as ``--max-groups 0``, for every option that was given."""
     for option, argument in _arguments(context):
-        spelled = rf"(?<![\w.-]){argument}{_UNITS}"
-        text = re.sub(rf"{_LABEL}{spelled} = (?=\S)", f"{option} ", text)
+        spelled = rf"{_ALONE}{argument}{_UNITS}"
+        text = re.sub(rf"(?:{_LABEL}|{_ALONE}){argument}{_UNITS} = (?=\S)", f"{option} ", text)
         text = re.sub(rf"(^|: ){spelled}(?= (?:must|is|has) )", rf"\1{option}", text)
         if "_" in argument and not text.startswith("--"):
             text = re.sub(rf"{spelled}(?![\w.-])", option, text)
@@ -58,7 +59,7 @@ def _named_value(text: str, context: typer.Context) -> str:
     unknown = re.match(r"unknown [^']*'([^']*)'", text)
     for name, option in given_options(context).items():
         value = context.params.get(name)
-        parts = value.split(",") if isinstance(value, str) else []
+        parts = ",".join(value if isinstance(value, (list, tuple)) else [str(value)]).split(",")
         if unknown and option.startswith("--") and unknown[1] in [part.strip() for part in parts]:
             return f"{option}: {text}"
     return text

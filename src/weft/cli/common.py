@@ -76,7 +76,7 @@ def _check_place(option: str, path: Path, suffixes: Sequence[str], taken: dict[P
     elif path.is_dir():
         why = "cannot write: it is a folder; name a file"
     elif suffixes and path.suffix.lower() not in suffixes:
-        why = f"its name ends in {' or '.join(suffixes)}"
+        why = f"its name ends in {' or '.join(filter(None, (', '.join(suffixes[:-1]), suffixes[-1])))}"
     elif taken.setdefault(path.resolve(), option) != option and (path.is_file() or not path.exists()):
         why = f"{taken[path.resolve()]} is written there already; name another file"
     if why:

@@ -24,6 +24,7 @@ from weft.cli.common import (
     file_option,
     how,
     parse_shapes,
+    told,
     what,
 )
 from weft.cli.unused import given_options

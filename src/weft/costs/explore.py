@@ -187,10 +187,10 @@ def pareto_front(costs: Floats, values: Floats) -> list[int]:
 
 def _weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
     if max_batch < 1:
-        raise InputError(f"the largest batch is at least 1, not {max_batch}")
+        raise InputError(f"max_batch = {max_batch} must be at least 1")
     given = np.ones(max_batch) if weights is None else np.array(weights, dtype=np.float64)
     if len(given) != max_batch:
-        raise InputError(f"{len(given)} weights for {max_batch} batch sizes; give one for each size from 1")
+        raise InputError(f"weights has {len(given)} numbers for {max_batch} batch sizes; give one for each size from 1")
     if not (np.isfinite(given).all() and (given >= 0).all() and given.any()):
         raise InputError(f"weights {given.tolist()} must be finite, none negative and not all zero")
     return given

@@ -19,7 +19,7 @@ from weft.kernels.replay import replay
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 from weft.policies.aimt import AiMt
 from weft.policies.base import Policy, Setting
-from weft.policies.in_order import Fifo, RoundRobin
+from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.weft import Weft
 
@@ -36,10 +36,10 @@ def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
     return fetch, compute, first
 
 
-def replayed(setting: Setting, chosen: Ints) -> Ints:
-    """Times of an order of issues, shape (issues, 4)."""
-    times = np.empty((len(chosen), 4), np.int64)
-    replay(*layer_arrays(setting), setting.buffer, chosen, times)
+def replayed(policy: Policy, chosen: Ints) -> Ints:
+    """Times of an order of issues under its policy, shape (issues, 4)."""
+    times, setting = np.empty((len(chosen), 4), np.int64), policy.setting
+    replay(*layer_arrays(setting), setting.buffer, chosen, times, in_step=type(policy) is DoubleBuffer)
     return times
 
 
@@ -76,7 +76,9 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         return lambda chosen: weave_greedy(fetch, compute, first, heavy, setting.buffer, work, chosen)
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen)
-    if type(policy) in (Fifo, RoundRobin, Layerweaver):  # layerweaver's failsafe is fifo
+    if type(policy) is Fair:
+        return lambda chosen: _least_served(policy, work, chosen)
+    if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Layerweaver):  # layerweaver's failsafe is fifo
         in_a_row = 1 if type(policy) is RoundRobin else setting.rounds
         return lambda chosen: _whole_queries(setting.programs, in_a_row, work, chosen)
     return None
@@ -89,3 +91,17 @@ def _whole_queries(programs: Sequence[Program], in_a_row: int, work: int, chosen
     turns, rest = divmod(work - 1, int(done[-1]))
     chosen[:] = np.resize(turn, len(chosen))
     return turns * len(turn) + int(np.searchsorted(done, rest, side="right")) + 1
+
+
+def _least_served(policy: Fair, work: int, chosen: Ints) -> int:
+    """Whole queries, each of the stream that was served least, until *work* is issued; the number of issues."""
+    programs, queries = policy.setting.programs, [0] * len(policy.setting.programs)
+    done = [np.cumsum(program.work) for program in programs]
+    issues = 0
+    while work > 0 and issues < len(chosen):
+        stream = min(range(len(programs)), key=lambda stream: (policy.share(stream, queries[stream]), stream))
+        count = min(int(np.searchsorted(done[stream], work)) + 1, len(programs[stream]), len(chosen) - issues)
+        chosen[issues : issues + count] = stream
+        issues, work = issues + count, work - int(done[stream][count - 1])
+        queries[stream] += 1
+    return issues

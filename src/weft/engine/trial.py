@@ -55,7 +55,7 @@ class TrialJudge:
         order = compiled_order(policy, setting.work, setting.quota)
         if order is None:
             raise TypeError(f"{type(policy).__name__} has no kernel to be tried with")
-        makespan = float(replayed(setting, order)[-1, 3])
+        makespan = float(replayed(policy, order)[-1, 3])
         issued = np.bincount(order, minlength=len(setting.programs)).tolist()
         return [
             self.dual.queries(program, layers) * demand.alone / makespan

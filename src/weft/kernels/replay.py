@@ -11,26 +11,31 @@ from weft.kernels.compiling import borrowed, loop
 Ints = npt.NDArray[np.int64]
 
 
-def replay(fetch: Ints, compute: Ints, first: Ints, buffer: int, chosen: Ints, times: Ints) -> None:
+def replay(
+    fetch: Ints, compute: Ints, first: Ints, buffer: int, chosen: Ints, times: Ints, *, in_step: bool = False
+) -> None:
     """Fill *times*, shape (issues, 4): fetch start, fetch end, compute start, compute end.
 
     chosen: stream of each issue, in order; every fetch starts as soon as the channel is free.
+    in_step: nor before the layer ahead of it computes.
     """
-    _replay(fetch, compute, first, buffer, first[:-1].copy(), columns(len(chosen) + 1), chosen, times)
+    _replay(fetch, compute, first, buffer, first[:-1].copy(), columns(len(chosen) + 1), chosen, in_step, times)
 
 
 @loop
-def _replay(fetch, compute, first, buffer, position, issues, chosen, times):
+def _replay(fetch, compute, first, buffer, position, issues, chosen, in_step, times):
     fetch, compute, first, position, issues, chosen, times = borrowed(
         (fetch, compute, first, position, issues, chosen, times)
     )
     before, peak = issues[0], issues[1]
-    channel = array = fetched = seen = n = 0
+    channel = array = began = fetched = seen = n = 0
     for stream in chosen:
         at = position[stream]
         size = fetch[at]
-        end, seen = on_chip(before, peak, seen, peak[n], channel, size, fetched - buffer + size)
-        times[n, 0], times[n, 1], times[n, 2] = channel, end, max(array, end)
+        start = max(channel, began) if in_step else channel
+        end, seen = on_chip(before, peak, seen, peak[n], start, size, fetched - buffer + size)
+        began = max(array, end)
+        times[n, 0], times[n, 1], times[n, 2] = start, end, began
         array, fetched, n = issued(before, peak, n, array, end, fetched, size, compute[at])
         channel, times[n - 1, 3] = end, array
         position[stream] = at + 1 if at + 1 < first[stream + 1] else first[stream]

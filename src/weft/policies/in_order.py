@@ -44,8 +44,12 @@ class Fair(InOrder):
         """What its stream was given so far."""
         if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests come and go: whoever had least
             return candidate.served
+        return self.share(candidate.stream, candidate.query)
+
+    def share(self, stream: int, queries: int) -> int:
+        """How often a stream that never runs dry had its part of the time, after so many queries."""
         programs = self.setting.programs
-        served = candidate.query * programs[candidate.stream].total_work
+        served = queries * programs[stream].total_work
         everything = self.setting.rounds * sum(program.total_work for program in programs)
         return served * len(programs) // everything
 

@@ -62,7 +62,7 @@ def simulate(
     setting = chooser.setting
     order = compiled_order(chooser, setting.work, setting.quota) if compiled else None
     if order is not None:
-        times = replayed(setting, order)
+        times = replayed(chooser, order)
     else:
         order, times = _plain(chooser)
     clock = Clock.of(npu)

@@ -145,7 +145,7 @@ def _size(tensor: TensorProto) -> int:
 def _seed(model: ModelProto) -> int:
     seed = int(next((entry.value for entry in model.metadata_props if entry.key == SEED), "0"))
     if seed < 0:
-        raise ModelError(f"a seed must be at least 0, got {seed}")
+        raise ModelError(f"seed = {seed} must be at least 0")
     return seed
 
 
