@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 TYPE_CHECKING = False
@@ -10,6 +11,9 @@ if TYPE_CHECKING:  # typing itself takes a while, and Ctrl-C may come then
 
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
+
+SELDOM = 50_000
+"""Objects made between two looks for garbage: imports make many, none of it garbage, and a command is soon over."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
+    if arguments is None:
+        gc.set_threshold(SELDOM)
     from weft.cli.app import Interrupted, app
     from weft.errors import WeftError
 

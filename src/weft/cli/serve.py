@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from dataclasses import replace
@@ -87,6 +86,8 @@ def command(
     Models are cut into short segments, and between segments the policy decides again who goes next.
     A dashboard is at [bold]/[/bold], Prometheus metrics at [bold]/metrics[/bold].
     """
+    import asyncio
+
     from weft.serving.server import fastest_loop, serve
 
     given: dict[str, Any] = {
@@ -174,6 +175,8 @@ class _Loading:
 
 def _check(settings: ServerConfig) -> None:
     """Load what a server would, show it, and refuse if the server would not be ready."""
+    import asyncio
+
     from weft.serving.server import Server, fastest_loop
 
     logging.basicConfig(level=logging.ERROR)  # what is wrong with a model stands in the table

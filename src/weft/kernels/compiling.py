@@ -6,6 +6,7 @@ loop is therefore kept by all sources it is made of.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,7 +16,7 @@ from inspect import getsource
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import cgutils, types
+from numba.core import cgutils, event, types
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,7 +25,27 @@ T = TypeVar("T")
 _njit: Any = numba.njit
 _config: Any = numba.config
 
+_log = logging.getLogger("weft.kernels")
 _IMPORTS = re.compile(r"^\s*(?:from|import) weft\.kernels(?:\.(\w+)| import (\w+))", re.MULTILINE)
+
+
+class _Announcement(event.Listener):  # type: ignore[misc]  # numba has no types
+    """Says what begins to be compiled, which takes seconds; what is found on disk is loaded without a word."""
+
+    _within = 0
+
+    def on_start(self, event: Any) -> None:
+        function = event.data["dispatcher"].py_func
+        if not self._within and function.__module__.startswith(__package__):
+            home = function.__module__.rpartition(".")[2]
+            _log.info("compiling %s.%s (once; it is kept)", home, function.__name__.strip("_"))
+        self._within += 1
+
+    def on_end(self, event: Any) -> None:
+        self._within -= 1
+
+
+event.register("numba:compile", _Announcement())
 
 
 def loop(function: F) -> F:
