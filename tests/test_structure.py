@@ -17,8 +17,8 @@ MODULES = sorted([*SOURCES.rglob("*.py"), *PAPERS.rglob("*.py")])
 
 STOREYS = (
     "version", "errors", "files", "jsonfile", "kernels", "numbers", "models", "workloads", "devices", "costs",
-    "policies", "engine", "mapping", "stitching", "tuning", "reports", "runtime", "load", "simulation", "serving", "survey",
-    "weft_papers", "cli",
+    "policies", "engine", "mapping", "stitching", "tuning", "reports", "runtime", "load", "simulation", "serving",
+    "survey", "weft_papers", "cli",
 )  # fmt: skip
 """A room may import those to its left; ``weft`` itself shows the public names of all but the last two."""
 

@@ -92,6 +92,8 @@ class Stub:
         self.inputs = inputs
         self.key = key
         self.profile: object = None
+        self.config: object = None
+        """Of the model net."""
         self.outputs: list[dict[str, object]] = []
         """What the metadata list."""
         self.good = lambda seen: (b"{}", "")
@@ -156,6 +158,8 @@ class Stub:
             "/v2/models/net": {"name": "net", "inputs": self.inputs, "outputs": self.outputs},
             "/v2/models/other": {"name": "other", "inputs": self.inputs},
         }
+        if self.config is not None:
+            known["/v2/models/net/config"] = self.config
         if self.profile is not None:
             known["/weft/profile"] = self.profile
         if path not in known:
@@ -965,13 +969,27 @@ def test_the_command_takes_a_file_and_leaves_the_lists_out(tmp_path, capsys):
     assert found["profile"] is None
 
 
+def test_a_stream_needs_no_deadline_and_no_shapes_that_the_server_knows(tmp_path, capsys):
+    out, stub = tmp_path / "load.json", Stub(inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, -1]}])
+    stub.config = {"parameters": {"weft_shapes": {"string_value": "{'x': [1, 6], 'y': [1, 2]}"}}}
+    with in_a_thread(stub):
+        run_command("--url", stub.url, "-s", "net:rate=100", "--duration", "0.2", "--warmup", "0", "--json", str(out))
+    header = stub.seen[0].header
+    assert header["inputs"][0]["shape"] == [1, 6]
+    assert set(header["parameters"]) == {"priority", "binary_data_output"}
+    (stream,) = (found := json.loads(out.read_text()))["streams"]
+    assert stream["deadline_s"] is None and stream["met_share"] is None and stream["met"] == stream["answered"] > 0
+    assert found["remarks"][0] == "net: no deadline was given, so none of its answers is late"
+    assert re.search(r"net .* none +-", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "say what to send"),
         (("w.toml", "--stream", "net:rate=1,deadline=1"), "say what to send"),
         (("--stream", "net:rate"), "is not of the form"),
-        (("--stream", "net:rate=1"), "deadline_ms is missing"),
+        (("--stream", "net:deadline=1"), "has no rate"),
         (("--stream", "net:rate=1,deadline=5,prority=9"), "did you mean 'priority'"),
         (("--stream", "net:rate=1,deadline=5", "--duration", "0.1"), "warmup_s"),
         (("--stream", "net:rate=1,deadline=5", "--shape", "y:x=1"), "not among the models"),

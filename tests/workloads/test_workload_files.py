@@ -86,7 +86,10 @@ def test_scaling_leaves_closed_streams_alone(written):
 
 BROKEN = [
     (GOOD.replace("total_rate", "total_rat"), "unknown key 'total_rat'; did you mean 'total_rate'?"),
-    (GOOD.replace("deadline_ms = 15", "deadline_mx = 15"), "stream.0.deadline_ms is missing"),
+    (
+        GOOD.replace("deadline_ms = 15", "deadline_mx = 15"),
+        "'stream.0.deadline_mx'; did you mean 'deadline_ms'?",
+    ),
     (STREAM + "rate = 1\nmax_bach = 4\n", "unknown key 'stream.0.max_bach'; did you mean 'max_batch'?"),
     (STREAM + "rate = 1\nxyzzy = 4\n", "unknown key 'stream.0.xyzzy'"),
     ('folder = "/tmp"\n' + STREAM + "rate = 1\n", "unknown key 'folder'"),

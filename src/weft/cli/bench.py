@@ -94,7 +94,7 @@ def _workload(
     from weft.workloads.requests import parse_workload, read_workload
 
     if (path is None) == (not streams):
-        raise WorkloadError("say what to send: a workload file, or --stream MODEL:rate=10,deadline=250")
+        raise WorkloadError("say what to send: a workload file, or --stream MODEL:rate=10")
     if path is not None:
         raw, where = read_workload(path).model_dump(exclude_unset=True), path
     else:
@@ -150,7 +150,7 @@ def _print(result: LoadResult) -> None:
             _others(found),
             f"{found.offered_per_s:.1f}",
             f"{found.answered_per_s:.1f}",
-            f"{each.stream.deadline_ms:g}",
+            "none" if each.stream.deadline_ms is None else f"{each.stream.deadline_ms:g}",
             number(found.met_share, 2, scale=100, suffix=" %"),
         )
         spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.p999_s, found.max_s)

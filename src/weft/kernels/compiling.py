@@ -29,7 +29,7 @@ _log = logging.getLogger("weft.kernels")
 _IMPORTS = re.compile(r"^\s*(?:from|import) weft\.kernels(?:\.(\w+)| import (\w+))", re.MULTILINE)
 
 
-class _Announcement(event.Listener):  # type: ignore[misc]  # numba has no types
+class _Announcement(event.Listener):
     """Says what begins to be compiled, which takes seconds; what is found on disk is loaded without a word."""
 
     _within = 0

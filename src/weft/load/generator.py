@@ -37,7 +37,9 @@ from weft.load.payload import (
     build_payload,
     model_path,
     read_inputs,
+    read_shapes,
     served_name,
+    unshaped,
 )
 from weft.load.reading import MAX_ANSWER_BYTES, Readings, announces_exits
 from weft.load.report import BROKEN, LOST, OK, LoadResult, StreamLoad, stream_load
@@ -427,11 +429,16 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
     payloads, tell_exits = [], []
     for index, stream in enumerate(workload.stream):
         metadata = await _metadata(control, stream, key)
+        inputs = read_inputs(stream.model, metadata)
+        if unknown := unshaped(stream, inputs):
+            known = read_shapes(await _config(control, stream, key))
+            stated = {name: shape for name, shape in known.items() if name in unknown}
+            stream = stream.model_copy(update={"shapes": {**stated, **stream.shapes}})
         tell_exits.append(announces_exits(metadata))
         payloads.append(
             build_payload(
                 stream,
-                read_inputs(stream.model, metadata),
+                inputs,
                 control.target,
                 deadlines=deadlines,
                 binary=announced(server, BINARY),
@@ -480,6 +487,12 @@ async def _metadata(control: Pool, stream: Stream, key: str | None) -> Any:
     known = [str(each["name"]) for each in listed if isinstance(each, dict) and "name" in each] if listed else []
     hint = unknown_name("model", name, known) if known else f"unknown model {name!r}; {_told(answer.body)}"
     raise InputError(f"{control.target.url}: {hint}")
+
+
+async def _config(control: Pool, stream: Stream, key: str | None) -> Any:
+    """What the server was told of a model; None where it does not say."""
+    answer = await _call(control, request_bytes(control.target, "GET", f"{model_path(stream)}/config", key=key))
+    return _parsed(answer.body) if answer.status == OK else None
 
 
 async def _round_trip_s(control: Pool, key: str | None) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,21 @@ def read_inputs(model: str, metadata: Any) -> tuple[TensorSpec, ...]:
                 f"{model}: its input {spec.name!r} has the data type {spec.datatype!r}, which is not known"
             )
     return inputs
+
+
+def unshaped(stream: Stream, inputs: Sequence[TensorSpec]) -> set[str]:
+    """Inputs with a free dimension besides the batch of which the stream says nothing."""
+    given = set(stream.shapes) if stream.samples is None else {spec.name for spec in inputs}
+    return {spec.name for spec in inputs if any(size < 0 for size in spec.shape[1:])} - given
+
+
+def read_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Input -> the shape that a weft server measures a model with, as its configuration tells; else nothing."""
+    try:
+        told = literal_eval(config["parameters"]["weft_shapes"]["string_value"])
+        return {str(name): tuple(int(size) for size in shape) for name, shape in told.items()}
+    except (KeyError, TypeError, ValueError, SyntaxError, AttributeError, RecursionError, MemoryError):
+        return {}
 
 
 def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
@@ -177,7 +193,9 @@ def _check_shapes(stream: Stream, inputs: Sequence[TensorSpec], samples: Samples
 
 def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
     parameters: dict[str, object] = {"priority": TRITON_PRIORITY[stream.priority]}
-    if deadlines == "strict":
+    if stream.deadline_ms is None:
+        pass
+    elif deadlines == "strict":
         parameters["timeout"] = max(1, round(stream.deadline_ms * 1e3))
     elif deadlines == "soft":
         parameters["weft_slo_ms"] = stream.deadline_ms

@@ -43,7 +43,7 @@ class StreamFigures:
     met: int
     """Answered with 200 within the deadline."""
     met_share: float | None
-    """Of all that were scheduled; None where none was."""
+    """Of all that were scheduled; None where none was, or where there is no deadline."""
     mean_s: float | None
     """These are of the answers with status 200, from the scheduled time on."""
     p50_s: float | None
@@ -83,7 +83,7 @@ class StreamLoad:
     def as_dict(self, *, latencies: bool) -> dict[str, object]:
         found: dict[str, object] = {
             "model": self.stream.model,
-            "deadline_s": self.stream.deadline_ms / 1e3,
+            "deadline_s": None if self.stream.deadline_ms is None else self.stream.deadline_ms / 1e3,
             "exit_threshold": sent_threshold(self.stream),
             **asdict(self.figures),
             "statuses": {str(status): count for status, count in self.figures.statuses.items()},
@@ -196,7 +196,8 @@ def _figures(
     codes, counts = np.unique(status, return_counts=True)
     bins = {int(code): int(count) for code, count in zip(codes, counts, strict=True)}
     good = latency_s[status == OK]
-    met = int(np.count_nonzero(good <= stream.deadline_ms / 1e3))
+    due_s = np.inf if stream.deadline_ms is None else stream.deadline_ms / 1e3
+    met = int(np.count_nonzero(good <= due_s))
     times_s = ranks(good, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return StreamFigures(
         scheduled=len(status),
@@ -207,7 +208,7 @@ def _figures(
         offered_per_s=len(status) / span_s,
         answered_per_s=len(good) / span_s,
         met=met,
-        met_share=met / len(status) if len(status) else None,
+        met_share=met / len(status) if len(status) and stream.deadline_ms is not None else None,
         mean_s=float(good.mean()) if len(good) else None,
         **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), times_s, strict=True)),
         **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
@@ -242,6 +243,8 @@ def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
 def _remarks(result: LoadResult) -> list[str]:
     remarks = []
     for each in result.streams:
+        if each.stream.deadline_ms is None:
+            remarks.append(f"{each.stream.model}: no deadline was given, so none of its answers is late")
         for status, text in each.messages.items():
             what = {BROKEN: "connection failed"}.get(status, f"status {status}")
             remarks.append(f"{each.stream.model}: {what}: {text}")

@@ -90,7 +90,7 @@ class _Stream(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str
-    deadline_s: Time
+    deadline_s: Time | None = None
     overhead_s: Time | None = None
     scheduled_s: list[Time]
     lag_s: list[Time]
@@ -326,9 +326,10 @@ def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: 
 
 def _due_s(bench: _BenchFile, index: int) -> float:
     """By when the server took a request to be due."""
-    if bench.deadlines != "none" or bench.profile is None:
-        return bench.streams[index].deadline_s
-    return bench.profile.default_slo_ms / 1e3
+    stated_s, profile = bench.streams[index].deadline_s, bench.profile
+    if stated_s is not None and (bench.deadlines != "none" or profile is None):
+        return stated_s
+    return (profile.default_slo_ms if profile else 1000.0) / 1e3
 
 
 def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -> Program:
@@ -350,9 +351,11 @@ def _measured(stream: _Stream) -> Floats:
     )
 
 
-def _figures(latency_s: Floats, deadline_s: float) -> Figures:
+def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
     answered = latency_s[~np.isnan(latency_s)]
-    missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s) if len(latency_s) else None
+    missed = None
+    if len(latency_s) and deadline_s is not None:
+        missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s)
     if not len(answered):
         return Figures(0, None, None, None, missed)
     p50, p99 = ranks(answered, (0.5, 0.99))

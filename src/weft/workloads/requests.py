@@ -47,8 +47,8 @@ class Stream(BaseModel):
     arrival: Literal["poisson", "uniform", "bursty", "closed", "trace"] = "poisson"
     rate: Positive | None = None
     """Requests per second on average; left out where the workload has a total rate."""
-    deadline_ms: Positive
-    """The time from arrival to the end of the last layer."""
+    deadline_ms: Positive | None = None
+    """The time from arrival to the end of the last layer; None: requests to a real server that are never late."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 16
     batch_timeout_ms: NotNegative = 2.0
     """How long the first request of a batch waits for others."""
@@ -130,6 +130,13 @@ class Stream(BaseModel):
     @property
     def served_name(self) -> str:
         return served_name(self.model)
+
+    @property
+    def deadline_s(self) -> float:
+        """The deadline in seconds, which a simulation goes by."""
+        if self.deadline_ms is None:
+            raise WorkloadError(f"the stream of {self.model} has no deadline_ms; only weft bench does without")
+        return self.deadline_ms / 1e3
 
     @property
     def leaves(self) -> bool:

@@ -244,7 +244,7 @@ def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
     closed = stream.arrival == "closed"
     return Terms(
         programs=programs,
-        deadline=_ticks(clock, stream.deadline_ms / 1e3, "deadline_ms"),
+        deadline=_ticks(clock, stream.deadline_s, "deadline_ms"),
         max_batch=stream.max_batch,
         timeout=_ticks(clock, stream.batch_timeout_ms / 1e3, "batch_timeout_ms"),
         priority=stream.priority,

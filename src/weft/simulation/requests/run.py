@@ -105,7 +105,7 @@ def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
             stream.model,
             tally.counts[index].tolist(),
             tally.histogram[index],
-            deadline_s=stream.deadline_ms / 1e3,
+            deadline_s=stream.deadline_s,
             tick_s=tick_s,
             span_s=offered_span,
         )
