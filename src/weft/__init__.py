@@ -11,26 +11,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import (
+    DeviceError,
+    EvaluationError,
+    InputError,
+    InvalidStart,
+    ModelError,
+    NumberError,
+    PolicyError,
+    ProfileError,
+    RequestError,
+    StitchError,
+    TuneError,
+    WeftError,
+    WorkloadError,
+)
 from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.costs.profiles import LayerCost, Profile, estimate, read_profile, write_profile
     from weft.devices import Host, Npu, Soc, TiledNpu, load_device, load_npu, load_soc, read_host
-    from weft.errors import (
-        DeviceError,
-        EvaluationError,
-        InputError,
-        InvalidStart,
-        ModelError,
-        NumberError,
-        PolicyError,
-        ProfileError,
-        RequestError,
-        StitchError,
-        TuneError,
-        WeftError,
-        WorkloadError,
-    )
     from weft.mapping import Solution, map_models
     from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
     from weft.models.sources import load_model
@@ -41,110 +41,35 @@ if TYPE_CHECKING:
     from weft.workloads import Saturated
 
 _HOMES = {
-    "Host": "devices",
-    "Npu": "devices",
-    "Soc": "devices",
-    "TiledNpu": "devices",
-    "load_device": "devices",
-    "load_npu": "devices",
-    "load_soc": "devices",
-    "read_host": "devices",
-    "DeviceError": "errors",
-    "EvaluationError": "errors",
-    "InputError": "errors",
-    "InvalidStart": "errors",
-    "ModelError": "errors",
-    "NumberError": "errors",
-    "PolicyError": "errors",
-    "ProfileError": "errors",
-    "RequestError": "errors",
-    "StitchError": "errors",
-    "TuneError": "errors",
-    "WeftError": "errors",
-    "WorkloadError": "errors",
-    "Solution": "mapping",
-    "map_models": "mapping",
-    "Exit": "models",
-    "Gemm": "models",
-    "Layer": "models",
-    "Model": "models",
-    "import_onnx": "models",
-    "with_exits": "models",
-    "load_model": "models.sources",
-    "POLICIES": "policies",
-    "Policy": "policies",
-    "Setting": "policies",
-    "Start": "policies",
-    "View": "policies",
-    "LayerCost": "costs.profiles",
-    "Profile": "costs.profiles",
-    "estimate": "costs.profiles",
-    "read_profile": "costs.profiles",
-    "write_profile": "costs.profiles",
-    "Report": "reports.report",
-    "StreamReport": "reports.report",
-    "Run": "simulation",
-    "simulate": "simulation",
-    "Span": "reports.trace",
-    "Trace": "reports.trace",
-    "read_trace": "reports.trace",
-    "write_trace": "reports.trace",
-    "Saturated": "workloads",
+    name: home
+    for home, names in {
+        "costs.profiles": "estimate LayerCost Profile read_profile write_profile",
+        "devices": "Host load_device load_npu load_soc Npu read_host Soc TiledNpu",
+        "mapping": "map_models Solution",
+        "models": "Exit Gemm import_onnx Layer Model with_exits",
+        "models.sources": "load_model",
+        "policies": "POLICIES Policy Setting Start View",
+        "reports.report": "Report StreamReport",
+        "reports.trace": "read_trace Span Trace write_trace",
+        "simulation": "Run simulate",
+        "workloads": "Saturated",
+    }.items()
+    for name in names.split()
 }
 """Where a name is from; it is imported when it is asked for, so that a script that rounds numbers loads no solver."""
 
 __all__ = [
-    "POLICIES",
-    "DeviceError",
-    "EvaluationError",
-    "Exit",
-    "Gemm",
-    "Host",
-    "InputError",
-    "InvalidStart",
-    "Layer",
-    "LayerCost",
-    "Model",
-    "ModelError",
-    "Npu",
-    "NumberError",
-    "Policy",
-    "PolicyError",
-    "Profile",
-    "ProfileError",
-    "Report",
-    "RequestError",
-    "Run",
-    "Saturated",
-    "Setting",
-    "Soc",
-    "Solution",
-    "Span",
-    "Start",
-    "StitchError",
-    "StreamReport",
-    "TiledNpu",
-    "Trace",
-    "TuneError",
-    "View",
-    "WeftError",
-    "WorkloadError",
-    "__version__",
-    "estimate",
-    "import_onnx",
-    "load_device",
-    "load_model",
-    "load_npu",
-    "load_soc",
-    "map_models",
-    "read_host",
-    "read_profile",
-    "read_trace",
-    "simulate",
-    "with_exits",
-    "write_profile",
-    "write_trace",
-]
+    "POLICIES", "DeviceError", "EvaluationError", "Exit", "Gemm", "Host", "InputError", "InvalidStart", "Layer",
+    "LayerCost", "Model", "ModelError", "Npu", "NumberError", "Policy", "PolicyError", "Profile", "ProfileError",
+    "Report", "RequestError", "Run", "Saturated", "Setting", "Soc", "Solution", "Span", "Start", "StitchError",
+    "StreamReport", "TiledNpu", "Trace", "TuneError", "View", "WeftError", "WorkloadError", "__version__",
+    "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc", "map_models", "read_host",
+    "read_profile", "read_trace", "simulate", "with_exits", "write_profile", "write_trace",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from weft.cli import (
-    bench,
-    compare,
-    devices,
-    explore,
-    fetch,
-    generate,
-    map,
-    models,
-    profile,
-    reproduce,
-    serve,
-    simulate,
-    stitch,
-    sustain,
-    timeline,
-    tune,
-)
+from weft.cli import fetch, generate, models
 from weft.cli.command import Command
 from weft.cli.common import console
 from weft.version import __version__
 
-RUN, PLAN, STUDY = "Run", "Plan", "Study"
-"""Groups of commands: on this machine; what is made of models before that; on devices that are simulated."""
+GROUPS = {
+    "Run": ("serve", "bench", "profile"),
+    "Plan": ("map", "stitch", "tune", "explore"),
+    "Study": ("compare", "simulate", "sustain", "timeline", "reproduce", "models", "devices"),
+}
+"""Commands, each a module of its name: on this machine, before that, and on devices that are simulated."""
 
 
 class Interrupted(Exception):
@@ -85,19 +73,12 @@ class _ToStandardError(logging.Handler):
         typer.echo(record.getMessage(), err=True)
 
 
-app.command("serve", cls=Command, rich_help_panel=RUN)(serve.command)
-app.command("bench", cls=Command, rich_help_panel=RUN)(bench.command)
-app.command("profile", cls=Command, rich_help_panel=RUN)(profile.command)
-app.add_typer(map.app, name="map", rich_help_panel=PLAN)
-app.command("stitch", cls=Command, rich_help_panel=PLAN)(stitch.command)
-app.command("tune", cls=Command, rich_help_panel=PLAN)(tune.command)
-app.add_typer(explore.app, name="explore", rich_help_panel=PLAN)
-app.command("compare", cls=Command, rich_help_panel=STUDY)(compare.command)
-app.command("simulate", cls=Command, rich_help_panel=STUDY)(simulate.command)
-app.command("sustain", cls=Command, rich_help_panel=STUDY)(sustain.command)
-app.command("timeline", cls=Command, rich_help_panel=STUDY)(timeline.command)
-app.command("reproduce", cls=Command, rich_help_panel=STUDY)(reproduce.command)
 models.app.command("generate", cls=Command)(generate.command)
 models.app.command("fetch", cls=Command)(fetch.command)
-app.add_typer(models.app, name="models", rich_help_panel=STUDY)
-app.add_typer(devices.app, name="devices", rich_help_panel=STUDY)
+for _group, _names in GROUPS.items():
+    for _name in _names:
+        _module = import_module(f"weft.cli.{_name}")
+        if hasattr(_module, "app"):
+            app.add_typer(_module.app, name=_name, rich_help_panel=_group)
+        else:
+            app.command(_name, cls=Command, rich_help_panel=_group)(_module.command)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import common
 from weft.cli.common import (
     OUTPUT,
-    JsonFile,
-    Shapes,
     add_row,
     console,
     how,
@@ -50,11 +49,11 @@ def command(
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
     warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
     seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
-    shapes: Shapes = None,
+    shapes: common.Shapes = None,
     connections: Annotated[int, how("--connections", "-c", help="Connections at a time, at most.")] = 512,
     grace: Annotated[float, how("--grace", help="Seconds to wait for the last answers.")] = 30.0,
     api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
-    json_file: JsonFile = None,
+    json_file: common.JsonFile = None,
     save_latencies: Annotated[
         bool,
         typer.Option(

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from weft.cli.common import (
-    DeviceFile,
-    JsonFile,
-    add_row,
-    console,
-    how,
-    number,
-    plain_table,
-    progress_bar,
-    told,
-    write_result,
-)
+from weft.cli import common
+from weft.cli.common import add_row, console, how, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,8 +18,8 @@ def command(
     matrix_file: Annotated[
         str | None, how("--matrix", help="Fit this JSON matrix instead of measuring this machine.")
     ] = None,
-    toml: DeviceFile = None,
-    json_file: JsonFile = None,
+    toml: common.DeviceFile = None,
+    json_file: common.JsonFile = None,
 ) -> None:
     """Measure how the cores of this machine slow each other down at its memory, and fit the PCCS model to it."""
     from weft.costs.contention import calibration_as_dict, fit_matrix, read_matrix

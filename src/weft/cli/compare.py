@@ -6,21 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import common
 from weft.cli.common import (
-    Batch,
-    Cost,
-    JsonFile,
-    MaxLag,
-    Mix,
-    Models,
-    Pieces,
-    Policies,
-    ProfileFiles,
-    Queries,
-    SeqLen,
-    Shapes,
-    Spill,
-    Tables,
     add_row,
     console,
     file_option,
@@ -60,21 +47,21 @@ def command(
     ] = None,
     lanes: LaneCount = None,
     late: Annotated[str, how("--late", help="host: weave, keep, demote or drop late requests.")] = "weave",
-    policies: Policies = "all",
-    models: Models = "",
-    profile: ProfileFiles = None,
-    batch: Batch = 1,
-    seq_len: SeqLen = 16,
-    tables: Tables = "stream",
-    queries: Queries = 100,
-    cost: Cost = "pipelined",
-    mix: Mix = None,
-    max_lag: MaxLag = 0.25,
-    spill: Spill = False,
-    pieces: Pieces = None,
-    shape: Shapes = None,
+    policies: common.Policies = "all",
+    models: common.Models = "",
+    profile: common.ProfileFiles = None,
+    batch: common.Batch = 1,
+    seq_len: common.SeqLen = 16,
+    tables: common.Tables = "stream",
+    queries: common.Queries = 100,
+    cost: common.Cost = "pipelined",
+    mix: common.Mix = None,
+    max_lag: common.MaxLag = 0.25,
+    spill: common.Spill = False,
+    pieces: common.Pieces = None,
+    shape: common.Shapes = None,
     sweep: Annotated[bool, how("--sweep", help="Find the best thresholds for aimt first.")] = False,
-    json_file: JsonFile = None,
+    json_file: common.JsonFile = None,
     html: Annotated[str | None, file_option("--html", help="Write the timeline page of the best policy.")] = None,
 ) -> None:
     """Run several policies on the same models and show them side by side."""
@@ -134,7 +121,7 @@ def command(
 def _compare_requests(
     path: str, device: str | None, lanes: int | None, policies: str, late: str, json_file: str | None
 ) -> None:
-    """Policies that serve requests, on this machine."""
+    """common.Policies that serve requests, on this machine."""
     from weft.cli.requests import compare_on_host
     from weft.devices import Host
     from weft.engine.lateness import check_late
@@ -154,7 +141,7 @@ def _compare_requests(
 
 
 def _left_out() -> str:
-    """Policies without deadlines that saturated streams say nothing of, and why."""
+    """common.Policies without deadlines that saturated streams say nothing of, and why."""
     from weft.policies import POLICIES
 
     found: dict[str, list[str]] = {}

@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import (
-    DeviceFile,
-    FigureFile,
-    JsonFile,
-    Shapes,
     add_row,
     complete_models,
     console,
@@ -62,11 +59,11 @@ def explore_npu(
     bandwidth: Annotated[
         str | None, how("--bandwidth", show_default="the platform's", help="GB/s, or a calibration of the platform.")
     ] = None,
-    shape: Shapes = None,
+    shape: common.Shapes = None,
     top: Annotated[int, how("--top", help="Designs to list.")] = 10,
-    figure: FigureFile = None,
-    json_file: JsonFile = None,
-    toml: DeviceFile = None,
+    figure: common.FigureFile = None,
+    json_file: common.JsonFile = None,
+    toml: common.DeviceFile = None,
 ) -> None:
     """Find the tiled NPU <T_R, T_P, T_C> with the highest throughput over the batch sizes."""
     from weft.costs.explore import explore

@@ -9,24 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli import calibrate, map_dynamic
+from weft.cli import calibrate, common, map_dynamic
 from weft.cli.command import Command, InOptions
-from weft.cli.common import (
-    FigureFile,
-    HtmlFile,
-    JsonFile,
-    PerfettoFile,
-    Shapes,
-    TraceFile,
-    complete_models,
-    complete_socs,
-    console,
-    file_option,
-    how,
-    parse_shapes,
-    told,
-    what,
-)
+from weft.cli.common import complete_models, complete_socs, console, file_option, how, parse_shapes, told, what
 from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 
@@ -103,12 +88,12 @@ def command(
     max_groups: Annotated[
         int | None, what("--max-groups", help="Merge groups of a model until there are no more.")
     ] = None,
-    shape: Shapes = None,
-    json_file: JsonFile = None,
-    html: HtmlFile = None,
-    figure: FigureFile = None,
-    perfetto: PerfettoFile = None,
-    trace: TraceFile = None,
+    shape: common.Shapes = None,
+    json_file: common.JsonFile = None,
+    html: common.HtmlFile = None,
+    figure: common.FigureFile = None,
+    perfetto: common.PerfettoFile = None,
+    trace: common.TraceFile = None,
     devices: Annotated[
         str | None,
         file_option(

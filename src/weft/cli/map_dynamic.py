@@ -11,18 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weft.cli.common import (
-    FigureFile,
-    JsonFile,
-    add_row,
-    console,
-    how,
-    number,
-    plain_table,
-    progress_bar,
-    told,
-    write_result,
-)
+from weft.cli import common
+from weft.cli.common import add_row, console, how, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,8 +28,8 @@ def command(
     oracle: Annotated[
         bool, how("--oracle/--no-oracle", help="Afterwards, find the best schedule of every phase.")
     ] = True,
-    json_file: JsonFile = None,
-    figure: FigureFile = None,
+    json_file: common.JsonFile = None,
+    figure: common.FigureFile = None,
 ) -> None:
     """Run a scenario's phases in real time: the best naive schedule at once, better ones as they are found."""
     from weft.mapping.dynamic import log_as_dict, run_dynamic

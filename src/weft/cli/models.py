@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import (
     OUTPUT,
-    JsonFile,
-    SeqLen,
-    Shapes,
-    Tables,
     add_row,
     complete_models,
     console,
@@ -37,7 +34,7 @@ app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
 
 
 @app.command("list", cls=Command)
-def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
+def list_models(seq_len: common.SeqLen = 16, tables: common.Tables = "stream") -> None:
     """The zoo, the networks with exits trained by the project, and real models found inside installed packages."""
     from weft.models.packaged import PACKAGED, packaged_models
     from weft.models.sources import load_model
@@ -71,10 +68,10 @@ def show(
     model: Annotated[
         str, typer.Argument(autocompletion=complete_models, help="A zoo name, a packaged model or an .onnx file.")
     ],
-    shape: Shapes = None,
-    seq_len: SeqLen = 16,
-    tables: Tables = "stream",
-    json_file: JsonFile = None,
+    shape: common.Shapes = None,
+    seq_len: common.SeqLen = 16,
+    tables: common.Tables = "stream",
+    json_file: common.JsonFile = None,
     layers: Annotated[bool, typer.Option("--layers", rich_help_panel=OUTPUT, help="List every layer.")] = False,
     exits: Annotated[
         str | None, what("--exits", help="Exits to place, as a number; or outputs that are exits: early,later,end.")
@@ -179,8 +176,8 @@ def export(
     context: typer.Context,
     name: Annotated[str, typer.Argument(autocompletion=complete_models, help="A zoo name, or a network trained here.")],
     output: Annotated[str, file_option("--output", "-o", panel=None, help="The .onnx file to write.")],
-    seq_len: SeqLen = 16,
-    tables: Tables = "stream",
+    seq_len: common.SeqLen = 16,
+    tables: common.Tables = "stream",
     seed: Annotated[int, what("--seed", help="Draws the random weights.")] = 0,
 ) -> None:
     """Write a zoo model as a real ONNX file with seeded random weights, or a trained one with its exit record and

@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import common
 from weft.cli.common import (
-    Batch,
-    Cost,
-    SeqLen,
-    Shapes,
-    Tables,
     add_row,
     complete_models,
     console,
@@ -56,11 +52,11 @@ def command(
         ),
     ],
     device: AnyDevice = None,
-    batch: Batch = 1,
-    seq_len: SeqLen = 16,
-    tables: Tables = "stream",
-    cost: Cost = "pipelined",
-    shape: Shapes = None,
+    batch: common.Batch = 1,
+    seq_len: common.SeqLen = 16,
+    tables: common.Tables = "stream",
+    cost: common.Cost = "pipelined",
+    shape: common.Shapes = None,
     lanes: LaneCount = None,
     seconds: Seconds = SECONDS,
     cache: Cache = None,

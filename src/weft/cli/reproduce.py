@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import (
-    OUTPUT,
-    Cost,
-    JsonFile,
-    SeqLen,
-    add_row,
-    console,
-    how,
-    plain_table,
-    progress_bar,
-    told,
-    write_result,
-)
+from weft.cli import common
+from weft.cli.common import OUTPUT, add_row, console, how, plain_table, progress_bar, told, write_result
 
 if TYPE_CHECKING:
     from weft_papers.base import Reproduction
@@ -35,13 +24,13 @@ def command(
     output: Annotated[
         str | None, typer.Option("--output", "-o", rich_help_panel=OUTPUT, help="A folder to draw the figures into.")
     ] = None,
-    seq_len: SeqLen = 16,
+    seq_len: common.SeqLen = 16,
     queries: Annotated[int, how("--queries", "-n", help="Rounds of work per simulation.")] = 60,
-    cost: Cost = "pipelined",
+    cost: common.Cost = "pipelined",
     tables: Annotated[
         bool, typer.Option("--tables", rich_help_panel=OUTPUT, help="Print the detailed tables too.")
     ] = False,
-    json_file: JsonFile = None,
+    json_file: common.JsonFile = None,
 ) -> None:
     """Run a paper's evaluation and print each published number beside ours."""
     from weft.errors import InputError, unknown_name

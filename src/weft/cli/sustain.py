@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import common
 from weft.cli.common import (
-    FigureFile,
-    JsonFile,
-    Policies,
     add_row,
     console,
     how,
@@ -35,7 +33,7 @@ PAPER_RATIOS = "64:1,32:1,16:1,8:1,4:1,2:1,1:1,1:2,1:4,1:8,1:16,1:32,1:64"
 
 def command(
     workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
-    policies: Policies = "all",
+    policies: common.Policies = "all",
     ratios: Annotated[
         str | None, what("--ratios", help="Shares of the total rate to try, as 4:1,1:1; 'paper' for 64:1...1:64.")
     ] = None,
@@ -48,8 +46,8 @@ def command(
     seeds: Annotated[int, how("--seeds", help="Runs per load.")] = 2,
     tolerance: Annotated[float, how("--tolerance", help="How closely to search, relative.")] = 0.01,
     processes: Annotated[int, how("--processes", "-j", show_default="one per core", help="Searches at a time.")] = 0,
-    figure: FigureFile = None,
-    json_file: JsonFile = None,
+    figure: common.FigureFile = None,
+    json_file: common.JsonFile = None,
 ) -> None:
     """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
     from weft.engine.lateness import check_late

@@ -58,6 +58,9 @@ class Profile:
     batch: int
     layers: tuple[LayerCost, ...]
 
+    def __repr__(self) -> str:
+        return f"Profile({self.model} on {self.device}, batch {self.batch}: {len(self.layers)} layers)"
+
     def __post_init__(self) -> None:
         if not self.layers:
             raise ProfileError(f"{self.model}: a profile needs at least one layer")

@@ -100,6 +100,9 @@ class Host(BaseModel):
     """How long that takes."""
     models: Annotated[dict[str, HostModel], Field(min_length=1)]
 
+    def __repr__(self) -> str:
+        return f"Host({self.name}, {self.lanes} lanes: {', '.join(self.models)})"
+
     @model_validator(mode="after")
     def _consistent(self) -> Host:
         for name, model in self.models.items():

@@ -80,6 +80,9 @@ class StreamLoad:
     said: Said = field(default_factory=Said)
     """What the answers say, where that is read."""
 
+    def __repr__(self) -> str:
+        return f"StreamLoad({self.stream.model}: {self.figures.answered} of {self.figures.scheduled} answered)"
+
     def as_dict(self, *, latencies: bool) -> dict[str, object]:
         found: dict[str, object] = {
             "model": self.stream.model,
@@ -135,6 +138,9 @@ class LoadResult:
     profile: Any = None
     """What the server has measured of its models, if it is a weft server."""
     remarks: tuple[str, ...] = field(init=False)
+
+    def __repr__(self) -> str:
+        return f"LoadResult({self.url}: {self.requests} requests in {self.elapsed_s:.1f} s)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "remarks", tuple(_remarks(self)))

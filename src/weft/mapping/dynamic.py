@@ -126,6 +126,9 @@ class DynamicLog:
     updates: tuple[Update, ...]
     events: tuple[Event, ...]
 
+    def __repr__(self) -> str:
+        return f"DynamicLog({self.soc}: {len(self.phases)} phases, {len(self.frames)} frames)"
+
 
 def log_as_dict(log: DynamicLog) -> dict[str, Any]:
     """The log as a file tells it: frames as columns."""

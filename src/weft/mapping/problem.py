@@ -110,6 +110,9 @@ class Problem:
     soc: Soc
     tasks: tuple[Task, ...]
 
+    def __repr__(self) -> str:
+        return f"Problem({' + '.join(task.name for task in self.tasks)} on {self.soc.name})"
+
     def __post_init__(self) -> None:
         if not self.tasks:
             raise WorkloadError("there is nothing to map; name at least one model")

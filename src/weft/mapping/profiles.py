@@ -92,6 +92,9 @@ class SocProfile(BaseModel):
     exit_s: dict[Name, Amount] = {}
     """By unit: after the last group of a run."""
 
+    def __repr__(self) -> str:
+        return f"SocProfile({self.model} on {self.soc}: {len(self.groups)} groups, {self.origin})"
+
     @field_validator("groups")
     @classmethod
     def _own_names(cls, groups: tuple[ProfileGroup, ...]) -> tuple[ProfileGroup, ...]:

@@ -65,6 +65,10 @@ class Outcome:
     finish_s: tuple[float, ...]
     """When each task's last run is through."""
 
+    def __repr__(self) -> str:
+        made_by = self.schedule.made_by or "a schedule"
+        return f"Outcome({made_by} on {self.problem.soc.name}: {self.makespan_s * 1e3:.3f} ms)"
+
     @property
     def makespan_s(self) -> float:
         return max(self.finish_s)

@@ -117,6 +117,9 @@ class Solution:
     idled: Outcome | None = None
     """The same mapping with delays of any length, where some are better; outside the class the certificate is about."""
 
+    def __repr__(self) -> str:
+        return f"Solution({self.outcome}, {'proved best' if self.certificate.proved else 'not proved'})"
+
     @property
     def schedule(self) -> Schedule:
         return self.outcome.schedule

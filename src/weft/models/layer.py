@@ -113,6 +113,9 @@ class Model:
     block_shapes: tuple[tuple[int, int], ...] = ()
     """Positions and channels of the activation that crosses at each block end; empty where unknown."""
 
+    def __repr__(self) -> str:
+        return f"Model({self.name}: {len(self.layers)} layers, {self.macs / 1e9:.3f} GMACs)"
+
     def __post_init__(self) -> None:
         self._check_exits()
         if self.block_ends and any(here >= there for here, there in pairwise((0, *self.block_ends, len(self.layers)))):

@@ -37,6 +37,9 @@ class StreamReport:
     slowdown: float | None
     """Mean latency over standalone time."""
 
+    def __repr__(self) -> str:
+        return f"StreamReport({self.model}: {self.queries} queries)"
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -60,6 +63,9 @@ class Report:
     """No layer took more than this part of the weight buffer at a time; 1 where layers were left whole."""
     remark: str
     streams: tuple[StreamReport, ...]
+
+    def __repr__(self) -> str:
+        return f"Report({self.policy} on {self.device}: STP {self.stp:.3f}, {self.fraction_of_bound:.1%} of the bound)"
 
     def as_dict(self) -> dict[str, Any]:
         raw = {"format": 1, **asdict(self)}

@@ -49,6 +49,9 @@ class RequestStream:
     cdf_s: tuple[float, ...]
     """Latency that 1 %, 2 %, ... 100 % of the completed requests do not exceed; empty if none completed."""
 
+    def __repr__(self) -> str:
+        return f"RequestStream({self.model}: {self.arrived} arrived, {self.violation_rate:.2%} late)"
+
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
@@ -73,6 +76,9 @@ class RequestReport:
     streams: tuple[RequestStream, ...]
     load: float | None = None
     """Share of the lanes' time in which they compute; of hosts, which have neither array nor channel."""
+
+    def __repr__(self) -> str:
+        return f"RequestReport({self.policy} on {self.device}: STP {self.stp:.3f}, {self.violation_rate:.2%} late)"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it but what the device does not have."""

@@ -62,6 +62,9 @@ class Trace:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What produced it: device, policy and its options, models, batch, mix, version."""
 
+    def __repr__(self) -> str:
+        return f"Trace({' + '.join(self.streams)}: {len(self)} layers in {self.makespan_s * 1e3:.3f} ms)"
+
     def __len__(self) -> int:
         return len(self.stream)
 

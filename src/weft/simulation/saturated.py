@@ -37,6 +37,9 @@ class Run:
     trace: Trace
     report: Report
 
+    def __repr__(self) -> str:
+        return f"Run({self.report}, {self.trace})"
+
 
 def simulate(
     profiles: Sequence[Profile],

@@ -76,6 +76,9 @@ class Sustained:
     load: float | None = None
     """Share of a host's lanes' time in use there."""
 
+    def __repr__(self) -> str:
+        return f"Sustained({self.policy}: {self.rate:.4g} requests/s, not {self.unsustained_rate:.4g})"
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -27,6 +27,9 @@ class RequestRun:
     tally: Tally
     tick_s: float
 
+    def __repr__(self) -> str:
+        return f"RequestRun({self.report})"
+
 
 def simulate_requests(
     case: Case,
