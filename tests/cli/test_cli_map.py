@@ -15,7 +15,8 @@ import pytest
 
 from tests import ROOT
 from weft.cli.main import main
-from weft.mapping import Schedule, map_models, read_soc_profile, simulate
+from weft.mapping import Schedule, map_models, simulate
+from weft.mapping.profiles import read_soc_profile
 from weft.mapping.scenario import Scenario, parse_scenario, prepare, read_scenario
 from weft.models.zoo import load
 from weft.reports.trace import read_trace

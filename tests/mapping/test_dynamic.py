@@ -19,8 +19,9 @@ import pytest
 
 from weft.devices import load_soc
 from weft.errors import ProfileError, WorkloadError
-from weft.mapping import Options, Problem, find_profile, simulate, solve
+from weft.mapping import Options, Problem, simulate, solve
 from weft.mapping.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
+from weft.mapping.finding import find_profile
 from weft.mapping.limits import TaskLimits
 from weft.mapping.planner import LOST, MOST_RESTARTS, News, Planner
 from weft.mapping.problem import Group

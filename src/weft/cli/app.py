@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -27,11 +29,21 @@ class Interrupted(Exception):
 
 
 class _Root(TyperGroup):
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        with _interrupted():
+            return super().make_context(*arguments, **settings)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _interrupted():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted from None
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted from None
 
 
 app = typer.Typer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -22,10 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("weft: interrupted\n")
-        sys.exit(INTERRUPTED)
+        _leave(arguments is None)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone; there is nobody to tell
         sys.exit(1)
+
+
+def _leave(at_once: bool) -> None:
+    """End; *at_once*: an interpreter that winds up after Ctrl-C may kill itself, or say more."""
+    if at_once:
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+    sys.exit(INTERRUPTED)
 
 
 def _run(arguments: Sequence[str] | None) -> None:

@@ -120,11 +120,12 @@ class Planner:
         self.close()
 
     def _start(self) -> None:
+        # in a group of its own, for Ctrl-C is ours to handle
         # not -m: what it pickles must not be of a module called __main__
         start = f"from weft.mapping.planner_worker import main; main({self._core})"
         self._ready = False
         self._process = process = subprocess.Popen(
-            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         assert process.stdin is not None
         self._jobs: SimpleQueue[PlanJob | None] = SimpleQueue()

@@ -8,10 +8,9 @@ Single seeds tell how far the answer can be trusted: where they disagree within 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context
 from typing import Any
 
 from weft.devices import load_device
@@ -19,6 +18,7 @@ from weft.errors import WorkloadError
 from weft.policies import Option
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
+from weft.simulation.workers import Workers
 from weft.workloads.requests import Workload
 
 SMALLEST, LARGEST = 2.0**-40, 2.0**40
@@ -135,8 +135,8 @@ def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iter
     if processes <= 1 or len(tasks) <= 1:
         yield from (sustain(*task) for task in tasks)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_sustain_task, tasks)
+    with closing(Workers(processes)) as workers:
+        yield from workers.each(_sustain_task, tasks)
 
 
 def _sustain_task(task: tuple[Question, Device | None]) -> Sustained:

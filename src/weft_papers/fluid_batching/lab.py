@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
@@ -16,6 +14,7 @@ from weft.policies import Option
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.simulation.sustain import Question
+from weft.simulation.workers import Workers
 from weft.workloads.requests import Stream, Workload
 from weft_papers.base import Tick
 from weft_papers.fluid_batching.hardware import (
@@ -192,7 +191,7 @@ class Bench:
 
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or os.cpu_count() or 1
-        self._pool: ProcessPoolExecutor | None = None
+        self._workers = Workers(self.processes)
         self._known: Outcomes = {}
 
     def __enter__(self) -> Self:
@@ -201,8 +200,7 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+        self._workers.close()
 
     def measure(self, points: Iterable[RunPoint], tick: Tick | None = None) -> Outcomes:
         """Run the points that were not run before; the outcome of all."""
@@ -215,16 +213,11 @@ class Bench:
     def each(self, function: Callable[[Task], Found], tasks: Sequence[Task], tick: Tick | None = None) -> list[Found]:
         """What a function gives for every task, in their order."""
         found = []
-        for result in map(function, tasks) if self.processes == 1 else self._open().map(function, tasks):
+        for result in map(function, tasks) if self.processes == 1 else self._workers.each(function, tasks):
             found.append(result)
             if tick:
                 tick(len(found), len(tasks))
         return found
-
-    def _open(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.processes, mp_context=get_context("spawn"))
-        return self._pool
 
 
 def _served(task: tuple[RunPoint, TiledNpu]) -> RunMeans:

@@ -1,0 +1,36 @@
+"""Processes that search side by side."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+
+
+class Workers:
+    """As many processes, which Ctrl-C ends without a word: whoever waits for them tells."""
+
+    def __init__(self, processes: int) -> None:
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly)
+
+    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[Found]:
+        """What a function gives for every task, in their order."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it until they can end quietly
+        try:
+            return self._pool.map(function, tasks)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def close(self) -> None:
+        """Wait for what runs, and begin nothing more."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _end_quietly() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
