@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import logging
 import os
 import pkgutil
 import subprocess
@@ -295,6 +296,16 @@ def test_a_fault_in_a_rule_changes_the_policy_and_its_loop_alike():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == list(FAULTS)
+
+
+def test_what_is_compiled_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("weft.kernels"), "propagate", True)  # the command line turns it off
+    caplog.set_level("INFO", "weft.kernels")
+    key = compiling.inlined(rules.edf_key)
+    said = [] if numba.config.DISABLE_JIT else ["compiling rules.edf_key (once; it is kept)"]
+    for _ in range(2):
+        assert key(3, 4) == rules.edf_key(3, 4)
+        assert [record.message for record in caplog.records] == said
 
 
 if __name__ == "__main__":
