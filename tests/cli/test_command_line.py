@@ -19,6 +19,7 @@ from weft.cli.app import GROUPS, app
 from weft.cli.command import in_options
 from weft.cli.main import INTERRUPTED
 from weft.files import replacing, write_text
+from weft.serving.config import ServerConfig
 
 COMMAND = typer.main.get_command(app)
 LEAVES = {
@@ -69,6 +70,17 @@ def test_long_lists_of_options_are_in_panels() -> None:
     for name in ("simulate", "compare", "sustain", "map", "serve", "bench", "explore npu"):
         loose = [each.name for each in LEAVES[name].params if each.opts[0].startswith("--") and not _panel(each)]
         assert loose in ([], ["help"]), name
+
+
+def test_the_defaults_that_serve_shows_are_those_of_its_settings() -> None:
+    settings = ServerConfig()
+    shown = {each.name: each.show_default for each in LEAVES["serve"].params if isinstance(each.show_default, str)}
+    for name in ("ready_when", "policy", "late", "threads", "backend", "host", "http_port", "grpc_port"):
+        assert shown[name] == str(getattr(settings, name))
+    assert float(shown["default_slo_ms"]) == settings.default_slo_ms and float(shown["drain_s"]) == settings.drain_s
+    assert common.parse_bytes("--max-body", shown["max_body"]) == settings.max_body_bytes
+    assert (shown["preload"], shown["pin"], shown["access_log"]) == ("preload", "no-pin", "no-access-log")
+    assert (settings.preload, settings.pin, settings.access_log) == (True, False, False)
 
 
 def _panel(param: Any) -> Any:

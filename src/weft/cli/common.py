@@ -202,10 +202,12 @@ def read_profiles(
     given = parse_shapes(shapes, names)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     profiles = []
-    for name in names:
-        model = load_model(name, shapes=given.get(name), parameters=parameters)
-        warn_of_gaps(model)
-        profiles.append(estimate(model, npu, batch=batch, cost=cost))
+    with progress_bar("reading", len(names)) as advance:
+        for name in names:
+            model = load_model(name, shapes=given.get(name), parameters=parameters)
+            warn_of_gaps(model)
+            profiles.append(estimate(model, npu, batch=batch, cost=cost))
+            advance()
     for path in files or ():
         profiles.append(read_profile(path))
         if profiles[-1].device != npu.name:

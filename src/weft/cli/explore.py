@@ -121,7 +121,8 @@ def _load_models(names: list[str], shapes: list[str] | None) -> list[Model]:
     from weft.models.sources import load_model
 
     given = parse_shapes(shapes, names)
-    models = [load_model(name, shapes=given.get(name)) for name in names]
+    with progress_bar("reading"):
+        models = [load_model(name, shapes=given.get(name)) for name in names]
     for loaded in models:
         warn_of_gaps(loaded)
     return models

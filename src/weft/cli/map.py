@@ -11,7 +11,17 @@ from typer.core import TyperGroup
 
 from weft.cli import calibrate, common, map_dynamic
 from weft.cli.command import Command, InOptions
-from weft.cli.common import complete_models, complete_socs, console, file_option, how, parse_shapes, told, what
+from weft.cli.common import (
+    complete_models,
+    complete_socs,
+    console,
+    file_option,
+    how,
+    parse_shapes,
+    progress_bar,
+    told,
+    what,
+)
 from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 
@@ -129,7 +139,8 @@ def command(
         stated["task"] = _tasks(models, after, repeat, shape)
     elif after or repeat or shape:
         raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
-    case = _prepare(_scenario(scenario, stated), phase)
+    with progress_bar("reading"):
+        case = _prepare(_scenario(scenario, stated), phase)
     if devices:
         check_device_list(devices, case.problem)
     solution = solve_shown(case)

@@ -42,13 +42,15 @@ def list_models(seq_len: common.SeqLen = 16, tables: common.Tables = "stream") -
     from weft.models.zoo import ZOO
 
     table = plain_table("zoo", ("model", "what it is", "GMACs", "weights M", "layers"), left=2)
-    for name, entry in ZOO.items():
-        model = load_model(name, parameters={"seq_len": seq_len, "tables": tables})
+    with progress_bar("counting"):
+        parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
+        counted = {name: load_model(name, parameters=parameters) for name in ZOO}
+    for name, model in counted.items():
         weighted = sum(layer.weights > 0 for layer in model.layers)
         add_row(
             table,
             name,
-            entry.description,
+            ZOO[name].description,
             number(model.macs, scale=1e-9),
             number(model.weights, 2, scale=1e-6),
             str(weighted),
@@ -86,13 +88,9 @@ def show(
     if not isinstance(wanted, int):
         refuse_unused(context, "exits that are not placed", {"exit_head": "say how many to place, as --exits 3"})
     shapes = parse_shapes(shape, [model]).get(model)
-    found = load_model(
-        model,
-        shapes=shapes,
-        parameters={"seq_len": seq_len, "tables": tables},
-        exits=wanted,
-        exit_head=exit_head,
-    )
+    parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
+    with progress_bar("reading"):
+        found = load_model(model, shapes=shapes, parameters=parameters, exits=wanted, exit_head=exit_head)
     warn_of_gaps(found)
     console.print(
         f"[bold]{escape(found.name)}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "

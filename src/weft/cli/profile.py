@@ -14,6 +14,7 @@ from weft.cli.common import (
     file_option,
     parse_shapes,
     plain_table,
+    progress_bar,
     told,
     warn_of_gaps,
 )
@@ -84,9 +85,10 @@ def command(
     refuse_parameters_of_others(context, models)
     npu = named_npu(device)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
-    found = load_model(models[0], shapes=shapes.get(models[0]), parameters=parameters)
+    with progress_bar("reading"):
+        found = load_model(models[0], shapes=shapes.get(models[0]), parameters=parameters)
+        profile = estimate(found, npu, batch=batch, cost=cost)
     warn_of_gaps(found)
-    profile = estimate(found, npu, batch=batch, cost=cost)
     print_profile(profile, npu)
     if output:
         write_profile(profile, output)

@@ -46,9 +46,9 @@ def simulate_workload(
     target = workload_device(workload, device, lanes)
     if cost is not None:
         _check_cost(workload, target)
-    case = prepare(workload, target, cost or DEFAULT_COST)
     record = any(exports.values())
     with progress_bar("simulating"):
+        case = prepare(workload, target, cost or DEFAULT_COST)
         run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
     print_requests(run.report)
     print_exits(workload)
@@ -120,8 +120,8 @@ def compare_on_host(
     """The requests of a workload under several policies on this machine, side by side."""
     from weft.simulation.requests import prepare, simulate_requests
 
-    case = prepare(workload, host)
     with progress_bar("simulating", len(policies)) as advance:
+        case = prepare(workload, host)
         reports = []
         for policy in policies:
             reports.append(simulate_requests(case, policy, late=late).report)

@@ -53,32 +53,57 @@ def command(
     check: Annotated[
         bool, how("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
     ] = False,
-    ready_when: Annotated[str | None, how(help="Ready when all preloaded models can be used, or any of them.")] = None,
+    ready_when: Annotated[
+        str | None, how(show_default="all", help="Ready when all preloaded models can be used, or any of them.")
+    ] = None,
     preload: Annotated[
-        bool | None, how("--preload/--no-preload", help="Load models at the start, or when asked for.")
+        bool | None,
+        how("--preload/--no-preload", show_default="preload", help="Load models at the start, or when asked for."),
     ] = None,
     policy: Annotated[
         str | None,
-        how("--policy", "-p", autocompletion=complete_policies, help="Who goes next: punctual, edf, fifo..."),
+        how(
+            "--policy",
+            "-p",
+            autocompletion=complete_policies,
+            show_default="punctual",
+            help="Who goes next: punctual, edf, fifo...",
+        ),
     ] = None,
     option: PolicyOptions = None,
-    late: Annotated[str | None, how(help="weave, keep or demote soft requests that are late.")] = None,
-    lanes: Annotated[int | None, machine(help="Segments computed at a time; default: cores less one.")] = None,
-    threads: Annotated[int | None, machine(help="Threads that compute one segment.")] = None,
-    backend: Annotated[str | None, machine(help="What runs the models: onnxruntime, or one installed.")] = None,
-    pin: Annotated[bool | None, machine("--pin/--no-pin", help="Keep every lane on a core of its own.")] = None,
-    host: Annotated[str | None, network(help="Address to listen on; loopback unless said otherwise.")] = None,
-    http_port: Annotated[int | None, network(help="0 lets the system choose.")] = None,
-    grpc_port: Annotated[int | None, network(help="0 lets the system choose, -1 is no gRPC.")] = None,
-    memory_budget: Annotated[str | None, machine(help="For loaded models together, as 2g.")] = None,
-    default_slo_ms: Annotated[float | None, how(help="How soon requests without a deadline are due.")] = None,
-    max_body: Annotated[str | None, network(help="Largest request, as 64m.")] = None,
+    late: Annotated[
+        str | None, how(show_default="weave", help="weave, keep or demote soft requests that are late.")
+    ] = None,
+    lanes: Annotated[int | None, machine(show_default="cores less one", help="Segments computed at a time.")] = None,
+    threads: Annotated[int | None, machine(show_default="1", help="Threads that compute one segment.")] = None,
+    backend: Annotated[
+        str | None, machine(show_default="onnxruntime", help="What runs the models: onnxruntime, or one installed.")
+    ] = None,
+    pin: Annotated[
+        bool | None, machine("--pin/--no-pin", show_default="no-pin", help="Keep every lane on a core of its own.")
+    ] = None,
+    host: Annotated[str | None, network(show_default="127.0.0.1", help="Address to listen on.")] = None,
+    http_port: Annotated[int | None, network(show_default="8000", help="0 lets the system choose.")] = None,
+    grpc_port: Annotated[
+        int | None, network(show_default="8001", help="0 lets the system choose, -1 is no gRPC.")
+    ] = None,
+    memory_budget: Annotated[
+        str | None, machine(show_default="no limit", help="For loaded models together, as 2g.")
+    ] = None,
+    default_slo_ms: Annotated[
+        float | None, how(show_default="1000", help="How soon requests without a deadline are due.")
+    ] = None,
+    max_body: Annotated[str | None, network(show_default="256m", help="Largest request, as 64m.")] = None,
     api_key_file: Annotated[str | None, network(help="Requests must carry its key; or set WEFT_API_KEY.")] = None,
     tls_cert: Annotated[str | None, network(help="Certificate chain (PEM); with --tls-key.")] = None,
     tls_key: Annotated[str | None, network(help="Its private key.")] = None,
-    cache: Annotated[str | None, machine(help="Where cut models are kept between starts.")] = None,
-    drain_s: Annotated[float | None, how(help="How long to finish when told to stop.")] = None,
-    access_log: Annotated[bool | None, network("--access-log/--no-access-log", help="A line per request.")] = None,
+    cache: Annotated[
+        str | None, machine(show_default="nowhere", help="Where cut models are kept between starts.")
+    ] = None,
+    drain_s: Annotated[float | None, how(show_default="30", help="How long to finish when told to stop.")] = None,
+    access_log: Annotated[
+        bool | None, network("--access-log/--no-access-log", show_default="no-access-log", help="A line per request.")
+    ] = None,
     otlp: Annotated[str | None, network(help="Send OpenTelemetry spans here, as http://localhost:4318.")] = None,
 ) -> None:
     """Serve ONNX models over the Open Inference Protocol (REST and gRPC), and keep deadlines.

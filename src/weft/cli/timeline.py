@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import FigureFile, HtmlFile, PerfettoFile, told
+from weft.cli.common import FigureFile, HtmlFile, PerfettoFile, progress_bar, told
 
 if TYPE_CHECKING:
     from weft.reports.trace import Trace
@@ -38,23 +38,24 @@ def write_exports(
     figure: str | None = None,
 ) -> None:
     """Write the asked-for forms of a trace and say where they are."""
-    if trace_file:
-        from weft.reports.trace import write_trace
+    with progress_bar("writing"):
+        if trace_file:
+            from weft.reports.trace import write_trace
 
-        write_trace(trace, trace_file)
-        told("trace", trace_file)
-    if html:
-        from weft.reports.html import write_html
+            write_trace(trace, trace_file)
+            told("trace", trace_file)
+        if html:
+            from weft.reports.html import write_html
 
-        write_html(trace, html, report=report)
-        told("timeline", html)
-    if perfetto:
-        from weft.reports.perfetto import write_perfetto
+            write_html(trace, html, report=report)
+            told("timeline", html)
+        if perfetto:
+            from weft.reports.perfetto import write_perfetto
 
-        write_perfetto(trace, perfetto)
-        told("perfetto", perfetto)
-    if figure:
-        from weft.reports.timeline import draw_timeline
+            write_perfetto(trace, perfetto)
+            told("perfetto", perfetto)
+        if figure:
+            from weft.reports.timeline import draw_timeline
 
-        draw_timeline(trace, figure)
-        told("figure", figure)
+            draw_timeline(trace, figure)
+            told("figure", figure)
