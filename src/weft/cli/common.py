@@ -223,7 +223,7 @@ def split_names(text: str) -> list[str]:
 
 
 def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Model -> input -> shape."""
+    """The shapes that were given: model -> input -> shape."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for text in texts or ():
         target, equals, dims = text.rpartition("=")

@@ -36,7 +36,7 @@ class Ways(NamedTuple):
     models: str = ""
     """Saturated streams of models, perhaps with profiles beside them."""
     profiles: str = ""
-    """The same of profiles alone."""
+    """Saturated streams of profiles alone."""
     workload: str = ""
     bench: str = ""
 

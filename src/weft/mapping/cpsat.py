@@ -41,7 +41,7 @@ class BlindResult:
     """A schedule for the problem without contention, and what none can beat."""
 
     schedule: Schedule
-    """With planned starts: as early as its order on each unit allows."""
+    """It has planned starts, as early as its order on each unit allows."""
     value_s: float
     """What the schedule comes to without contention: its makespan; for throughput the negated runs per second."""
     bound_s: float
@@ -289,7 +289,7 @@ class _CpModel:
         return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
 
     def _cap(self, n: int, most: int) -> None:
-        """At most so many switches in each run."""
+        """Allow at most so many switches in each run."""
         between = len(self._problem.tasks[n].groups) - 1
         for begin in range(0, len(self._switches[n]), between or 1):
             self.cp.add(sum(self._switches[n][begin : begin + between]) <= most)

@@ -57,7 +57,7 @@ class Frame(NamedTuple):
     phase: int
     latency_s: float
     version: int
-    """Of the schedule, from 0 in every phase."""
+    """The schedule's number, from 0 in every phase."""
     gap: float | None
     """How far the schedule may be from the best, as a share of the bound, as far as known then; None: not known, or
     the schedule is not within the limits."""
@@ -89,13 +89,13 @@ class PhaseLog:
     end_s: float
     frames: int
     first_value: float
-    """Of the schedule it began with."""
+    """The value of the schedule it began with."""
     first_latency_s: float
     first_made_by: str
     last_value: float
     last_latency_s: float
     oracle_value: float | None
-    """Of the best schedule, found without haste after the run."""
+    """The value of the best schedule, found without haste after the run."""
     oracle_latency_s: float | None
     oracle_proved: bool
     improved_s: float | None
@@ -103,7 +103,7 @@ class PhaseLog:
     near_s: float | None
     """The same to a schedule within 2 % of the oracle; 0 where the first one is."""
     proved_s: float | None
-    """The same to the proof that nothing is better."""
+    """How long it took until it was proved that nothing is better."""
 
 
 class Event(NamedTuple):
@@ -186,12 +186,12 @@ class _Phase:
     number: int
     start_s: float
     first: _BestKnown
-    """As it was when the phase began."""
+    """The best known schedule when the phase began."""
     job: int | None = None
     version: int = 0
     frames: int = 0
     unfair_frames: int = 0
-    """Those outside the limits."""
+    """Frames whose schedule breaks the limits."""
     end_s: float = 0.0
     proved_s: float | None = None
     last: tuple[float, float] = (0.0, 0.0)
@@ -244,7 +244,7 @@ class _Loop:
         self._clock, self._planner, self._on_frame = clock, planner, on_frame
         self._origin_s = self._end_s = self._free_s = clock.now_s()
         self.known: dict[int, _BestKnown] = {}
-        """By the identity of a case: equal phases share it."""
+        """The best known schedule by the identity of its case: equal phases share it."""
         self._phases: list[_Phase] = []
         self._frames: list[Frame] = []
         self._events: list[Event] = []

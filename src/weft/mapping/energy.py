@@ -48,7 +48,7 @@ class _Layer(NamedTuple):
     time: Floats
     energy: Floats
     unit: Ints
-    """Where the step before ran."""
+    """The unit on which the step before ran."""
     parent: Ints
     """Which of that unit's trades this one continues."""
 
@@ -101,7 +101,7 @@ def _listed(task: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _in_a_row(problem: Problem, tasks: Sequence[int]) -> Problem:
-    """Only these tasks, each after the one before."""
+    """The problem with only these tasks, each after the one before."""
     chosen = [problem.tasks[n] for n in tasks]
     before: list[tuple[str, ...]] = [(), *((task.name,) for task in chosen)]
     return Problem(problem.soc, tuple(replace(task, after=after) for task, after in zip(chosen, before, strict=False)))

@@ -34,7 +34,7 @@ SAME = 1e-12
 NEARLY = 1e-9
 """How far before its planned start, in parts of the time, an event still is that start."""
 OUTSIDE = -1
-"""In place of a unit: where runs come from and go to."""
+"""It stands in place of a unit where runs come from and go to."""
 
 
 def ticks(seconds: float) -> int:
@@ -86,7 +86,7 @@ class SimulatedSoc:
         self._now_s = 0.0
         self._moving: list[_Job] = []
         self._waiting: list[_Job] = []
-        """On their unit, for their time or an instance."""
+        """Jobs that wait on their unit, for their time or an instance."""
         self._running: list[_Job] = []
         self._leaving: list[_Job] = []
         self._done: list[Completion] = []
@@ -121,7 +121,7 @@ class SimulatedSoc:
         raise AssertionError("a step is never stopped half-way")
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """Nobody asks: tasks are not refused."""
+        """What runs is not asked for here, for tasks are not refused."""
         return []
 
     def submit(self, start: Start) -> None:

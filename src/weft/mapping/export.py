@@ -22,13 +22,13 @@ from weft.mapping.solver import Improvement, Solution
 from weft.version import __version__
 
 SUFFIXES = (".json", ".csv", ".txt")
-"""Of a device list; .txt holds options of trtexec."""
+"""How files of a device list end; .txt holds options of trtexec."""
 TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}
 TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
 """Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
 OTHERWISE = "or write the device list as .json or .csv"
 MOST_LAYERS = 100_000
-"""Of a group that gives its layers by number."""
+"""A group that gives its layers by number may have so many."""
 
 
 class UnitSegment(NamedTuple):
@@ -48,7 +48,7 @@ class LayerDevice(NamedTuple):
     task: str
     model: str
     run: int
-    """From 0; a task that repeats may be placed differently each time."""
+    """Which run of the task, from 0; one that repeats may be placed differently each time."""
     group: str
     layer: str | None
     """Its name, or its number where the profile numbers layers; none where it names only groups."""
@@ -281,5 +281,5 @@ def gain(case: MappingCase, solution: Solution) -> float | None:
 
 
 def finite(value: Any) -> Any:
-    """For JSON, which has no infinity."""
+    """*value* as JSON can say it, which has no infinity."""
     return None if isinstance(value, float) and not isfinite(value) else value

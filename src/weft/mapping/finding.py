@@ -13,7 +13,7 @@ from weft.mapping.estimate import estimate
 from weft.mapping.profiles import Origin, SocProfile, merge_groups, read_soc_profile
 
 SHIPPED_ORIGINS: tuple[Origin, ...] = ("measured", "derived")
-"""Of the profiles that ship with the package, in order of preference."""
+"""The kinds of profiles that ship with the package, in order of preference."""
 
 
 def shipped_profiles(soc: str) -> dict[str, tuple[Origin, ...]]:

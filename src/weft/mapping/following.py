@@ -21,7 +21,7 @@ from weft.mapping.search import rules
 from weft.mapping.simulator import simulate
 
 MOST_STEPS = 200
-"""Of all tasks together, for delays to be tried."""
+"""All tasks together may have so many for delays to be tried."""
 LONGEST, SHORTEST = 1 / 8, 1 / 4096
 """Strides of the pattern search, as shares of the makespan."""
 

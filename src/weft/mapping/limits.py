@@ -19,7 +19,7 @@ class TaskLimits:
     max_switches: int | None = None
     """Changes of unit within a run."""
     energy_budget_j: float | None = None
-    """Of all tasks together."""
+    """What all tasks together may spend."""
 
 
 def check_feasible(problem: Problem, limits: TaskLimits) -> None:

@@ -26,7 +26,7 @@ from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.solver import Options
 
 MOST_RESTARTS = 3
-"""Of a planner's process, for one problem."""
+"""So often a planner's process is started again for one problem."""
 LOST = "lost"
 """Kind of a message that the planner writes itself: its process has ended."""
 
@@ -53,7 +53,7 @@ class Planner:
         self._ready = False
         """Whether the process reads what it is sent."""
         self.restarts = 0
-        """For the present problem."""
+        """How often the process was started again for the present problem."""
         self._start()
 
     def plan(self, problem: Problem, options: Options) -> int:
@@ -80,7 +80,7 @@ class Planner:
             return said
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until there is news; False where there was none in time."""
+        """Wait until there is news; False where there was none in time."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._news), timeout_s)
 
@@ -135,7 +135,7 @@ class Planner:
         self._writer.start()
 
     def _read(self, process: subprocess.Popen[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
-        """In a thread: what the process says, until it ends."""
+        """Read, in a thread, what the process says until it ends."""
         assert process.stdout is not None
         with suppress(EOFError), process.stdout as stream:
             while True:

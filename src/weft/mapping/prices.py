@@ -20,7 +20,7 @@ from weft.kernels.soc_bound import ActivityPrices
 from weft.mapping.problem import Floats, Problem, Tables
 
 MOST_CONSTRAINTS = 2500
-"""Of the linear programme; above it steps of like demand share a price."""
+"""The linear programme has so many at most; above it steps of like demand share a price."""
 WEIGHTS = 8
 """Steps from 0 to 1 of a unit's weight in the simple sets."""
 

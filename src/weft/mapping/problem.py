@@ -38,9 +38,9 @@ class UnitCost:
     demand_gb_s: float
     """Memory traffic it asks for while it runs, in 10^9 bytes per second."""
     in_s: float = 0.0
-    """Before the group, if the group before ran on another unit."""
+    """What passes before the group, if the group before ran on another unit."""
     out_s: float = 0.0
-    """After the group, if the group after runs on another unit."""
+    """What passes after the group, if the group after runs on another unit."""
     energy_j: float | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Group:
 
     name: str
     costs: Mapping[str, UnitCost]
-    """By unit; a unit that is not named may not run the group."""
+    """The group's cost by unit; a unit that is not named may not run it."""
     leave: bool = True
     """Whether the model may go to another unit after this group."""
     layers: tuple[str, ...] = ()
@@ -73,9 +73,9 @@ class Task:
     repeats: int = 1
     """Runs in a row; each begins where it likes."""
     entry_s: Mapping[str, float] | None = None
-    """By unit: before the first group of a run."""
+    """What passes before the first group of a run, by unit."""
     exit_s: Mapping[str, float] | None = None
-    """By unit: after the last group of a run."""
+    """What passes after the last group of a run, by unit."""
 
 
 class Tables(NamedTuple):

@@ -53,9 +53,9 @@ class ProfileCost(BaseModel):
     demand_gb_s: Amount
     """Memory traffic it asks for while it runs."""
     in_s: Amount = 0.0
-    """Before the group, if the group before ran on another unit."""
+    """What passes before the group, if the group before ran on another unit."""
     out_s: Amount = 0.0
-    """After the group, if the group after runs on another unit."""
+    """What passes after the group, if the group after runs on another unit."""
     energy_j: Amount | None = None
 
 
@@ -70,7 +70,7 @@ class ProfileGroup(BaseModel):
     leave: bool = True
     """Whether the model may go to another unit after this group."""
     costs: Annotated[dict[Name, ProfileCost], Field(min_length=1, max_length=64)]
-    """By unit; a unit that is not named may not run the group."""
+    """The group's cost by unit; a unit that is not named may not run it."""
 
 
 class SocProfile(BaseModel):
@@ -88,9 +88,9 @@ class SocProfile(BaseModel):
     precision: Name | None = None
     groups: Annotated[tuple[ProfileGroup, ...], Field(min_length=1, max_length=MAX_STEPS, strict=False)]
     entry_s: dict[Name, Amount] = {}
-    """By unit: before the first group of a run."""
+    """What passes before the first group of a run, by unit."""
     exit_s: dict[Name, Amount] = {}
-    """By unit: after the last group of a run."""
+    """What passes after the last group of a run, by unit."""
 
     def __repr__(self) -> str:
         return f"SocProfile({self.model} on {self.soc}: {len(self.groups)} groups, {self.origin})"
@@ -187,7 +187,7 @@ def _whose(raw: Mapping[str, Any], error: ValidationError) -> str:
 
 
 def shortened(text: str) -> str:
-    """For one line of an error."""
+    """*text*, cut so that it fits into the line of an error."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 

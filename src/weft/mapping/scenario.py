@@ -69,9 +69,9 @@ class Scenario(BaseModel):
     max_switches: Annotated[int, Field(ge=0)] | None = None
     """Changes of unit within a run, of every task."""
     energy_budget_j: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Of all tasks together."""
+    """What all tasks together may spend."""
     time_limit_s: Seconds = 60.0
-    """For the search."""
+    """The seconds that the search may take."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     cp_sat: bool = False
     """Ask CP-SAT first, which knows no contention, for a start and a bound."""
@@ -126,7 +126,7 @@ class MappingCase:
     problem: Problem
     options: Options
     profiles: Mapping[str, SocProfile]
-    """By task."""
+    """The profile of each task."""
 
 
 def short_name(model: str) -> str:

@@ -60,7 +60,7 @@ class Outcome:
     problem: Problem
     schedule: Schedule
     pieces: tuple[Stint, ...]
-    """In order of their start."""
+    """What ran, in order of its start."""
     moves: tuple[Transfer, ...]
     finish_s: tuple[float, ...]
     """When each task's last run is through."""

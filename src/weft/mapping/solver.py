@@ -111,7 +111,7 @@ class Solution:
     baselines: Mapping[str, Outcome]
     """The best each baseline came to."""
     within: tuple[str, ...]
-    """Those of them that keep to the limits."""
+    """The baselines that keep to the limits."""
     improvements: tuple[Improvement, ...]
     certificate: Certificate
     idled: Outcome | None = None

@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
 
     groups: tuple[str, ...]
     units: tuple[str, ...]
-    """Those that may run all of them."""
+    """The units that may run all of them."""
 
 
 def fewest_stretches(problem: Problem, task: Task) -> tuple[Stretch, ...]:

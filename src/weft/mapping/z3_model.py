@@ -34,9 +34,9 @@ class Z3Result:
     """What Z3 found in its time."""
 
     schedule: Schedule | None
-    """With planned starts; None if nothing was found in time."""
+    """It has planned starts; None if nothing was found in time."""
     makespan_s: float
-    """By the model's own account; infinite if there is none."""
+    """What it comes to by the model's own account; infinite if there is none."""
     proved: bool
     seconds: float
     """How long it took."""
@@ -237,7 +237,7 @@ class _Z3Model:
         return bool(waits[m]) or any(self._waits(int(k), m) for k in waits.nonzero()[0])
 
     def _cap(self, most: int) -> None:
-        """At most so many switches in each run."""
+        """Allow at most so many switches in each run."""
         z3 = self._z3
         for task, chain in zip(self._problem.tasks, self._chains, strict=True):
             for begin in range(0, len(chain), len(task.groups)):

@@ -39,12 +39,12 @@ class RanStep(NamedTuple):
     start_s: float
     end_s: float
     work_s: float
-    """Its stand-alone time there."""
+    """What the step takes on its unit alone."""
     pieces: tuple[Stint, ...]
 
     @property
     def slow_down(self) -> float:
-        """On the whole."""
+        """How many times longer the step took than alone."""
         return (self.end_s - self.start_s) / self.work_s if self.work_s else 1.0
 
 
@@ -52,7 +52,7 @@ class MemoryDemand(NamedTuple):
     """What running groups ask the memory for, constant between two instants."""
 
     times_s: Floats
-    """One more than there are rows below."""
+    """When each row below begins, and when the last one ends."""
     gb_s: Floats
     """[interval, task]"""
 
@@ -71,11 +71,11 @@ class TaskReport:
     """Stand-alone time on the units chosen."""
     contention_s: float
     slow_down: float
-    """By contention, of what runs."""
+    """How many times longer its steps took because of contention."""
     waiting_s: float
     moving_s: float
     moves: int
-    """From one unit to another."""
+    """How often the task changed its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class UnitReport:
     name: str
     busy_s: float
     idle_s: float
-    """Until the last task is through."""
+    """How long the instance had nothing to do before the last task was through."""
     busy_share: float
     contention_s: float
-    """Of the busy time what the same work would not take alone."""
+    """The part of the busy time that the same work would not take alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class MappingReport:
     contention_s: float
     idle_s: float
     contended_share: float
-    """Of the makespan: somebody is slowed down."""
+    """The share of the makespan in which somebody is slowed down."""
     moves: int
     moving_s: float
     waiting_s: float
@@ -114,7 +114,7 @@ class MappingReport:
     most_demand_gb_s: float
     mean_demand_gb_s: float
     above_peak_share: float
-    """Of the makespan: more is asked for than the memory has."""
+    """The share of the makespan in which more is asked for than the memory has."""
     tasks: tuple[TaskReport, ...]
     units: tuple[UnitReport, ...]
 

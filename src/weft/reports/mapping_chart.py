@@ -248,7 +248,7 @@ def _short(name: str) -> str:
 
 
 def _handles(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
-    """Of the legend."""
+    """The entries of the legend."""
     tasks = [
         Patch(facecolor=_hue(n), hatch=MARKS[n % len(MARKS)], edgecolor=_dark(n), linewidth=0, label=_short(task.name))
         for n, task in enumerate(outcome.problem.tasks)

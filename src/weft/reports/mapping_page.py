@@ -27,7 +27,7 @@ from weft.reports.mapping import (
 )
 
 WORTH_SAYING = 0.005
-"""Of the makespan: smaller differences are not put into words."""
+"""Differences by a smaller share of the makespan are not put into words."""
 EQUAL = 5e-4
 """Values closer than this, in parts, are said to be the same."""
 

@@ -156,7 +156,7 @@ def _piece_events(outcome: Outcome) -> Iterator[Event]:
 
 
 def _stretch(start_s: float, end_s: float) -> dict[str, float]:
-    """From and for how long, in microseconds, both whole nanoseconds."""
+    """When a stretch begins and how long it lasts, in microseconds that are whole nanoseconds."""
     start_ns, end_ns = round(start_s * 1e9), round(end_s * 1e9)
     return {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
 

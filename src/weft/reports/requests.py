@@ -63,12 +63,12 @@ class RequestReport:
     stp: float
     """Standalone time's worth of requests completed per unit of time."""
     goodput_stp: float
-    """The same for those completed in time."""
+    """The same worth of the requests completed in time."""
     offered_stp: float
-    """The same for those that arrived."""
+    """The same worth of the requests that arrived."""
     violation_rate: float
     worst_violation_rate: float
-    """Of the stream that suffers most."""
+    """The violation rate of the stream that suffers most."""
     pe_utilisation: float
     dram_utilisation: float
     makespan_s: float
@@ -81,7 +81,7 @@ class RequestReport:
         return f"RequestReport({self.policy} on {self.device}: STP {self.stp:.3f}, {self.violation_rate:.2%} late)"
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it but what the device does not have."""
+        """The report as JSON tells it, without what the device does not have."""
         left_out = {"load"} if self.load is None else {"pe_utilisation", "dram_utilisation"}
         kept = {key: value for key, value in asdict(self).items() if key not in left_out}
         return {"format": 1, **kept, "streams": [asdict(stream) for stream in self.streams]}

@@ -42,7 +42,7 @@ def breadth_first(chains: ChainTimes) -> list[int]:
 
 
 def depth_first(chains: ChainTimes) -> list[int]:
-    """One task after the other."""
+    """The schedule of one task after the other."""
     return [n for n in in_turn(chains) for _ in chains.time[n]]
 
 
