@@ -348,5 +348,5 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path):
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(ModelError, match="seed must be at least 0, got -1"):
+    with pytest.raises(ModelError, match="seed = -1 must be at least 0"):
         zoo.materialise(zoo.build("ncf", users=10, items=10), -1)

@@ -329,7 +329,7 @@ def test_any_outcome_can_be_drawn(tmp_path_factory, outcome):
 
 
 def test_pictures_are_png_or_svg_of_something(tmp_path):
-    with pytest.raises(InputError, match=r"drawn as .png or .svg, not .pdf"):
+    with pytest.raises(InputError, match=r"a figure ends in .png or .svg, not .pdf"):
         draw_mapping([beside()], tmp_path / "chart.pdf")
     with pytest.raises(InputError, match="no outcome to draw"):
         draw_mapping([], tmp_path / "chart.png")
