@@ -244,7 +244,7 @@ def test_a_shell_completes_commands_and_names(words: str, found: set[str]) -> No
 # Ctrl-C
 
 
-@pytest.mark.parametrize("module", ["typer", "weft.cli.common", "weft.cli.sustain", "numpy", "numba", "pydantic"])
+@pytest.mark.parametrize("module", ["typer", "weft.cli.common", "weft.cli.compare", "numpy", "numba", "pydantic"])
 def test_ctrl_c_while_something_is_imported_is_one_line(module: str) -> None:
     code = f"""
 import sys

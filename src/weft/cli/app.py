@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from weft.cli import fetch, generate, models
 from weft.cli.command import Command
 from weft.cli.common import console
 from weft.version import __version__
@@ -28,7 +28,38 @@ class Interrupted(Exception):
     """Ctrl-C, where typer would end without a word."""
 
 
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each imported when it is asked for: most runs need one of them."""
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for names in GROUPS.values() for name in names)
+
+    def __len__(self) -> int:
+        return sum(map(len, GROUPS.values()))
+
+    def __getitem__(self, name: str) -> Any:
+        for group, names in GROUPS.items():
+            if name in names:
+                return _command(name, group)
+        raise KeyError(name)
+
+
+@cache
+def _command(name: str, group: str) -> Any:
+    module, parent = import_module(f"weft.cli.{name}"), typer.Typer(add_completion=False)
+    parent.callback()(lambda: None)
+    if hasattr(module, "app"):
+        parent.add_typer(module.app, name=name, rich_help_panel=group)
+    else:
+        parent.command(name, cls=Command, rich_help_panel=group)(module.command)
+    return typer.main.get_command(parent).commands[name]  # type: ignore[attr-defined]
+
+
 class _Root(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to it
+
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         with _interrupted():
             return super().make_context(*arguments, **settings)
@@ -83,14 +114,3 @@ class _ToStandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(record.getMessage(), err=True)
-
-
-models.app.command("generate", cls=Command)(generate.command)
-models.app.command("fetch", cls=Command)(fetch.command)
-for _group, _names in GROUPS.items():
-    for _name in _names:
-        _module = import_module(f"weft.cli.{_name}")
-        if hasattr(_module, "app"):
-            app.add_typer(_module.app, name=_name, rich_help_panel=_group)
-        else:
-            app.command(_name, cls=Command, rich_help_panel=_group)(_module.command)

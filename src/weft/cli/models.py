@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli import common
+from weft.cli import common, fetch, generate
 from weft.cli.command import Command
 from weft.cli.common import (
     OUTPUT,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from weft.models import Model
 
 app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
+app.command("generate", cls=Command)(generate.command)
+app.command("fetch", cls=Command)(fetch.command)
 
 
 @app.command("list", cls=Command)
