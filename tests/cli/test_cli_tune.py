@@ -416,7 +416,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("points.onnx", "--data", "samples.npz", "--baseline", "x"), "--baseline: unknown choice 'x'"),
     (("points.onnx", "--data", "samples.npz", "--on-failure", "x"), "--on-failure: unknown choice 'x'"),
     (("points.onnx", "--data", "samples.npz", "--platform", "fpgaa"), "unknown platform 'fpgaa'; did you mean fpga"),
-    (("points.onnx", "--data", "samples.npz", "--layerwise", "ALL"), "layerwise = 'ALL' must be one of BOTH"),
+    (("points.onnx", "--data", "samples.npz", "--layerwise", "ALL"), "--layerwise 'ALL' must be one of BOTH"),
     (("points.onnx", "--data", "samples.npz", "--bias-rule", "up"), "unknown bias rule 'up'"),
     (("points.onnx", "--data", "samples.npz", "--metric", "top2"), "unknown metric 'top2'"),
     (("points.onnx", "--data", "samples.npz", "--layers", "fc3"), "unknown layer 'fc3'"),
