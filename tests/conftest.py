@@ -9,7 +9,9 @@ core, and beside busy loops.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,6 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--clock", type=float, default=1.0, help="segments are measured to take this many times as long")
     group.addoption("--disk", type=float, default=0.0, help="seconds the disk takes to confirm a write")
     parser.addoption("--backend", default="onnxruntime", help="what servers run models on: onnxruntime or process")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_command_line() -> None:
+    """Commands that tests run say nothing of their progress, however slow the machine, nor of what is compiled."""
+    from weft.cli import common
+
+    common.QUIET_S = threading.TIMEOUT_MAX
+    logging.getLogger("weft.kernels").addHandler(logging.NullHandler())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -309,7 +309,9 @@ def test_the_installed_command_exits_with_two_and_one_line() -> None:
         [Path(sys.executable).parent / "weft", "simulate", "-m", "resnet5"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "weft: " + done.stderr.removeprefix("weft: ").splitlines()[0] + "\n"
+    *progress, error = done.stderr.splitlines()
+    assert error.startswith("weft: ")
+    assert all(line.startswith("reading, ") for line in progress)  # on a slow machine
 
 
 # Names that look like markup, and other oddities

@@ -101,7 +101,7 @@ def test_a_policy_or_a_backend_that_cannot_serve_is_refused_before_any_model_is_
 def test_a_wrong_policy_is_one_line(tmp_path: Path) -> None:
     found = started(str(tmp_path), "--policy", "punctuall")
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.splitlines() == ["weft: unknown policy 'punctuall'; did you mean punctual?"]
+    assert found.stderr.splitlines() == ["weft: --policy: unknown policy 'punctuall'; did you mean punctual?"]
 
 
 def test_a_taken_grpc_port_is_one_line(tmp_path: Path) -> None:

@@ -219,6 +219,19 @@ def test_a_short_task_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="nothing is compiled")
+def test_what_is_asked_for_is_compiled_once_and_said(folder: Path) -> None:
+    def compiled() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "weft.cli.main", "compare", *PROFILED, "-p", "fifo,fair"],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(folder / "kept")}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return [line for line in done.stderr.splitlines() if line.startswith("compiling")]
+
+    assert compiled() == ["compiling replay.replay (once; it is kept)"]
+    assert compiled() == []
+
+
 # Completion
 
 
