@@ -22,7 +22,7 @@ import onnxruntime as ort
 import weft
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.samples import sample
 
 RESULTS = Path(__file__).parent / "results"
@@ -54,7 +54,7 @@ def thread_s(run, feed) -> float:
 
 def measure(name: str, path: Path, shapes, grain_s: float, repeats: int) -> dict[str, object]:
     began = time.perf_counter()
-    model = prepare(path, Recipe(grain_s=grain_s, max_batch=1, shapes=shapes))
+    model = prepare(path, LoadOptions(grain_s=grain_s, max_batch=1, shapes=shapes))
     prepared_s = time.perf_counter() - began
     session = plain(path)
     feed = sample(model.inputs, model.blueprint.warm_shapes, 0)
@@ -79,7 +79,7 @@ def measure(name: str, path: Path, shapes, grain_s: float, repeats: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--grain-ms", type=float, default=Recipe().grain_s * 1e3)
+    parser.add_argument("--grain-ms", type=float, default=LoadOptions().grain_s * 1e3)
     chosen = parser.parse_args()
     rows = []
     print(

@@ -11,7 +11,7 @@ from tests.engine.naive import prefetchable as naive_prefetchable
 from weft.costs.profiles import LayerCost, Profile
 from weft.costs.program import Clock, lower
 from weft.devices import Npu, load_npu
-from weft.devices.decoupled import Issue, NpuState, Resident, fetch_end, issue, prefetchable
+from weft.devices.decoupled import DeviceClocks, LayerTimes, Resident, fetch_end, issue, prefetchable
 from weft.errors import DeviceError, ProfileError
 
 MIB = 2**20
@@ -32,9 +32,9 @@ def device(bandwidth_gb_s: float = 100.0, buffer_bytes: int = 100, **others: flo
     )
 
 
-def issued(buffer: int, *layers: tuple[int, int]) -> list[Issue]:
+def issued(buffer: int, *layers: tuple[int, int]) -> list[LayerTimes]:
     """Times of layers (fetch, compute) issued one after another to a fresh device."""
-    state, times = NpuState(), []
+    state, times = DeviceClocks(), []
     for fetch, compute in layers:
         state, when = issue(state, fetch, compute, buffer)
         times.append(when)
@@ -45,41 +45,41 @@ def issued(buffer: int, *layers: tuple[int, int]) -> list[Issue]:
 
 
 def test_a_lone_layer_is_fetched_and_then_computed():
-    assert issued(100, (30, 20)) == [Issue(0, 30, 30, 50)]
+    assert issued(100, (30, 20)) == [LayerTimes(0, 30, 30, 50)]
 
 
 def test_the_next_fetch_runs_under_this_compute():
-    assert issued(100, (30, 20), (10, 5)) == [Issue(0, 30, 30, 50), Issue(30, 40, 50, 55)]
+    assert issued(100, (30, 20), (10, 5)) == [LayerTimes(0, 30, 30, 50), LayerTimes(30, 40, 50, 55)]
 
 
 def test_the_array_waits_for_weights_that_come_late():
-    assert issued(100, (30, 5), (40, 5)) == [Issue(0, 30, 30, 35), Issue(30, 70, 70, 75)]
+    assert issued(100, (30, 5), (40, 5)) == [LayerTimes(0, 30, 30, 35), LayerTimes(30, 70, 70, 75)]
 
 
 def test_a_full_buffer_stalls_the_fetch_until_weights_are_freed_and_it_goes_on():
     # 60 of 100 are taken until 160: 40 of the next 50 come in by 100, the last 10 from 160 on
     first, second = issued(100, (60, 100), (50, 1))
-    assert first == Issue(0, 60, 60, 160)
-    assert second == Issue(60, 160 + 10, 170, 171)
+    assert first == LayerTimes(0, 60, 60, 160)
+    assert second == LayerTimes(60, 160 + 10, 170, 171)
 
 
 def test_a_fetch_may_stall_more_than_once():
     # buffer 10: 4 + 4 resident until 54 and 104; 2 of 10 by 10, 4 more after 54, the last 4 after 104
     times = issued(10, (4, 50), (4, 50), (10, 1))
-    assert times[:2] == [Issue(0, 4, 4, 54), Issue(4, 8, 54, 104)]
-    assert times[2] == Issue(8, 104 + 4, 108, 109)
+    assert times[:2] == [LayerTimes(0, 4, 4, 54), LayerTimes(4, 8, 54, 104)]
+    assert times[2] == LayerTimes(8, 104 + 4, 108, 109)
 
 
 def test_an_exact_fit_does_not_wait_as_the_strict_comparison_of_the_printed_code_would():
     # 10 - 4 = 6 free at once and 4 freed at 54 hold a layer of 10 exactly; the layer behind ends at 104
-    state = NpuState(8, 104, 54, (Resident(4, 54), Resident(0, 104)))
+    state = DeviceClocks(8, 104, 54, (Resident(4, 54), Resident(0, 104)))
     assert fetch_end(state, 10, 10, 8) == 54 + 4
     # exactly what is free: no waiting either
     assert fetch_end(state, 6, 10, 8) == 8 + 6
 
 
 def test_weights_are_freed_when_their_compute_ends_and_not_when_it_starts():
-    full = NpuState(10, 100, 10, (Resident(10, 100),))
+    full = DeviceClocks(10, 100, 10, (Resident(10, 100),))
     assert fetch_end(full, 1, 10, 10) == 100 + 1
     assert full.free(10) == 0
     after, _ = issue(full, 1, 5, 10)
@@ -87,33 +87,33 @@ def test_weights_are_freed_when_their_compute_ends_and_not_when_it_starts():
 
 
 def test_weights_whose_compute_ends_as_a_fetch_ends_are_gone_by_then():
-    state, _ = issue(NpuState(), 10, 20, 40)
+    state, _ = issue(DeviceClocks(), 10, 20, 40)
     state, when = issue(state, 20, 7, 40)
-    assert when == Issue(10, 30, 30, 37)  # the first layer computes until 30
+    assert when == LayerTimes(10, 30, 30, 37)  # the first layer computes until 30
     assert state.resident == (Resident(20, 37),)
     assert state.free(40) == 40 - 20
 
 
 def test_a_layer_that_needs_no_weights_passes_a_full_buffer():
-    full = NpuState(10, 100, 10, (Resident(10, 100),))
-    assert issue(full, 0, 5, 10)[1] == Issue(10, 10, 100, 105)
+    full = DeviceClocks(10, 100, 10, (Resident(10, 100),))
+    assert issue(full, 0, 5, 10)[1] == LayerTimes(10, 10, 100, 105)
 
 
 def test_a_layer_that_needs_no_compute_frees_its_weights_as_they_arrive():
-    state, when = issue(NpuState(), 10, 0, 10)
-    assert when == Issue(0, 10, 10, 10)
+    state, when = issue(DeviceClocks(), 10, 0, 10)
+    assert when == LayerTimes(0, 10, 10, 10)
     assert state.resident == ()
     assert state.free(10) == 10
 
 
 def test_a_fetch_told_to_wait_starts_then():
-    state = NpuState(channel_free=10, array_free=40, array_began=20, resident=(Resident(10, 40),))
-    assert issue(state, 5, 5, 100, not_before=20)[1] == Issue(20, 25, 40, 45)
-    assert issue(state, 5, 5, 100, not_before=3)[1] == Issue(10, 15, 40, 45)
+    state = DeviceClocks(channel_free=10, array_free=40, array_began=20, resident=(Resident(10, 40),))
+    assert issue(state, 5, 5, 100, not_before=20)[1] == LayerTimes(20, 25, 40, 45)
+    assert issue(state, 5, 5, 100, not_before=3)[1] == LayerTimes(10, 15, 40, 45)
 
 
 def test_the_distance_is_how_far_the_channel_is_ahead():
-    state, _ = issue(NpuState(), 30, 100, 1000)
+    state, _ = issue(DeviceClocks(), 30, 100, 1000)
     assert state.distance == 130 - 30
     state, _ = issue(state, 20, 7, 1000)
     assert state.distance == 137 - 50
@@ -132,29 +132,29 @@ def test_issuing_equals_a_device_played_tick_by_tick(scene):
 
 def test_the_channel_could_fetch_until_the_array_is_free():
     # on chip at 10, array free at 30, room for all that comes in between
-    assert prefetchable(NpuState(0, 30), 10, 100, 10) == 20
+    assert prefetchable(DeviceClocks(0, 30), 10, 100, 10) == 20
 
 
 def test_prefetching_stops_where_the_buffer_is_full():
-    state = NpuState(10, 100, 40, (Resident(60, 100),))
+    state = DeviceClocks(10, 100, 40, (Resident(60, 100),))
     assert prefetchable(state, 20, 100, 30) == 100 - 60 - 20
 
 
 def test_prefetching_goes_on_as_layers_finish():
-    state = NpuState(10, 100, 40, (Resident(60, 50), Resident(10, 100)))
+    state = DeviceClocks(10, 100, 40, (Resident(60, 50), Resident(10, 100)))
     # room for 10 by 40, then 60 freed at 50: 50 more until 100
     assert prefetchable(state, 20, 100, 30) == 10 + 50
 
 
 def test_nothing_can_be_prefetched_where_the_array_already_waits():
-    assert prefetchable(NpuState(0, 30), 40, 100, 40) == 0
+    assert prefetchable(DeviceClocks(0, 30), 40, 100, 40) == 0
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(scene=scenes(streams=2, layers=8), pick=st.integers(0, 15))
 def test_prefetchable_equals_a_count_tick_by_tick(scene, pick):
     programs, buffer = scene
-    state = NpuState()
+    state = DeviceClocks()
     order = [i % len(programs) for i in range(12)]
     for stream, _, layer in in_turn(programs, order):
         size = programs[pick % len(programs)].fetch[pick % len(programs[pick % len(programs)])]

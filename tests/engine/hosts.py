@@ -22,18 +22,18 @@ from weft.costs.program import Program
 from weft.engine import Completion, SimulatedHost, request_engine
 from weft.engine.admission import WaitingLine
 from weft.engine.lateness import SOFT
-from weft.engine.requests import Job, Terms, Ticket
+from weft.engine.requests import Batch, Terms, Ticket
 from weft.engine.steering import Steered, Steering
 from weft.errors import RequestError
 from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.runtime.exits import ExitSpec
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
-from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving
-from weft.serving.streams import Served
-from weft.serving.tickets import Ask, Batch, LiveTicket
+from weft.serving.streams import ServedModel
+from weft.serving.tickets import Ask, BatchWork, ClientTicket
 
 PATIENCE_S = 600
 """After that a test that would hang fails instead; no test is meant to come near it."""
@@ -141,7 +141,7 @@ class ListedFeed:
             for order in sorted(orders, key=lambda order: order.arrival)
         ]
         self.fates: dict[Ticket, list[Fate]] = {ticket: [] for ticket in self.tickets}
-        self.ended_jobs: list[Job] = []
+        self.ended_jobs: list[Batch] = []
         self.merges: list[tuple[int, int, int]] = []
         """Sizes of two batches that became one, and the layer at which they stood."""
         self._next = 0
@@ -157,12 +157,12 @@ class ListedFeed:
     def exhausted(self) -> bool:
         return self._next == len(self.tickets)
 
-    def served(self, job: Job, completion: Completion) -> None:
+    def served(self, job: Batch, completion: Completion) -> None:
         for ticket in job.members:
             if not ticket.gone:
                 self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
 
-    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
         here = [ticket for ticket in job.members if not ticket.gone]
         leaving = [ticket for ticket in here if _leaves(ticket, job.layer)]
         for ticket in leaving:
@@ -170,7 +170,7 @@ class ListedFeed:
             self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
         return [ticket for ticket in here if ticket not in leaving]
 
-    def merged(self, job: Job, other: Job) -> None:
+    def merged(self, job: Batch, other: Batch) -> None:
         assert job.layer == other.layer and not job.running and not other.running
         self.merges.append((len(job.members), len(other.members), job.layer))
 
@@ -180,10 +180,10 @@ class ListedFeed:
     def refused(self, ticket: Ticket, now: int) -> None:
         self.fates[ticket].append(Fate("refused", now))
 
-    def failed(self, job: Job, error: Exception) -> None:
+    def failed(self, job: Batch, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Batch) -> None:
         self.ended_jobs.append(job)
 
 
@@ -470,7 +470,7 @@ class Scripted:
         here = [number for number, each in enumerate(self.exits) if each.segment == index]
         return {"x": values["x"]} | {self.exits[n].output: values["x"][:, n : n + 1] for n in here}
 
-    start, compute, gather, _gathered = Prepared.start, Prepared.compute, Prepared.gather, Prepared._gathered
+    start, compute, gather, _gathered = CpuModel.start, CpuModel.compute, CpuModel.gather, CpuModel._gathered
 
     def close(self) -> None:
         self.closed = True
@@ -480,7 +480,7 @@ class Scripted:
 class Sent:
     """A request a machine took, and all replies to it."""
 
-    ticket: LiveTicket
+    ticket: ClientTicket
     inputs: dict[str, np.ndarray]
     replies: list[tuple[int, Any]] = field(default_factory=list)
     """When, and what."""
@@ -521,18 +521,18 @@ class Machine:
     def now_ms(self) -> float:
         return (self.clock.ticks - self.start) / MS
 
-    def model(self, *ms: Sequence[float], name: str = "", **scripted: Any) -> Served:
+    def model(self, *ms: Sequence[float], name: str = "", **scripted: Any) -> ServedModel:
         """A scripted model; what is not about its segments goes to the dispatcher."""
         terms = {key: scripted.pop(key) for key in ("queue_size", "batch_timeout_ms") if key in scripted}
         steering = scripted.pop("steering", None)
         prepared: Any = Scripted(self.stage, *ms, **scripted)
         if steering:
             terms["leaving"] = Leaving(prepared, steering)
-        return Served(name or f"m{len(self.sent)}", prepared, **terms)
+        return ServedModel(name or f"m{len(self.sent)}", prepared, **terms)
 
     def send(
         self,
-        model: Served,
+        model: ServedModel,
         due_ms: float = 1000,
         *,
         rows: int = 1,
@@ -545,7 +545,7 @@ class Machine:
         inputs = {"x": np.full((rows, 1), value, np.float32) if sure is None else np.array([sure], np.float32)}
         sent = Sent(None, inputs)  # type: ignore[arg-type]
 
-        def replied(ticket: LiveTicket, outcome: Any) -> None:
+        def replied(ticket: ClientTicket, outcome: Any) -> None:
             sent.replies.append((self.clock.ticks - self.start, outcome))
             if reply:
                 reply(ticket, outcome)
@@ -554,7 +554,7 @@ class Machine:
         self.sent.append(sent)
         return sent
 
-    def offer(self, model: Served, due_ms: float, **how: Any) -> None:
+    def offer(self, model: ServedModel, due_ms: float, **how: Any) -> None:
         """Submit a request; if it is refused, that is its reply."""
         try:
             self.send(model, due_ms, **how)
@@ -617,9 +617,9 @@ class Machine:
         return len(over)
 
 
-def compute_here(batch: Batch, segment: int) -> None:
+def compute_here(batch: BatchWork, segment: int) -> None:
     """Run a segment of a batch on this thread."""
-    prepared: Any = batch.model.prepared
+    prepared: Any = batch.model.loaded
     batch.take(segment, prepared.compute(batch.step(segment)))
 
 
@@ -638,7 +638,7 @@ class Staged:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    start, compute = Prepared.start, Prepared.compute
+    start, compute = CpuModel.start, CpuModel.compute
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.hosts import ListedFeed, Order
 from tests.engine.naive import program
 from tests.engine.workloads import Flow, case_of, flow, serve
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import DeviceClocks
 from weft.engine import SimulatedHost, request_engine, requests
 from weft.engine.requests import Terms
 from weft.errors import InputError
@@ -194,7 +194,7 @@ def test_a_demoted_request_that_is_withdrawn_is_not_computed_and_the_others_are(
     source.open(term)
     gone, late, fresh = feed.tickets
     assert list(source.at(20)) == []
-    source.offer(NpuState(20, 20))
+    source.offer(DeviceClocks(20, 20))
     assert list(source.waiting(0)) == [fresh]
     assert source.withdraw(gone) is None and gone.gone
     engine.run()
@@ -283,14 +283,14 @@ def test_the_precise_rest_counts_waiting_for_a_full_buffer():
 # Layerweaver+
 
 HEAVY, LIGHT = program("heavy", (10, 200)), program("light", (100, 10))
-BUSY = NpuState(channel_free=0, array_free=50)
+BUSY = DeviceClocks(channel_free=0, array_free=50)
 
 
 def head(stream: int, fetch: int, compute: int, **known: int) -> Candidate:
     return Candidate(stream, 0, known.pop("layer", 0), fetch, compute, -1, program=stream, **known)
 
 
-def chosen(policy: Policy, *heads: Candidate, device: NpuState = BUSY) -> int:
+def chosen(policy: Policy, *heads: Candidate, device: DeviceClocks = BUSY) -> int:
     return policy.decide(View(device, heads, heads)).candidate.stream
 
 
@@ -403,7 +403,7 @@ def waiting(stream: int, whole: int, *, arrival: int = 0, remaining: int | None 
 
 
 def prema_at(now: int, *heads: Candidate) -> int:
-    return chosen(plus("prema"), *heads, device=NpuState(channel_free=now))
+    return chosen(plus("prema"), *heads, device=DeviceClocks(channel_free=now))
 
 
 def test_prema_takes_the_shortest_rest_among_equals():

@@ -24,7 +24,7 @@ from tests.engine.naive import greedy_order, in_turn, play, profiles, program, s
 from weft.costs.profiles import estimate
 from weft.costs.program import Program, lower
 from weft.devices import load_npu
-from weft.devices.decoupled import NpuState, issue
+from weft.devices.decoupled import DeviceClocks, issue
 from weft.engine import Engine, SaturatedStreams, SimulatedNpu
 from weft.engine.compiled import compiled_order, replayed
 from weft.models import zoo
@@ -192,7 +192,7 @@ def test_replaying_any_order_gives_the_times_of_issue_and_of_a_device_played_tic
     programs, buffer = scene
     order = data.draw(st.lists(st.integers(0, len(programs) - 1), min_size=1, max_size=30))
     layers = [(programs[s].fetch[i], programs[s].compute[i]) for s, _, i in in_turn(programs, order)]
-    state, times = NpuState(), []
+    state, times = DeviceClocks(), []
     for fetch, compute in layers:
         state, when = issue(state, fetch, compute, buffer)
         times.append(list(when))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import greedy_order, play, program, scenes
 from weft.costs.program import Program
-from weft.devices.decoupled import NpuState, Resident
+from weft.devices.decoupled import DeviceClocks, Resident
 from weft.engine import Engine, SaturatedStreams, SimulatedNpu
 from weft.errors import InputError, InvalidStart
 from weft.policies import Candidate, Policy, Setting, Start, View, make_policy
@@ -21,11 +21,11 @@ def head(stream: int, fetch: int, compute: int, *, query: int = 0, layer: int = 
     return Candidate(stream, query, layer, fetch, compute, last_issued, program=stream)
 
 
-def view(device: NpuState, *candidates: Candidate) -> View:
+def view(device: DeviceClocks, *candidates: Candidate) -> View:
     return View(device, candidates, candidates)
 
 
-def chosen(policy: Policy, device: NpuState, *candidates: Candidate) -> int:
+def chosen(policy: Policy, device: DeviceClocks, *candidates: Candidate) -> int:
     return policy.decide(view(device, *candidates)).candidate.stream
 
 
@@ -43,8 +43,8 @@ def letters(executor: SimulatedNpu) -> str:
     return "".join("AB"[task.stream] if task.layer == 0 else "ab"[task.stream] for task, _ in executor.log)
 
 
-FRESH = NpuState()
-FULL_LATER = NpuState(channel_free=10, array_free=100, array_began=40, resident=(Resident(60, 100),))
+FRESH = DeviceClocks()
+FULL_LATER = DeviceClocks(channel_free=10, array_free=100, array_began=40, resident=(Resident(60, 100),))
 """60 of a buffer of 100 taken until 100."""
 
 
@@ -52,7 +52,7 @@ FULL_LATER = NpuState(channel_free=10, array_free=100, array_began=40, resident=
 
 
 def test_compute_idle_is_how_long_the_array_waits_for_the_weights():
-    state = NpuState(channel_free=10, array_free=30)
+    state = DeviceClocks(channel_free=10, array_free=30)
     assert idle_of(head(0, 35, 5), state, 100, largest=0).compute == 10 + 35 - 30
     assert idle_of(head(0, 20, 5), state, 100, largest=0).compute == 0
 
@@ -100,7 +100,7 @@ def weaver(*programs: Program, buffer: int = 100, failsafe: bool = True) -> Laye
 
 
 def test_the_least_idle_candidate_goes():
-    state = NpuState(channel_free=0, array_free=50)
+    state = DeviceClocks(channel_free=0, array_free=50)
     # largest = 100: the second leaves a distance of 40 + 80, the first one of 45 + 10
     assert chosen(weaver(), state, head(0, 5, 10), head(1, 10, 80)) == 1
 
@@ -127,7 +127,7 @@ def test_where_the_array_must_wait_the_compute_bound_model_goes_on():
 
 
 def test_where_one_candidate_does_not_make_the_array_wait_the_least_idle_goes():
-    state = NpuState(channel_free=0, array_free=10)
+    state = DeviceClocks(channel_free=0, array_free=10)
     assert chosen(weaver(), state, head(0, 30, 5), head(1, 10, 5)) == 1
 
 
@@ -187,34 +187,34 @@ AIMT = make_policy("aimt", Setting((HEAVY, LIGHT), 100), {"compute_threshold": 0
 
 
 def test_aimt_with_little_room_runs_what_computes_shortest_whatever_its_size():
-    crowded = NpuState(0, 200, 0, (Resident(81, 200),))  # 19 of 100 free
+    crowded = DeviceClocks(0, 200, 0, (Resident(81, 200),))  # 19 of 100 free
     assert chosen(AIMT, crowded, head(0, 1, 50), head(1, 90, 49)) == 1
-    roomy = NpuState(0, 200, 0, (Resident(80, 200),))  # 20 free: not below the threshold
+    roomy = DeviceClocks(0, 200, 0, (Resident(80, 200),))  # 20 free: not below the threshold
     assert chosen(AIMT, roomy, head(0, 60, 50), head(1, 90, 49), head(2, 1, 2)) == 0
 
 
 def test_aimt_with_little_ready_compute_rebuilds_it():
-    short = NpuState(0, 49)
+    short = DeviceClocks(0, 49)
     assert chosen(AIMT, short, head(0, 10, 30), head(1, 10, 31), head(2, 90, 100)) == 1  # 21 ahead beats 20 and 10
-    enough = NpuState(0, 50)
+    enough = DeviceClocks(0, 50)
     assert chosen(AIMT, enough, head(0, 10, 30), head(1, 10, 31), head(2, 100, 100)) == 2
 
 
 def test_aimt_without_a_compute_heavy_layer_rebuilds_with_the_longest_waiting():
-    assert chosen(AIMT, NpuState(0, 49), head(0, 30, 10, last_issued=7), head(1, 30, 30, last_issued=4)) == 1
+    assert chosen(AIMT, DeviceClocks(0, 49), head(0, 30, 10, last_issued=7), head(1, 30, 30, last_issued=4)) == 1
 
 
 def test_aimt_with_slack_spends_it_on_the_memory_heavy_layer_that_waited_longest():
     heads = head(0, 9, 90, last_issued=1), head(1, 50, 5, last_issued=7), head(2, 60, 5, last_issued=4)
-    assert chosen(AIMT, NpuState(0, 60), *heads) == 2
+    assert chosen(AIMT, DeviceClocks(0, 60), *heads) == 2
 
 
 def test_aimt_with_slack_and_nothing_memory_heavy_runs_the_longest_waiting():
-    assert chosen(AIMT, NpuState(0, 60), head(0, 9, 90, last_issued=3), head(1, 5, 50, last_issued=2)) == 1
+    assert chosen(AIMT, DeviceClocks(0, 60), head(0, 9, 90, last_issued=3), head(1, 5, 50, last_issued=2)) == 1
 
 
 def test_aimt_breaks_ties_by_stream():
-    crowded, short, slack = NpuState(0, 200, 0, (Resident(90, 200),)), NpuState(0, 1), NpuState(0, 60)
+    crowded, short, slack = DeviceClocks(0, 200, 0, (Resident(90, 200),)), DeviceClocks(0, 1), DeviceClocks(0, 60)
     assert chosen(AIMT, crowded, head(0, 5, 5), head(1, 4, 5)) == 0
     assert chosen(AIMT, short, head(0, 5, 9), head(1, 4, 8)) == 0
     assert chosen(AIMT, slack, head(0, 5, 5), head(1, 6, 5)) == 0

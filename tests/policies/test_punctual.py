@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hosts import Kind, Load, Order, kind, run_load
 from tests.engine.naive import program
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import DeviceClocks
 from weft.errors import InputError
 from weft.policies import Candidate, Policy, Setting, View, make_policy
 from weft.policies.base import Running
@@ -43,7 +43,7 @@ def punctual(lanes: int = 1, **options: int) -> Policy:
 
 
 def view(*heads: Candidate) -> View:
-    return View(NpuState(NOW, NOW, NOW), heads, heads)
+    return View(DeviceClocks(NOW, NOW, NOW), heads, heads)
 
 
 def chosen(*heads: Candidate, lanes: int = 1, **options: int) -> int:

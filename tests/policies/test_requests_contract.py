@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.workloads import SERVING, Served, case_of, cases, flow, serve_case
-from weft.devices.decoupled import NpuState, issue
+from weft.devices.decoupled import DeviceClocks, issue
 from weft.engine import Offer, Requests
 from weft.engine.lateness import LATE, late_work
 from weft.engine.requests import most_jobs
@@ -66,7 +66,7 @@ def watched(policy: str, late: str) -> type[Requests]:
     place = late_work(make_policy(policy, Setting((), 1)), late)
 
     class Watched(Requests):
-        def offer(self, device: NpuState) -> Offer:
+        def offer(self, device: DeviceClocks) -> Offer:
             offer = super().offer(device)
             on_time = [head for head in offer.heads if head.deadline < NO_DEADLINE]
             clock = max(device.channel_free, device.array_free)

@@ -18,7 +18,7 @@ from tests.runtime.process_backend import ProcessBackend
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from weft.errors import InputError, ModelError, UnfitInputs
-from weft.runtime.backend import Backend, BatchPart, DeviceLane, End, LoadedModel, Recipe, Step
+from weft.runtime.backend import Backend, BatchPart, DeviceLane, LoadedModel, LoadOptions, Step, StepEnd
 from weft.runtime.backends import BACKENDS, make_backend
 
 SEGMENT_S = 0.001
@@ -48,7 +48,7 @@ def chain(backend: Backend, folder: Path) -> Iterator[LoadedModel]:
     """Three segments and more, whose batches can be cut and joined."""
     path = live.heavy(folder / "chain.onnx", layers=6, width=16, rows="n")  # type: ignore[arg-type]
     with said_times(SEGMENT_S):
-        model = backend.open(path, Recipe(grain_s=ANY_LENGTH_S, max_pieces=3, max_batch=4))
+        model = backend.open(path, LoadOptions(grain_s=ANY_LENGTH_S, max_pieces=3, max_batch=4))
     yield model
     model.close()
 
@@ -57,18 +57,18 @@ class Heard:
     """Ends as they come, and the threads that told of them."""
 
     def __init__(self) -> None:
-        self._ends: SimpleQueue[End] = SimpleQueue()
+        self._ends: SimpleQueue[StepEnd] = SimpleQueue()
         self.threads: list[int] = []
 
-    def __call__(self, end: End) -> None:
+    def __call__(self, end: StepEnd) -> None:
         self.threads.append(threading.get_ident())
         self._ends.put(end)
 
-    def end(self) -> End:
+    def end(self) -> StepEnd:
         return self._ends.get(timeout=live.PATIENCE_S)
 
 
-def ended(model: LoadedModel, lane: DeviceLane, segment: int, *parts: BatchPart, rows: int = 1) -> End:
+def ended(model: LoadedModel, lane: DeviceLane, segment: int, *parts: BatchPart, rows: int = 1) -> StepEnd:
     heard = Heard()
     model.start(Step(segment, parts, rows), lane, heard)
     return heard.end()
@@ -119,14 +119,14 @@ def test_a_prepared_batch_size_changes_nothing(chain: LoadedModel, lane: DeviceL
 def test_a_file_that_is_no_model_is_refused_by_name(backend: Backend, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"bad\.onnx: cannot be loaded"):
-        backend.open(tmp_path / "bad.onnx", Recipe())
+        backend.open(tmp_path / "bad.onnx", LoadOptions())
 
 
 def test_what_was_cut_once_is_found_in_the_cache(backend: Backend, folder: Path, tmp_path: Path) -> None:
     path = live.mlp(folder / "mlp.onnx", features=4, hidden=4, classes=2)
     with said_times():
-        first = backend.open(path, Recipe(max_batch=2), tmp_path)
-    again = backend.open(path, Recipe(max_batch=2), tmp_path)
+        first = backend.open(path, LoadOptions(max_batch=2), tmp_path)
+    again = backend.open(path, LoadOptions(max_batch=2), tmp_path)
     assert again.times_s == first.times_s and again.segments == first.segments
     first.close()
     again.close()
@@ -171,7 +171,7 @@ def test_answers_come_at_exits_and_at_the_end_only(
     backend: Backend, chain: LoadedModel, lane: DeviceLane, folder: Path
 ) -> None:
     assert ended(chain, lane, 0, BatchPart({"x": drawn(1, 16)})).made[0].answers == {}
-    model = backend.open(conv_net(folder / "exits.onnx"), Recipe(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS))
+    model = backend.open(conv_net(folder / "exits.onnx"), LoadOptions(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS))
     assert [(each.output, each.segment) for each in model.exits] == [(name, at) for at, name in enumerate(EXITS)]
     assert model.confidence == "logits" and [spec.name for spec in model.outputs] == ["logits"]
     values: Any = {"x": drawn(2, 1, SIDE, SIDE)}
@@ -188,7 +188,7 @@ def test_inputs_that_a_model_cannot_compute_are_told_from_faults(chain: LoadedMo
 
 
 def test_what_runs_on_two_lanes_at_once_is_stopped_one_by_one(backend: Backend, folder: Path) -> None:
-    model = backend.open(turning(folder / "turning.onnx"), Recipe())
+    model = backend.open(turning(folder / "turning.onnx"), LoadOptions())
     lanes, ends = [backend.lane(index) for index in range(2)], [Heard(), Heard()]
     endless = Step(0, (BatchPart(asked(ENDLESS)),), 1)
     runs = [model.start(endless, lane, heard) for lane, heard in zip(lanes, ends, strict=True)]
@@ -205,7 +205,7 @@ def test_what_runs_on_two_lanes_at_once_is_stopped_one_by_one(backend: Backend, 
 def test_one_that_has_ended_cannot_be_stopped_any_more_nor_what_comes_after_it(
     backend: Backend, lane: DeviceLane, folder: Path
 ) -> None:
-    model, heard = backend.open(turning(folder / "again.onnx"), Recipe()), Heard()
+    model, heard = backend.open(turning(folder / "again.onnx"), LoadOptions()), Heard()
     first = model.start(Step(0, (BatchPart(asked(1)),), 1), lane, heard)
     assert heard.end().error is None
     first.stop()
@@ -228,7 +228,7 @@ def apart() -> Iterator[ProcessBackend]:
 
 def test_values_stay_in_the_memory_of_the_process_until_nobody_needs_them(apart: ProcessBackend, folder: Path) -> None:
     path = live.heavy(folder / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
-    model, lane = apart.open(path, Recipe(grain_s=ANY_LENGTH_S, max_pieces=2, max_batch=4)), apart.lane(0)
+    model, lane = apart.open(path, LoadOptions(grain_s=ANY_LENGTH_S, max_pieces=2, max_batch=4)), apart.lane(0)
     (made,) = ended(model, lane, 0, BatchPart({"x": drawn(4, 16)}), rows=4).made
     assert not isinstance(made.values, dict) and made.answers == {}
     assert apart.held() == (1, 1, 4 * 16 * 4)
@@ -242,7 +242,7 @@ def test_a_process_that_dies_ends_what_it_ran_and_the_next_model_has_a_new_one(
     apart: ProcessBackend, folder: Path
 ) -> None:
     path = turning(folder / "dying.onnx")
-    model, lane, heard = apart.open(path, Recipe()), apart.lane(0), Heard()
+    model, lane, heard = apart.open(path, LoadOptions()), apart.lane(0), Heard()
     first = apart.pid
     model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
     apart.link.process.kill()
@@ -250,7 +250,7 @@ def test_a_process_that_dies_ends_what_it_ran_and_the_next_model_has_a_new_one(
     assert lane.close(live.PATIENCE_S)
     assert "load the model again" in str(ended(model, lane, 0, BatchPart(asked(1))).error)
     model.close()
-    again = apart.open(path, Recipe())
+    again = apart.open(path, LoadOptions())
     assert apart.pid != first
     assert ended(again, lane, 0, BatchPart(asked(1))).error is None
 

@@ -27,7 +27,7 @@ from weft.runtime.cutting import (
     weight_bytes,
     whole_because,
 )
-from weft.runtime.onnxruntime_cpu.prepared import Blueprint, Prepared, SegmentSpec
+from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.profiling import profile
 from weft.runtime.onnxruntime_cpu.samples import sample, specs
 from weft.runtime.onnxruntime_cpu.sessions import open_session
@@ -203,7 +203,7 @@ def joined(pieces, session):
     segments = tuple(SegmentSpec(name=each.name, inputs=each.inputs, outputs=each.outputs) for each in pieces)
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     blueprint = Blueprint(inputs=inputs, outputs=outputs, segments=segments, warm_shapes=None)
-    return Prepared(blueprint, [open_session(each.model.SerializeToString(), 1, optimise=False) for each in pieces])
+    return CpuModel(blueprint, [open_session(each.model.SerializeToString(), 1, optimise=False) for each in pieces])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

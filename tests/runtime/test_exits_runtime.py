@@ -18,9 +18,9 @@ from tests.runtime.exit_nets import CLASSES, EXITS, SIDE, Alone, conv_net, sampl
 from weft.errors import ModelError
 from weft.runtime.cutting import BANDWIDTH_BYTES_PER_S, CUT_COST_S, arrange, choose_cuts
 from weft.runtime.exits import Counted, ExitSpec, confidence, join, keep
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 
-FINE = Recipe(grain_s=ANY_LENGTH_S, max_batch=8, exits=EXITS)
+FINE = LoadOptions(grain_s=ANY_LENGTH_S, max_batch=8, exits=EXITS)
 
 
 # --- how sure ---------------------------------------------------------------------------------------------------------
@@ -186,11 +186,11 @@ SHAPES = {"conv": (1, SIDE, SIDE), "token": (4, 6)}
 @pytest.fixture(scope="module")
 def models(nets):
     """Each cut at its exits alone, and cut everywhere."""
-    coarse = Recipe(grain_s=NO_LENGTH_S, max_batch=8, exits=EXITS)
+    coarse = LoadOptions(grain_s=NO_LENGTH_S, max_batch=8, exits=EXITS)
     return {
-        (name, kind): prepare(nets[name], recipe)
+        (name, kind): prepare(nets[name], options)
         for name in nets
-        for kind, recipe in (("coarse", coarse), ("fine", FINE))
+        for kind, options in (("coarse", coarse), ("fine", FINE))
     }
 
 
@@ -222,20 +222,20 @@ def test_the_numbers_of_samples_that_cross_a_cut_are_found(models):
 
 def test_a_file_may_name_its_exits(tmp_path):
     path = conv_net(tmp_path / "marked.onnx", marked=True)
-    assert [each.output for each in prepare(path, Recipe(max_batch=1)).exits] == list(EXITS)
-    assert [each.output for each in prepare(path, Recipe(max_batch=1, exits=("exit2", "logits"))).exits] == [
+    assert [each.output for each in prepare(path, LoadOptions(max_batch=1)).exits] == list(EXITS)
+    assert [each.output for each in prepare(path, LoadOptions(max_batch=1, exits=("exit2", "logits"))).exits] == [
         "exit2",
         "logits",
     ]
-    whole = prepare(path, Recipe(max_batch=1, exits=("logits",)))
+    whole = prepare(path, LoadOptions(max_batch=1, exits=("logits",)))
     assert whole.exits == () and len(whole.outputs) == 3
 
 
 def test_a_model_with_exits_comes_back_from_the_cache(tmp_path):
     path, cache, said = conv_net(tmp_path / "net.onnx"), tmp_path / "cache", []
-    recipe = Recipe(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS, confidence="probabilities")
-    first = prepare(path, recipe, cache)
-    again = prepare(path, recipe, cache, said.append)
+    options = LoadOptions(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS, confidence="probabilities")
+    first = prepare(path, options, cache)
+    again = prepare(path, options, cache, said.append)
     assert said == ["loading it from the cache"] and again.blueprint == first.blueprint
     assert again.exits[0] == ExitSpec(output="exit1", segment=0) and again.blueprint.confidence == "probabilities"
     feed = {"x": samples(2)}
@@ -243,7 +243,7 @@ def test_a_model_with_exits_comes_back_from_the_cache(tmp_path):
 
 
 def test_batches_of_models_without_exits_can_be_joined_too(nets):
-    model = prepare(nets["conv"], Recipe(grain_s=ANY_LENGTH_S, max_batch=4))
+    model = prepare(nets["conv"], LoadOptions(grain_s=ANY_LENGTH_S, max_batch=4))
     assert model.exits == () and len(model.segments) > 3 and model.mergeable
 
 
@@ -269,20 +269,20 @@ TWO = [tensor("b", "n", 6), tensor("y", "n", 6)]
 def test_an_output_that_is_not_there_is_no_exit(tmp_path):
     path = saved(tmp_path, [*stem(), node("Exp", ["b"], ["y"])], TWO)
     with pytest.raises(ModelError, match=r"net\.onnx: exits: unknown output 'bb'; did you mean b\?"):
-        prepare(path, Recipe(exits=("bb", "y")))
+        prepare(path, LoadOptions(exits=("bb", "y")))
 
 
-@pytest.mark.parametrize("given_by", ["recipe", "file"])
+@pytest.mark.parametrize("given_by", ["options", "file"])
 def test_an_exit_named_twice_is_refused(tmp_path, given_by):
     twice = ("b", "b", "y")
     path = saved(tmp_path, [*stem(), node("Exp", ["b"], ["y"])], TWO, marked=twice)
     with pytest.raises(ModelError, match="exit 'b' is named twice"):
-        prepare(path, Recipe(exits=twice if given_by == "recipe" else ()))
+        prepare(path, LoadOptions(exits=twice if given_by == "options" else ()))
 
 
 def test_an_unknown_kind_of_confidence_is_refused():
     with pytest.raises(ModelError, match="unknown kind of confidence 'logit'; did you mean logits"):
-        Recipe(confidence="logit")
+        LoadOptions(confidence="logit")
 
 
 COLUMN = numpy_helper.from_array(np.ones((6, 1), np.float32), "w")
@@ -310,7 +310,7 @@ def test_exits_that_do_not_give_the_same_are_refused(tmp_path, last, weights, co
     }[last.op_type]
     path = saved(tmp_path, [*stem(), last], [tensor("b", "n", 6), output], weights)
     with pytest.raises(ModelError, match=complaint) as caught:
-        prepare(path, Recipe(exits=("b", "y")))
+        prepare(path, LoadOptions(exits=("b", "y")))
     assert "\n" not in str(caught.value)
 
 
@@ -318,7 +318,7 @@ def test_one_class_is_not_enough(tmp_path):
     nodes = [*stem(), node("MatMul", ["a", "w"], ["e"]), node("MatMul", ["b", "w"], ["y"])]
     path = saved(tmp_path, nodes, [tensor("e", "n", 1), tensor("y", "n", 1)], [COLUMN])
     with pytest.raises(ModelError, match="a score for each of two or more classes"):
-        prepare(path, Recipe(exits=("e", "y")))
+        prepare(path, LoadOptions(exits=("e", "y")))
 
 
 ROWS_MEET = [node("CumSum", ["a", "zero"], ["s"]), node("Exp", ["s"], ["y"])]
@@ -341,9 +341,9 @@ def test_a_model_that_cannot_be_left_is_refused_if_asked_and_served_whole_if_not
     zero = numpy_helper.from_array(np.array(0), "zero")
     path = saved(tmp_path, nodes, outputs, [zero], rows=rows, marked=("b", "y"))
     with pytest.raises(ModelError, match=rf"cannot be left at its exits b, y: .*({reason})") as caught:
-        prepare(path, Recipe(exits=("b", "y")))
+        prepare(path, LoadOptions(exits=("b", "y")))
     assert "\n" not in str(caught.value)
-    model = prepare(path, Recipe())
+    model = prepare(path, LoadOptions())
     assert model.exits == () and [spec.name for spec in model.outputs] == ["b", "y"]
     assert any("cannot be left at the exits its file names" in remark for remark in model.remarks)
     feed = {"x": np.ones((1, 6), np.float32)}
@@ -357,7 +357,7 @@ def test_control_flow_cannot_be_cut_at_exits(tmp_path):
     nodes += [node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
     path = saved(tmp_path, nodes, TWO, [flag])
     with pytest.raises(ModelError, match=r"cannot be left at its exits b, y: it has control flow \(If\)"):
-        prepare(path, Recipe(exits=("b", "y")))
+        prepare(path, LoadOptions(exits=("b", "y")))
 
 
 def test_exits_cannot_be_checked_without_a_run(tmp_path):
@@ -370,8 +370,8 @@ def test_exits_cannot_be_checked_without_a_run(tmp_path):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(ModelError, match="cannot be checked without a run; give shapes for the free dimensions of x"):
-        prepare(tmp_path / "net.onnx", Recipe(exits=("a", "y")))
-    assert prepare(tmp_path / "net.onnx", Recipe(exits=("a", "y"), shapes={"x": (1, 5)})).mergeable
+        prepare(tmp_path / "net.onnx", LoadOptions(exits=("a", "y")))
+    assert prepare(tmp_path / "net.onnx", LoadOptions(exits=("a", "y"), shapes={"x": (1, 5)})).mergeable
 
 
 # --- every sample keeps its data --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from tests.engine.hosts import PATIENCE_S
 from weft.engine import Completion
 from weft.policies import Candidate, Start
-from weft.runtime.backend import BatchPart, DeviceLane, Ended, Made, StartedStep, Step
+from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.lanes import ABORT_FROM_TICKS, INLINE_TICKS, LaneExecutor
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
@@ -34,7 +34,7 @@ class Work:
     def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> StartedStep:
         return lane.start(self, Step(segment, (BatchPart(None),), 1), ended, here=here)
 
-    def take(self, segment: int, made: Sequence[Made]) -> None:
+    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         assert made == []
 
 
@@ -51,7 +51,7 @@ class Task(Work):
     def steady(self, segment: int) -> bool:
         return self._steady
 
-    def compute(self, step: Step, options: Any) -> list[Made]:
+    def compute(self, step: Step, options: Any) -> list[StepOutput]:
         self.segments.append(step.segment)
         self.thread, self.options = threading.current_thread(), options
         self.begun.set()
@@ -299,7 +299,7 @@ def test_lanes_are_bound_to_cores_if_asked_to(bench, pin):
     class Where(Work):
         cores: frozenset[int] = frozenset()
 
-        def compute(self, step: Step, options: Any) -> list[Made]:
+        def compute(self, step: Step, options: Any) -> list[StepOutput]:
             self.cores = frozenset(os.sched_getaffinity(0))
             return []
 
@@ -436,7 +436,7 @@ class Model(Work):
         self.begun = threading.Event()
         self.result: np.ndarray | None = None
 
-    def compute(self, step: Step, options: Any) -> list[Made]:
+    def compute(self, step: Step, options: Any) -> list[StepOutput]:
         self.begun.set()
         feed = {"turns": np.array(self._turns, np.int64), "x": np.eye(128, dtype=np.float32)}
         (self.result,) = self._session.run(None, feed, options)
@@ -460,7 +460,7 @@ def test_a_real_model_is_stopped_half_way_and_can_be_run_again(bench):
 
 def test_a_model_that_fails_by_itself_is_not_taken_for_a_stopped_one(bench):
     class Wrong(Model):
-        def compute(self, step: Step, options: Any) -> list[Made]:
+        def compute(self, step: Step, options: Any) -> list[StepOutput]:
             self._session.run(None, {"x": np.eye(3, dtype=np.float32)}, options)
             return []
 

@@ -19,13 +19,13 @@ from weft.errors import BadRequest, ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.onnxruntime_cpu.cache import external_files
-from weft.runtime.onnxruntime_cpu.prepared import Blueprint, Prepared, SegmentSpec
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.tensors import TensorSpec
 
 STRING = onnx.TensorProto.STRING
-FINE = Recipe(grain_s=ANY_LENGTH_S, max_pieces=12, max_batch=1)
+FINE = LoadOptions(grain_s=ANY_LENGTH_S, max_pieces=12, max_batch=1)
 
 
 def plain(path, threads=1):
@@ -80,8 +80,8 @@ def zoo_models(tmp_path_factory):
 # --- the same bits ----------------------------------------------------------------------------------------------------
 
 
-def check_against_plain(path, recipe, sizes):
-    model, session = prepare(path, recipe), plain(path, recipe.threads)
+def check_against_plain(path, options, sizes):
+    model, session = prepare(path, options), plain(path, options.threads)
     assert len(model.segments) > 1 and not any("whole" in remark for remark in model.remarks)
     for seed, size in enumerate(sizes):
         shapes = {name: (size, *shape[1:]) for name, shape in model.blueprint.warm_shapes.items()}
@@ -103,8 +103,8 @@ def test_several_threads_give_the_bits_of_as_many_threads(zoo_models):
 def test_trained_models_in_segments_give_the_bits_of_plain_onnx_runtime(name):
     if name not in packaged_models():
         pytest.skip(f"{PACKAGED[name].package} is not installed")
-    recipe = replace(FINE, shapes=PACKAGED[name].shapes)
-    check_against_plain(packaged_models()[name], recipe, sizes=(1, 1))
+    options = replace(FINE, shapes=PACKAGED[name].shapes)
+    check_against_plain(packaged_models()[name], options, sizes=(1, 1))
 
 
 def test_two_threads_may_run_the_same_segments_at_once(zoo_models):
@@ -124,7 +124,7 @@ def test_weights_in_files_of_their_own_are_cut_too(tmp_path):
 
 
 def test_a_model_shorter_than_the_grain_stays_whole(tmp_path):
-    model = prepare(perceptron(tmp_path, width=32), Recipe(grain_s=NO_LENGTH_S, max_batch=1))
+    model = prepare(perceptron(tmp_path, width=32), LoadOptions(grain_s=NO_LENGTH_S, max_batch=1))
     assert model.segments == ("whole",) and model.warm_shapes and model.remarks == ()
 
 
@@ -136,14 +136,14 @@ def test_control_flow_stays_whole_with_a_remark(tmp_path):
     nodes = [node("Tanh", ["x"], ["t"]), node("If", ["c"], ["b"], **branches), node("Add", ["t", "b"], ["y"])]
     inputs = [tensor("x", "n", 4), tensor("c", dtype=BOOL)]
     path = saved(tmp_path, nodes, inputs, [tensor("y", "n", 4)])
-    model = prepare(path, Recipe(grain_s=ANY_LENGTH_S))
+    model = prepare(path, LoadOptions(grain_s=ANY_LENGTH_S))
     assert model.segments == ("whole",) and "stays whole: it has control flow (If)" in model.remarks
     feed = {"x": np.ones((2, 4), np.float32), "c": np.array(True)}
     assert_same_bits(model.run(feed), plainly(plain(path), feed))
 
 
 def test_segments_are_named_by_their_nodes_even_where_these_have_no_names(tmp_path):
-    model = prepare(perceptron(tmp_path, layers=2), Recipe(grain_s=ANY_LENGTH_S, max_batch=1))
+    model = prepare(perceptron(tmp_path, layers=2), LoadOptions(grain_s=ANY_LENGTH_S, max_batch=1))
     assert model.segments == ("MatMul_0", "Tanh_1", "MatMul_2", "Tanh_3")
 
 
@@ -161,7 +161,7 @@ def test_texts_are_bytes_outside_and_strings_inside(tmp_path):
     nodes = [node("Identity", ["s"], ["echo"]), node("Concat", ["t", "t"], ["twice"], axis=0)]
     inputs = [tensor("s", "n", 2, dtype=STRING), tensor("t", "m", dtype=STRING)]
     outputs = [tensor("echo", "n", 2, dtype=STRING), tensor("twice", "k", dtype=STRING)]
-    model = prepare(saved(tmp_path, nodes, inputs, outputs), Recipe())
+    model = prepare(saved(tmp_path, nodes, inputs, outputs), LoadOptions())
     texts = np.array([["é".encode(), b""]], dtype=object)
     got = model.run({"s": texts, "t": np.array([b"ab", b"c"], dtype=object)})
     assert got["echo"].tolist() == texts.tolist() and got["twice"].tolist() == [b"ab", b"c"] * 2
@@ -195,7 +195,7 @@ def test_times_lie_straight_between_measured_sizes():
     segments = tuple(SegmentSpec(name=name, inputs=(), outputs=()) for name in "ab")
     times_s = {1: (1.0, 10.0), 2: (2.0, 12.0), 6: (4.0, 14.0)}
     blueprint = Blueprint(inputs=(), outputs=(), segments=segments, warm_shapes={}, times_s=times_s, max_batch=6)
-    model = Prepared(blueprint, ())
+    model = CpuModel(blueprint, ())
     assert model.times_at(2) == (2.0, 12.0)
     assert model.times_at(4) == model.times_at(4) == (3.0, 13.0)
     assert model.times_at(12) == (8.0, 28.0)
@@ -203,19 +203,19 @@ def test_times_lie_straight_between_measured_sizes():
 
 def test_free_dimensions_are_not_guessed(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3, "h")], [tensor("y", "n", 3, "h")])
-    cold = prepare(path, Recipe())
+    cold = prepare(path, LoadOptions())
     assert cold.warm_shapes is None and not cold.times_s and cold.free and cold.max_batch == 1
     assert cold.remarks == ("stays whole and was not measured: give shapes for the free dimensions of x",)
     assert cold.times_at(3) == (0.0,)
     assert cold.run({"x": np.zeros((2, 3, 5), np.float32)})["y"].shape == (2, 3, 5)
-    warm = prepare(path, Recipe(shapes={"x": (1, 3, 7)}))
+    warm = prepare(path, LoadOptions(shapes={"x": (1, 3, 7)}))
     assert warm.warm_shapes and warm.times_s and warm.free and warm.batchable
 
 
 def test_a_size_given_once_holds_for_all_dimensions_of_that_name(tmp_path):
     inputs = [tensor("x", "n", "s"), tensor("z", "n", "s")]
     path = saved(tmp_path, [node("Add", ["x", "z"], ["y"])], inputs, [tensor("y", "n", "s")])
-    model = prepare(path, Recipe(shapes={"x": (1, 9)}))
+    model = prepare(path, LoadOptions(shapes={"x": (1, 9)}))
     assert model.blueprint.warm_shapes == {"x": (1, 9), "z": (1, 9)}
 
 
@@ -231,14 +231,14 @@ def test_a_size_given_once_holds_for_all_dimensions_of_that_name(tmp_path):
 def test_shapes_that_do_not_fit_are_refused(tmp_path, shapes, complaint):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3, "h")], [tensor("y", "n", 3, "h")])
     with pytest.raises(ModelError, match=complaint):
-        prepare(path, Recipe(shapes=shapes))
+        prepare(path, LoadOptions(shapes=shapes))
 
 
 def test_a_model_that_fails_on_made_up_inputs_is_served_unmeasured(tmp_path):
     nodes = [node("Gather", ["t", "i"], ["y"])]
     table = numpy_helper.from_array(np.zeros((1, 4), np.float32), "t")
     path = saved(tmp_path, nodes, [tensor("i", 40, dtype=I64)], [tensor("y", 40, 4)], [table])
-    model = prepare(path, Recipe())
+    model = prepare(path, LoadOptions())
     assert model.warm_shapes is None and "it fails on made-up inputs" in model.remarks[0]
     assert model.run({"i": np.zeros(40, np.int64)})["y"].shape == (40, 4)
 
@@ -260,11 +260,11 @@ ROWS_MEET = {
 def test_a_free_first_dimension_that_is_no_batch_is_found_out(tmp_path, nodes):
     zero = numpy_helper.from_array(np.array(0), "zero")
     path = saved(tmp_path, nodes, [tensor("x", "n", 5)], [tensor("y", "n", 5)], [zero])
-    model = prepare(path, Recipe())
+    model = prepare(path, LoadOptions())
     assert (model.max_batch, model.batchable, model.free) == (1, False, True)
     assert model.remarks == ("not batched: output 'y' of batch 2 is not that of its samples",)
     with pytest.raises(ModelError, match=r"max_batch is 4, but the model cannot be batched"):
-        prepare(path, Recipe(max_batch=4))
+        prepare(path, LoadOptions(max_batch=4))
 
 
 FAILS_AT_2 = [
@@ -290,22 +290,22 @@ def test_models_that_cannot_be_batched_say_why(tmp_path, nodes, output, reason):
         numpy_helper.from_array(np.array(shape), name) for shape, name in (([1, 5], "five"), ([-1, 1], "ones"))
     ]
     path = saved(tmp_path, nodes, [tensor("x", "n", 5)], [output], constants)
-    model = prepare(path, Recipe())
+    model = prepare(path, LoadOptions())
     assert model.max_batch == 1 and reason in model.remarks[0]
 
 
 def test_a_shape_that_does_not_begin_with_1_is_not_a_batch(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
-    model = prepare(path, Recipe(shapes={"x": (32, 3)}))
+    model = prepare(path, LoadOptions(shapes={"x": (32, 3)}))
     assert not model.batchable and "give it a shape that begins with 1" in model.remarks[0]
 
 
 def test_batching_goes_as_far_as_it_pays(tmp_path, monkeypatch):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
     with said_times():  # a batch takes as long as a sample, so each doubling saves half
-        most = prepare(path, Recipe())
+        most = prepare(path, LoadOptions())
         monkeypatch.setattr("weft.runtime.onnxruntime_cpu.batching.LEAST_GAIN", 0.6)
-        none = prepare(path, Recipe())
+        none = prepare(path, LoadOptions())
     assert (most.max_batch, sorted(most.times_s), most.remarks) == (8, [1, 2, 4, 8], ())
     assert (none.max_batch, sorted(none.times_s), none.remarks) == (1, [1], ("not batched: batch 2 gains 50%",))
 
@@ -412,8 +412,8 @@ def test_two_may_write_the_same_entry_at_once(tmp_path):
 
 def test_models_that_stay_whole_are_cached_too(tmp_path):
     path, cache = perceptron(tmp_path, width=32), tmp_path / "cache"
-    first, said = prepare(path, Recipe(), cache), []
-    again = prepare(path, Recipe(), cache, said.append)
+    first, said = prepare(path, LoadOptions(), cache), []
+    again = prepare(path, LoadOptions(), cache, said.append)
     assert said == ["loading it from the cache"] and again.blueprint == first.blueprint
     feed = sample(first.inputs, {"x": (1, 32)}, 0)
     assert_same_bits(again.run(feed), plainly(plain(path), feed))
@@ -421,7 +421,7 @@ def test_models_that_stay_whole_are_cached_too(tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "cache").write_text("a file")
-    model = prepare(perceptron(tmp_path, width=32), Recipe(), tmp_path / "cache")
+    model = prepare(perceptron(tmp_path, width=32), LoadOptions(), tmp_path / "cache")
     assert model.remarks[0].startswith("not cached: ")
 
 
@@ -443,37 +443,37 @@ def test_a_broken_file_is_named(tmp_path, content, cache):
     path = tmp_path / "broken.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"broken\.onnx: cannot be loaded: .+") as caught:
-        prepare(path, Recipe(), cache and tmp_path / cache)
+        prepare(path, LoadOptions(), cache and tmp_path / cache)
     assert "\n" not in str(caught.value)
     assert cache is None or entries(tmp_path / cache) == []
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"none\.onnx: there is no such file"):
-        prepare(tmp_path / "none.onnx", Recipe(), tmp_path / "cache")
+        prepare(tmp_path / "none.onnx", LoadOptions(), tmp_path / "cache")
 
 
 def test_unknown_operators_are_named(tmp_path):
     path = saved(tmp_path, [node("Foo", ["x"], ["y"], domain="acme")], [tensor("x", 4)], [tensor("y", 4)])
     with pytest.raises(ModelError, match=r"model\.onnx: cannot be loaded: .*acme:Foo"):
-        prepare(path, Recipe())
+        prepare(path, LoadOptions())
 
 
 def test_what_the_protocol_cannot_carry_is_refused(tmp_path):
     sequence = onnx.helper.make_tensor_sequence_value_info("y", F32, None)
     path = saved(tmp_path, [node("SequenceConstruct", ["x"], ["y"])], [tensor("x", 4)], [sequence])
     with pytest.raises(ModelError, match=r"'y' is a seq\(tensor\(float\)\), which cannot be served"):
-        prepare(path, Recipe())
+        prepare(path, LoadOptions())
 
 
 def test_an_input_without_dimensions_is_refused(tmp_path):
     unshaped = onnx.helper.make_tensor_value_info("x", F32, None)
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [unshaped], [tensor("y", 4)])
     with pytest.raises(ModelError, match="input 'x' states no dimensions"):
-        prepare(path, Recipe())
+        prepare(path, LoadOptions())
 
 
 @pytest.mark.parametrize("wrong", [{"grain_s": 0.0}, {"grain_s": float("nan")}, {"threads": 0}, {"max_batch": 0}])
 def test_recipes_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ModelError, match="must be"):
-        Recipe(**wrong)
+        LoadOptions(**wrong)

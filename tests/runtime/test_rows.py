@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from weft.errors import ModelError
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.profiling import made_shapes
 from weft.runtime.rows import METADATA_KEY, NOWHERE, Spread, mixing, spreads
 
@@ -166,20 +166,20 @@ def quantised(path: Path, *, says: str | None = None) -> Path:
 
 
 def test_a_model_with_such_an_operator_is_not_batched_and_says_why(tmp_path: Path) -> None:
-    found = prepare(quantised(tmp_path / "q.onnx"), Recipe())
+    found = prepare(quantised(tmp_path / "q.onnx"), LoadOptions())
     assert (found.max_batch, found.batchable) == (1, False)
     (remark,) = found.remarks
     assert remark.startswith("not batched: DynamicQuantizeLinear") and 'rows = "independent"' in remark
     with pytest.raises(ModelError, match=r"max_batch is 4, but the model cannot be batched: DynamicQuantizeLinear"):
-        prepare(quantised(tmp_path / "q.onnx"), Recipe(max_batch=4))
+        prepare(quantised(tmp_path / "q.onnx"), LoadOptions(max_batch=4))
 
 
 def test_it_is_batched_if_its_file_or_its_settings_say_so(tmp_path: Path) -> None:
-    said = prepare(quantised(tmp_path / "said.onnx", says="independent"), Recipe(max_batch=4))
-    told = prepare(quantised(tmp_path / "told.onnx"), Recipe(max_batch=4, independent_rows=True))
+    said = prepare(quantised(tmp_path / "said.onnx", says="independent"), LoadOptions(max_batch=4))
+    told = prepare(quantised(tmp_path / "told.onnx"), LoadOptions(max_batch=4, independent_rows=True))
     assert [(each.max_batch, each.batchable) for each in (said, told)] == [(4, True)] * 2
 
 
 def test_a_file_that_says_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"weft\.rows = 'mixed'"):
-        prepare(quantised(tmp_path / "q.onnx", says="mixed"), Recipe())
+        prepare(quantised(tmp_path / "q.onnx", says="mixed"), LoadOptions())

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.runtime.backend import DeviceLane, End, Ended, StartedStep, Step
+from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
 
@@ -127,7 +127,7 @@ class Gate:
         """*after*: so many segments pass."""
         served = live.server.service.library.find(model).served
         assert served is not None
-        self._prepared, self._rows, self._after, self._foreseen = served.prepared, rows, after, foreseen
+        self._prepared, self._rows, self._after, self._foreseen = served.loaded, rows, after, foreseen
         self._reached, self._opened = threading.Event(), threading.Event()
         self._now = live.server.backend.now
 
@@ -152,7 +152,7 @@ class Gate:
         if step.segment < self._after or step.rows != self._rows:
             return begin(here=here)
         self._reached.set()
-        return _Held(self._opened, begin, lambda error: ended(End(self._now(), self._now(), error=error)))
+        return _Held(self._opened, begin, lambda error: ended(StepEnd(self._now(), self._now(), error=error)))
 
     def _times(self, batch: int) -> tuple[float, ...]:
         if batch == self._rows and self._foreseen:

@@ -26,14 +26,14 @@ from tests.serving.live import heavy, mlp, save
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
 from weft.policies import POLICIES, Candidate
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
-from weft.runtime.onnxruntime_cpu.prepared import Prepared
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.model import CpuModel
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving import recorder, streams
 from weft.serving.dispatch import Dispatcher
 from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
-from weft.serving.streams import Served
-from weft.serving.tickets import Ask, LiveTicket
+from weft.serving.streams import ServedModel
+from weft.serving.tickets import Ask, ClientTicket
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def machine(monkeypatch):
         each.close()
 
 
-def at_rest(machine: Machine, *models: Served) -> None:
+def at_rest(machine: Machine, *models: ServedModel) -> None:
     """Nothing is left over, and everybody was answered once."""
     assert (machine.dispatcher.pending, machine.dispatcher.waiting) == (0, 0)
     assert all(len(sent.replies) == 1 for sent in machine.sent)
@@ -282,7 +282,7 @@ def test_a_strict_one_whose_time_runs_out_in_the_queue_is_answered_then_and_neve
     one.run()
     assert (sent.fate, sent.end_ms) == ("expired", 31)
     assert sent.outcome.status == 504
-    assert model.prepared.ran == {}
+    assert model.loaded.ran == {}
     assert (model.statistics.missed, model.statistics.failures) == (1, {"expired": 1})
     at_rest(one, slow, model)
 
@@ -293,7 +293,7 @@ def test_a_strict_one_that_falls_behind_is_given_up_between_segments(machine):
     sent = one.send(model, 35, strict=True)
     one.run()
     assert (sent.fate, sent.end_ms) == ("expired", 20)
-    assert model.prepared.ran == {0: 1}
+    assert model.loaded.ran == {0: 1}
     at_rest(one, model)
 
 
@@ -303,7 +303,7 @@ def test_a_strict_one_whose_time_runs_out_while_it_runs_is_answered_then_and_not
     sent = one.send(model, 35, strict=True)
     one.run()
     assert (sent.fate, sent.end_ms) == ("expired", 35)
-    assert model.prepared.ran == {0: 1, 1: 1}
+    assert model.loaded.ran == {0: 1, 1: 1}
     assert (model.statistics.segments, model.statistics.aborts) == (1, 1)  # nobody wants the second any more
     at_rest(one, model)
 
@@ -365,7 +365,7 @@ def test_one_that_leaves_before_anybody_looked(machine):
     assert isinstance(gone.outcome, Cancelled)
     one.run()
     assert (stays.outcome["y"].item(), stays.ticket.batch) == (8, 1)
-    assert model.prepared.ran == {0: 1}
+    assert model.loaded.ran == {0: 1}
     at_rest(one, model)
 
 
@@ -378,7 +378,7 @@ def test_one_that_leaves_the_queue(machine):
     assert gone.fate == "cancelled"
     one.run()
     assert [first.end_ms, last.end_ms] == [5, 10]
-    assert model.prepared.ran == {0: 2}
+    assert model.loaded.ran == {0: 2}
     at_rest(one, model)
 
 
@@ -393,7 +393,7 @@ def test_one_that_leaves_while_it_runs_is_not_continued(machine):
     assert gone.end_ms == 4
     one.run()
     assert waits.fate == "served"
-    assert model.prepared.ran == {0: 1}
+    assert model.loaded.ran == {0: 1}
     at_rest(one, model, other)
 
 
@@ -434,7 +434,7 @@ def test_one_that_leaves_after_it_was_put_behind_the_others_is_not_computed(mach
     one.dispatcher.withdraw(sent[1].ticket)
     one.run()
     assert [each.fate for each in sent] == ["served", "cancelled", "served"]
-    assert model.prepared.ran == {0: 2}
+    assert model.loaded.ran == {0: 2}
     at_rest(one, model)
 
 
@@ -450,7 +450,7 @@ def test_an_answer_may_take_others_back_and_send_new_ones(machine):
     model = one.model([5])
     others: list[Sent] = []
 
-    def replied(ticket: LiveTicket, outcome: Any) -> None:
+    def replied(ticket: ClientTicket, outcome: Any) -> None:
         one.dispatcher.withdraw(others[0].ticket)
         others.append(one.send(model, value=9))
 
@@ -468,7 +468,7 @@ def test_where_work_waits_the_lane_has_its_next_segment_before_the_answer_goes_o
     (lane,) = one.dispatcher.lanes.lanes
     given: list[tuple[int, int, int] | None] = []
 
-    def replied(ticket: LiveTicket, outcome: Any) -> None:
+    def replied(ticket: ClientTicket, outcome: Any) -> None:
         task = lane.task and lane.task.candidate
         given.append(task and (task.stream, task.query, task.layer))
 
@@ -511,7 +511,7 @@ def test_an_answer_that_cannot_be_given_does_not_keep_the_others_from_theirs(mac
     one = machine()
     model = one.model([5], [5])
 
-    def broken(ticket: LiveTicket, outcome: Any) -> None:
+    def broken(ticket: ClientTicket, outcome: Any) -> None:
         raise OSError("the socket is gone")
 
     first, second = one.send(model, reply=broken), one.send(model)
@@ -526,13 +526,13 @@ def test_an_answer_that_cannot_be_given_does_not_keep_the_others_from_theirs(mac
 # Models that leave
 
 
-def leaving(machine: Machine) -> list[Served]:
+def leaving(machine: Machine) -> list[ServedModel]:
     """Close models as a library does, as soon as nobody needs them; returns those that were."""
-    closed: list[Served] = []
+    closed: list[ServedModel] = []
 
-    def emptied(model: Served) -> None:
+    def emptied(model: ServedModel) -> None:
         machine.dispatcher.forget(model)
-        model.prepared.close()
+        model.loaded.close()
         closed.append(model)
 
     machine.dispatcher.emptied = emptied
@@ -559,7 +559,7 @@ def test_a_model_whose_clients_all_left_stays_until_what_runs_has_ended(machine)
     assert closed == []
     one.run()
     assert closed == [model]
-    assert model.prepared.ran == {0: 1}
+    assert model.loaded.ran == {0: 1}
 
 
 def test_the_place_of_a_model_that_left_is_good_for_another(machine):
@@ -608,7 +608,7 @@ def test_one_that_left_a_poisoned_batch_is_not_tried_again(machine):
     one.dispatcher.withdraw(gone.ticket)
     one.run()
     assert [gone.fate, poisonous.fate] == ["cancelled", "internal"]
-    assert model.prepared.ran == {0: 2}
+    assert model.loaded.ran == {0: 2}
     at_rest(one, model)
 
 
@@ -647,7 +647,7 @@ def test_a_scheduler_that_fails_answers_everybody_and_tries_again(machine, monke
 # Estimates
 
 
-def expected_ms(machine: Machine, model: Served, batch: int = 1) -> list[float]:
+def expected_ms(machine: Machine, model: ServedModel, batch: int = 1) -> list[float]:
     return [1e3 * each for each in machine.dispatcher.streams.expected_s(model)[str(batch)]]
 
 
@@ -684,7 +684,7 @@ def test_times_that_are_near_enough_change_nothing(machine):
 def test_a_model_that_was_never_measured_is_taken_at_its_first_word(machine):
     one = machine()
     model = one.model([40, 8], [44, 9])
-    model.prepared.warm_shapes = None
+    model.loaded.warm_shapes = None
     sent = one.send(model, 3, strict=True)  # who knows
     one.run()
     assert sent.fate == "expired"
@@ -700,7 +700,7 @@ def test_a_model_that_was_never_measured_is_taken_at_its_first_word(machine):
 def test_shapes_never_seen_are_guessed_cautiously_and_then_known(machine, width, guess):
     one = machine()
     model = one.model([40], factor=3)
-    model.prepared.batchable = False
+    model.loaded.batchable = False
     inputs = {"x": np.zeros((1, width), np.float32)}
     one.dispatcher.submit(model, inputs, Ask(one.clock.ticks + 1000 * MS), lambda *_: None)
     assert expected_ms(one, model) == [guess]
@@ -747,7 +747,7 @@ def test_hand_overs_are_expected_where_batches_are_refilled_and_measured_apart(m
 def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(machine):
     one = machine("fluid")
     model = one.model([40, 8])
-    model.prepared.warm_shapes = None
+    model.loaded.warm_shapes = None
     stream = one.dispatcher.streams.of(model, {"x": np.zeros((1, 1), np.float32)})
     for layer, took in enumerate((40, 8)):
         head = Candidate(stream.index, 0, layer, 0, MS, -1, stream.first_program, size=1)
@@ -1012,7 +1012,7 @@ def test_whatever_happens_everybody_is_answered_once_and_all_adds_up(
         machine.close()
 
 
-def happen(machine: Machine, models: list[Served], what: Any, refused: Counter[str]) -> None:
+def happen(machine: Machine, models: list[ServedModel], what: Any, refused: Counter[str]) -> None:
     if what[0] == "leave":
         if what[1] < len(machine.sent):
             machine.dispatcher.withdraw(machine.sent[what[1]].ticket)
@@ -1028,7 +1028,7 @@ def happen(machine: Machine, models: list[Served], what: Any, refused: Counter[s
     assert machine.dispatcher.pending == sum(not each.replies for each in machine.sent)
 
 
-def check_books(machine: Machine, models: list[Served], refused: Counter[str], asked: int) -> None:
+def check_books(machine: Machine, models: list[ServedModel], refused: Counter[str], asked: int) -> None:
     at_rest(machine, *models)
     assert len(machine.sent) + refused.total() == asked
     assert refused.keys() <= {"queue_full", "unmeetable"}
@@ -1067,18 +1067,20 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def small(folder) -> Prepared:
-    return prepare(mlp(folder / "mlp.onnx"), Recipe(max_batch=4))
+def small(folder) -> CpuModel:
+    return prepare(mlp(folder / "mlp.onnx"), LoadOptions(max_batch=4))
 
 
 @pytest.fixture(scope="module")
-def large(folder) -> Prepared:
+def large(folder) -> CpuModel:
     with said_times():
-        return prepare(heavy(folder / "heavy.onnx", layers=12, width=256), Recipe(grain_s=ANY_LENGTH_S, max_pieces=8))
+        return prepare(
+            heavy(folder / "heavy.onnx", layers=12, width=256), LoadOptions(grain_s=ANY_LENGTH_S, max_pieces=8)
+        )
 
 
 @pytest.fixture(scope="module")
-def table(folder) -> Prepared:
+def table(folder) -> CpuModel:
     """Looks numbers up: y = t[i]; one beyond its end is an error."""
     graph = helper.make_graph(
         [helper.make_node("Gather", ["t", "i"], ["y"])],
@@ -1087,11 +1089,11 @@ def table(folder) -> Prepared:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
         [numpy_helper.from_array(np.arange(0, 100, 10, dtype=np.float32), "t")],
     )
-    return prepare(save(graph, folder / "table.onnx"), Recipe(max_batch=8))
+    return prepare(save(graph, folder / "table.onnx"), LoadOptions(max_batch=8))
 
 
 @pytest.fixture(scope="module")
-def free(folder) -> Prepared:
+def free(folder) -> CpuModel:
     """Doubles what has any length."""
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "x"], ["y"])],
@@ -1099,7 +1101,7 @@ def free(folder) -> Prepared:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length"])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length"])],
     )
-    return prepare(save(graph, folder / "free.onnx"), Recipe(max_batch=4, shapes={"x": (1, 8)}))
+    return prepare(save(graph, folder / "free.onnx"), LoadOptions(max_batch=4, shapes={"x": (1, 8)}))
 
 
 class Client:
@@ -1107,13 +1109,13 @@ class Client:
 
     def __init__(self, policy: str = "punctual", **settings: Any) -> None:
         self.dispatcher = Dispatcher(asyncio.get_running_loop(), policy, backend=CpuBackend(), **settings)
-        self.replies: Counter[LiveTicket] = Counter()
+        self.replies: Counter[ClientTicket] = Counter()
 
-    def send(self, model: Served, due_s: float = 3600, **ask: Any) -> Callable[..., asyncio.Future[Any]]:
+    def send(self, model: ServedModel, due_s: float = 3600, **ask: Any) -> Callable[..., asyncio.Future[Any]]:
         def with_inputs(**inputs: np.ndarray) -> asyncio.Future[Any]:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-            def replied(ticket: LiveTicket, outcome: Any) -> None:
+            def replied(ticket: ClientTicket, outcome: Any) -> None:
                 self.replies[ticket] += 1
                 future.set_result((ticket, outcome))
 
@@ -1147,7 +1149,7 @@ def drawn(*shape: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_real_results_are_those_of_onnx_runtime(small, large, folder, lanes):
     async def test(client: Client) -> list[Any]:
-        light, big = Served("small", small), Served("large", large)
+        light, big = ServedModel("small", small), ServedModel("large", large)
         futures = [client.send(light)(x=drawn(2, 64, seed=seed)) for seed in range(12)]
         futures += [client.send(big)(x=drawn(64, 256, seed=seed)) for seed in range(3)]
         answers = [await future for future in futures]
@@ -1169,7 +1171,7 @@ def test_real_results_are_those_of_onnx_runtime(small, large, folder, lanes):
 
 def test_requests_of_one_turn_of_a_real_loop_are_one_batch(small):
     async def test(client: Client) -> None:
-        model = Served("small", small)
+        model = ServedModel("small", small)
         answers = [await each for each in [client.send(model)(x=drawn(1, 64, seed=seed)) for seed in range(4)]]
         assert [ticket.batch for ticket, _ in answers] == [4] * 4
         assert [outputs["y"].shape for _, outputs in answers] == [(1, 10)] * 4
@@ -1183,7 +1185,7 @@ def test_requests_of_one_turn_of_a_real_loop_are_one_batch(small):
 
 def test_a_real_batch_with_a_poisonous_member(table):
     async def test(client: Client) -> None:
-        model = Served("table", table)
+        model = ServedModel("table", table)
         wanted = [3, 99, 0, 9, 7]
         futures = [client.send(model)(i=np.array([[index]])) for index in wanted]
         outcomes = [outcome for _, outcome in [await future for future in futures]]
@@ -1205,7 +1207,7 @@ def test_real_inputs_of_every_length(free, monkeypatch):
     monkeypatch.setattr(streams, "STREAMS", 8)
 
     async def test(client: Client) -> None:
-        model = Served("free", free)
+        model = ServedModel("free", free)
         for length in range(1, 60):
             futures = [client.send(model)(x=drawn(1, length, seed=seed)) for seed in range(2)]
             for seed, future in enumerate(futures):
@@ -1219,7 +1221,7 @@ def test_real_inputs_of_every_length(free, monkeypatch):
 
 def test_a_real_urgent_request_overtakes_a_long_one_between_segments(small, large):
     async def test(client: Client) -> None:
-        light, big = Served("small", small), Served("large", large)
+        light, big = ServedModel("small", small), ServedModel("large", large)
         watch, urgent = client.dispatcher.lanes.watch, []
 
         def first_segment_ended(lane: int, completion: Any) -> None:
@@ -1244,10 +1246,10 @@ def test_a_real_urgent_request_overtakes_a_long_one_between_segments(small, larg
     on_loop(test)
 
 
-class Held(Prepared):
+class Held(CpuModel):
     """A model whose segments wait on their lane until the test lets them go on."""
 
-    def __init__(self, model: Prepared) -> None:
+    def __init__(self, model: CpuModel) -> None:
         super().__init__(model.blueprint, model.sessions)
         self.go_on = threading.Event()
 
@@ -1259,7 +1261,7 @@ class Held(Prepared):
 def test_a_real_deadline_runs_out(large):
     held = Held(large)
 
-    def admitted(client: Client, model: Served) -> asyncio.Future[Any]:
+    def admitted(client: Client, model: ServedModel) -> asyncio.Future[Any]:
         """A machine may be too busy to take a request before its deadline is too near; then it gets a later one."""
         for due_s in (0.05, 0.5, 5):
             with contextlib.suppress(Expired):
@@ -1267,7 +1269,7 @@ def test_a_real_deadline_runs_out(large):
         return client.send(model, 50, strict=True)(x=drawn(64, 256))
 
     async def test(client: Client) -> None:
-        model = Served("held", held)
+        model = ServedModel("held", held)
         before = client.send(model)(x=drawn(64, 256))
         _, outcome = await admitted(client, model)
         assert isinstance(outcome, Expired)
@@ -1282,7 +1284,7 @@ def test_a_real_deadline_runs_out(large):
 
 def test_a_real_client_leaves_while_its_request_runs(large):
     async def test(client: Client) -> None:
-        model, tickets = Served("large", large), []
+        model, tickets = ServedModel("large", large), []
         watch = client.dispatcher.lanes.watch
 
         def leave(lane: int, completion: Any) -> None:
@@ -1308,7 +1310,7 @@ def test_a_real_client_leaves_while_its_request_runs(large):
 def test_closing_finishes_what_runs(large):
     async def test() -> None:
         client = Client()
-        model = Served("large", large)
+        model = ServedModel("large", large)
         client.send(model)(x=drawn(64, 256))
         await asyncio.sleep(0)  # the lane has it
         await asyncio.sleep(0)

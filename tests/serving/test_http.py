@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError
-from weft.serving.http import ClientLimits, Exchange, Handler, HttpServer, Response
+from weft.serving.http import ClientLimits, Handler, HttpExchange, HttpResponse, HttpServer
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 PATIENCE_S = 600.0  # no test waits for it; it only ends a hanging one
@@ -87,9 +87,9 @@ class Bench(NamedTuple):
             await client.close()
 
 
-def echo(exchange: Exchange) -> None:
+def echo(exchange: HttpExchange) -> None:
     said = [exchange.method, exchange.path, exchange.query, exchange.body.decode("latin-1")]
-    exchange.respond(Response(200, json.dumps(said).encode()))
+    exchange.respond(HttpResponse(200, json.dumps(said).encode()))
 
 
 def run(
@@ -97,7 +97,7 @@ def run(
     handler: Handler = echo,
     limits: ClientLimits = ClientLimits(),  # noqa: B008
     context: ssl.SSLContext | None = None,
-    log: Callable[[Exchange, Response, int], None] | None = None,
+    log: Callable[[HttpExchange, HttpResponse, int], None] | None = None,
 ) -> None:
     async def main() -> None:
         server = HttpServer(handler, limits, log)
@@ -114,11 +114,11 @@ class Later:
     """A handler that keeps its exchanges for the test to answer."""
 
     def __init__(self) -> None:
-        self.arrived: asyncio.Queue[Exchange] = asyncio.Queue()
+        self.arrived: asyncio.Queue[HttpExchange] = asyncio.Queue()
         self.gone: asyncio.Queue[str] = asyncio.Queue()
         self.seen = 0
 
-    def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: HttpExchange) -> None:
         self.seen += 1
         path = exchange.path
         exchange.gone = lambda: self.gone.put_nowait(path)
@@ -167,7 +167,7 @@ def test_a_request_has_everything_the_client_sent() -> None:
             assert exchange.headers == {"host": "h", "x-one": "1, 2", "content-length": "3"}
             assert exchange.peer.startswith("127.0.0.1:") and exchange.received_ns > 0
             assert bench.server.in_flight == 1 and bench.server.connections == 1 and exchange.open
-            exchange.respond(Response(201, [b"a", b"", b"bc"], "text/plain", (("X-Id", "7"),)))
+            exchange.respond(HttpResponse(201, [b"a", b"", b"bc"], "text/plain", (("X-Id", "7"),)))
             answer = await client.answer()
             assert (answer.status, answer.body) == (201, b"abc")
             assert answer.headers["x-id"] == "7" and answer.headers["content-type"] == "text/plain"
@@ -179,9 +179,9 @@ def test_a_request_has_everything_the_client_sent() -> None:
 
 
 def test_a_connection_is_kept_and_a_second_answer_is_ignored() -> None:
-    def twice(exchange: Exchange) -> None:
-        exchange.respond(Response(200, exchange.path.encode()))
-        exchange.respond(Response(500, b"never"))
+    def twice(exchange: HttpExchange) -> None:
+        exchange.respond(HttpResponse(200, exchange.path.encode()))
+        exchange.respond(HttpResponse(500, b"never"))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
@@ -202,7 +202,7 @@ def test_pipelined_requests_are_handled_one_at_a_time_and_answered_in_order() ->
             for i in range(40):
                 exchange = await later.arrived.get()
                 assert later.arrived.empty() and bench.server.in_flight == 1
-                exchange.respond(Response(200, exchange.path.encode()))
+                exchange.respond(HttpResponse(200, exchange.path.encode()))
                 assert (await client.answer()).body == b"/%d" % i
 
     run(test, later, ClientLimits(pipeline=3))
@@ -223,7 +223,7 @@ def test_reading_stops_while_a_client_pipelines_more_than_is_kept() -> None:
                 (connection,) = bench.server._connections
                 assert len(connection._rest) < 2**20
                 assert exchange.body == body
-                exchange.respond(Response(200))
+                exchange.respond(HttpResponse(200))
             for _ in range(20):
                 assert (await client.answer()).status == 200
 
@@ -233,9 +233,9 @@ def test_reading_stops_while_a_client_pipelines_more_than_is_kept() -> None:
 def test_one_connection_cannot_keep_the_others_waiting() -> None:
     order: list[str] = []
 
-    def note(exchange: Exchange) -> None:
+    def note(exchange: HttpExchange) -> None:
         order.append(exchange.path)
-        exchange.respond(Response(200))
+        exchange.respond(HttpResponse(200))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as greedy, bench.client() as modest:
@@ -261,8 +261,8 @@ def test_chunked_bodies_are_joined_and_trailers_dropped(split: int) -> None:
         b"3;note=1\r\nabc\r\n4\r\n\r\n\r\n\r\n0\r\nX-Trailer: 1\r\n\r\n"
     )
 
-    def with_headers(exchange: Exchange) -> None:
-        exchange.respond(Response(200, exchange.body + b"|" + ",".join(exchange.headers).encode()))
+    def with_headers(exchange: HttpExchange) -> None:
+        exchange.respond(HttpResponse(200, exchange.body + b"|" + ",".join(exchange.headers).encode()))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
@@ -311,8 +311,8 @@ def test_connection_close_is_obeyed() -> None:
 
 
 def test_head_and_204_have_no_body() -> None:
-    def answer_by_path(exchange: Exchange) -> None:
-        exchange.respond(Response(204 if exchange.path == "/none" else 200, b"12345"))
+    def answer_by_path(exchange: HttpExchange) -> None:
+        exchange.respond(HttpResponse(204 if exchange.path == "/none" else 200, b"12345"))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
@@ -505,7 +505,7 @@ def test_limits_must_be_above_zero() -> None:
 
 
 def test_a_failing_handler_is_a_500_and_the_connection_survives(caplog: pytest.LogCaptureFixture) -> None:
-    def fail_once(exchange: Exchange) -> None:
+    def fail_once(exchange: HttpExchange) -> None:
         if exchange.path == "/bad":
             raise RuntimeError("secret")
         echo(exchange)
@@ -524,18 +524,18 @@ def test_a_failing_handler_is_a_500_and_the_connection_survives(caplog: pytest.L
 @pytest.mark.parametrize(
     "response",
     [
-        Response(200, headers=(("X", "a\r\nY: b"),)),
-        Response(200, headers=(("X", "a\nb"),)),
-        Response(200, headers=(("X\r\n", "a"),)),
-        Response(200, headers=(("", "a"),)),
-        Response(200, headers=(("X", "\u20ac"),)),
-        Response(200, headers=(("Content-Length", "0"),)),
-        Response(200, content_type="a\r\nb"),
-        Response(100),
-        Response(99),
+        HttpResponse(200, headers=(("X", "a\r\nY: b"),)),
+        HttpResponse(200, headers=(("X", "a\nb"),)),
+        HttpResponse(200, headers=(("X\r\n", "a"),)),
+        HttpResponse(200, headers=(("", "a"),)),
+        HttpResponse(200, headers=(("X", "\u20ac"),)),
+        HttpResponse(200, headers=(("Content-Length", "0"),)),
+        HttpResponse(200, content_type="a\r\nb"),
+        HttpResponse(100),
+        HttpResponse(99),
     ],
 )
-def test_an_answer_that_would_break_http_is_a_value_error_and_can_be_replaced(response: Response) -> None:
+def test_an_answer_that_would_break_http_is_a_value_error_and_can_be_replaced(response: HttpResponse) -> None:
     later = Later()
 
     async def test(bench: Bench) -> None:
@@ -544,7 +544,7 @@ def test_an_answer_that_would_break_http_is_a_value_error_and_can_be_replaced(re
             exchange = await later.arrived.get()
             with pytest.raises(ValueError, match=r"header|status|content type"):
                 exchange.respond(response)
-            exchange.respond(Response(200, b"instead"))
+            exchange.respond(HttpResponse(200, b"instead"))
             assert (await client.answer()).body == b"instead"
 
     run(test, later)
@@ -555,7 +555,7 @@ def test_every_answer_is_logged_also_a_refusal_and_a_failing_log_does_no_harm(
 ) -> None:
     lines: list[tuple[str, str, int, int]] = []
 
-    def log(exchange: Exchange, response: Response, body_bytes: int) -> None:
+    def log(exchange: HttpExchange, response: HttpResponse, body_bytes: int) -> None:
         lines.append((exchange.method, exchange.path, response.status, body_bytes))
         raise OSError("disk full")
 
@@ -568,7 +568,7 @@ def test_every_answer_is_logged_also_a_refusal_and_a_failing_log_does_no_harm(
         async with bench.client() as client:
             assert (await client.ask(b"?\r\n")).status == 400
 
-    run(test, lambda exchange: exchange.respond(Response(200, b"123")), ClientLimits(body_bytes=1), log=log)
+    run(test, lambda exchange: exchange.respond(HttpResponse(200, b"123")), ClientLimits(body_bytes=1), log=log)
     sizes = [line[:3] for line in lines]
     assert sizes == [("GET", "/a", 200), ("HEAD", "/h", 200), ("POST", "/big", 413), ("", "", 400)]
     assert lines[0][3] == 3 and lines[1][3] == 0 and lines[2][3] > 0
@@ -594,12 +594,12 @@ def test_a_client_that_leaves_is_reported_once_and_its_answer_is_dropped(way: st
                 client.writer.close()
             assert await later.gone.get() == "/a"
             assert bench.server.in_flight == 0 and not exchange.open
-            exchange.respond(Response(200, b"late"))
+            exchange.respond(HttpResponse(200, b"late"))
             assert await client.ended() or way == "close"
         assert later.gone.empty()
         async with bench.client() as client:
             client.send(GET)
-            (await later.arrived.get()).respond(Response(200))
+            (await later.arrived.get()).respond(HttpResponse(200))
             assert (await client.answer()).status == 200
         while bench.server.connections:
             await asyncio.sleep(0)
@@ -655,14 +655,14 @@ def test_an_idle_connection_is_closed_but_one_that_is_computed_for_is_not() -> N
             busy.send(GET)
             exchange = await later.arrived.get()
             idle.send(GET)
-            (await later.arrived.get()).respond(Response(200))
+            (await later.arrived.get()).respond(HttpResponse(200))
             await idle.answer()
             while bench.server.connections < 3:
                 await asyncio.sleep(0)
             for connection in [*bench.server._connections]:
                 connection.sweep(time.monotonic() + 2 * limits.idle_s)
             assert await idle.ended() and await silent.ended()
-            exchange.respond(Response(200))
+            exchange.respond(HttpResponse(200))
             assert (await busy.answer()).status == 200
 
     run(test, later, limits)
@@ -672,9 +672,9 @@ def test_a_client_that_does_not_read_holds_back_its_own_requests_and_is_closed()
     seen: list[int] = []
     limits = ClientLimits()
 
-    def huge(exchange: Exchange) -> None:
+    def huge(exchange: HttpExchange) -> None:
         seen.append(len(seen))
-        exchange.respond(Response(200, b"x" * 2**24))
+        exchange.respond(HttpResponse(200, b"x" * 2**24))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
@@ -694,8 +694,8 @@ def test_a_client_that_does_not_read_holds_back_its_own_requests_and_is_closed()
 
 
 def test_a_slow_reader_gets_all_its_answers() -> None:
-    def large(exchange: Exchange) -> None:
-        exchange.respond(Response(200, [b"x" * 2**20, exchange.path.encode()]))
+    def large(exchange: HttpExchange) -> None:
+        exchange.respond(HttpResponse(200, [b"x" * 2**20, exchange.path.encode()]))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
@@ -716,7 +716,7 @@ def test_drain_answers_what_is_open_and_closes_what_is_idle() -> None:
     async def test(bench: Bench) -> None:
         async with bench.client() as busy, bench.client() as idle, bench.client() as half:
             idle.send(GET)
-            (await later.arrived.get()).respond(Response(200))
+            (await later.arrived.get()).respond(HttpResponse(200))
             await idle.answer()
             busy.send(GET + GET)
             exchange = await later.arrived.get()
@@ -727,13 +727,13 @@ def test_drain_answers_what_is_open_and_closes_what_is_idle() -> None:
             assert await idle.ended()
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", bench.port)
-            exchange.respond(Response(200, b"last"))
+            exchange.respond(HttpResponse(200, b"last"))
             answer = await busy.answer()
             assert answer.body == b"last" and answer.headers["connection"] == "close"
             assert await busy.ended()
             await busy.close()
             half.send(b"Host: h\r\n\r\n")
-            (await later.arrived.get()).respond(Response(200))
+            (await later.arrived.get()).respond(HttpResponse(200))
             assert (await half.answer()).headers["connection"] == "close"
             assert await draining is True
             assert bench.server.connections == 0
@@ -790,7 +790,7 @@ def test_tls(certificate: Path) -> None:
             client.send(b"POST /t HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300000)
             exchange = await later.arrived.get()
             assert len(exchange.body) == 300000
-            exchange.respond(Response(200, b"y" * 2**20))
+            exchange.respond(HttpResponse(200, b"y" * 2**20))
             assert len((await client.answer()).body) == 2**20
             client.send(GET)
             await later.arrived.get()
@@ -802,7 +802,7 @@ def test_tls(certificate: Path) -> None:
             assert b"200" not in await plain.reader.read()
         async with bench.client(trust) as idle:
             idle.send(GET)
-            (await later.arrived.get()).respond(Response(200))
+            (await later.arrived.get()).respond(HttpResponse(200))
             await idle.answer()
             assert await bench.server.drain(PATIENCE_S) is True
 
@@ -849,7 +849,7 @@ async def trickle(client: Client, data: bytes, cuts: list[int]) -> None:
     late=st.booleans(),
 )
 def test_a_pipeline_is_answered_alike_however_it_is_split(which: list[int], cuts: list[int], late: bool) -> None:
-    def handler(exchange: Exchange) -> None:
+    def handler(exchange: HttpExchange) -> None:
         if late:
             asyncio.get_running_loop().call_soon(echo, exchange)
         else:

@@ -19,7 +19,7 @@ from weft.models.packaged import PACKAGED
 from weft.models.zoo import weights
 from weft.serving import repository as module
 from weft.serving.config import ModelConfig
-from weft.serving.repository import ModelVersion, Repository
+from weft.serving.repository import ModelEntry, Repository
 from weft.stitching.metadata import servable
 
 
@@ -62,7 +62,7 @@ def test_both_layouts_are_found_with_the_versions_in_order_of_number(root):
     assert repository.names() == ["flat", "net"]
     assert repository.versions("net") == ["1", "9", "10"] and repository.versions("flat") == ["1"]
     assert repository.entry("net").path == root / "net/10/model.onnx"
-    assert repository.entry("net", "9") == ModelVersion(
+    assert repository.entry("net", "9") == ModelEntry(
         "net", "9", root / "net/9/model.onnx", ModelConfig(), "repository"
     )
     assert repository.entry("flat").path == root / "flat.onnx"
@@ -287,7 +287,7 @@ def test_a_single_file_is_a_model_with_the_settings_beside_it(tmp_path):
     path = put(tmp_path, "my.net.onnx")
     put(tmp_path, "my.net.toml", "slo_ms = 5")
     repository = opened(path)
-    assert repository.entry("my.net") == ModelVersion("my.net", "1", path, ModelConfig(slo_ms=5.0), "file")
+    assert repository.entry("my.net") == ModelEntry("my.net", "1", path, ModelConfig(slo_ms=5.0), "file")
     put(tmp_path, "my.net.toml", "slo_ms = 'soon'")
     repository.scan()
     assert repository.names() == [] and "slo_ms = 'soon'" in repository.problems["my.net"]

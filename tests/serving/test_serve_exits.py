@@ -25,11 +25,11 @@ from tests.serving.live import Live, running
 from weft.engine.steering import CALM, FULL, ExitShares, Pressure, Steering
 from weft.errors import Cancelled, InputError
 from weft.policies import POLICIES
-from weft.runtime.onnxruntime_cpu.prepared import Prepared
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.model import CpuModel
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.leaving import CONFIDENCE, EXIT, Leaving
-from weft.serving.streams import Served
-from weft.serving.tickets import Ask, Batch, LiveTicket
+from weft.serving.streams import ServedModel
+from weft.serving.tickets import Ask, BatchWork, ClientTicket
 
 REFILLING = [name for name, policy in POLICIES.items() if policy.refills]
 SERVING = [*REFILLING, "adaptive", "punctual", "fifo", "edf", "layerweaver+"]
@@ -91,8 +91,8 @@ def nets(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prepared(nets) -> dict[str, Prepared]:
-    coarse, fine = (Recipe(grain_s=each, max_batch=4, exits=EXITS) for each in (NO_LENGTH_S, ANY_LENGTH_S))
+def prepared(nets) -> dict[str, CpuModel]:
+    coarse, fine = (LoadOptions(grain_s=each, max_batch=4, exits=EXITS) for each in (NO_LENGTH_S, ANY_LENGTH_S))
     return {"conv": prepare(nets["conv"], coarse), "token": prepare(nets["token"], fine)}
 
 
@@ -125,18 +125,18 @@ def machine(monkeypatch):
         each.close()
 
 
-def served(machine: Machine, model: Prepared, *, ms: float = 1, each_ms: float = 1, **steering: Any) -> Served:
+def served(machine: Machine, model: CpuModel, *, ms: float = 1, each_ms: float = 1, **steering: Any) -> ServedModel:
     def rows_of(_: int, values: dict[str, Any]) -> int:
         return len(next(each for name, each in values.items() if name not in model.rowless))
 
     staged: Any = Staged(machine, model, ms, each_ms, rows_of)
-    return Served("net", staged, leaving=Leaving(model, Steering(**steering)))
+    return ServedModel("net", staged, leaving=Leaving(model, Steering(**steering)))
 
 
-def send(machine: Machine, model: Served, inputs: np.ndarray, due_ms: float = 1000, **ask: Any) -> Sent:
+def send(machine: Machine, model: ServedModel, inputs: np.ndarray, due_ms: float = 1000, **ask: Any) -> Sent:
     sent = Sent(None, {"x": inputs})  # type: ignore[arg-type]
 
-    def replied(ticket: LiveTicket, outcome: Any) -> None:
+    def replied(ticket: ClientTicket, outcome: Any) -> None:
         sent.replies.append((machine.clock.ticks - machine.start, outcome))
 
     due = machine.clock.ticks + round(due_ms * MS)
@@ -145,7 +145,7 @@ def send(machine: Machine, model: Served, inputs: np.ndarray, due_ms: float = 10
     return sent
 
 
-def at_rest(machine: Machine, model: Served) -> None:
+def at_rest(machine: Machine, model: ServedModel) -> None:
     assert (machine.dispatcher.pending, machine.dispatcher.waiting) == (0, 0)
     assert (model.leases, model.line.waiting) == (0, 0)
     assert all(len(sent.replies) == 1 for sent in machine.sent)
@@ -167,9 +167,9 @@ def check_answer(
         assert all(before < threshold + 1e-5 for _, before in exits[: number - 1]), "it could have left before"
 
 
-def check_books(machine: Machine, model: Served) -> None:
+def check_books(machine: Machine, model: ServedModel) -> None:
     """What was counted fits what happened."""
-    counted, ran = model.statistics, model.prepared.ran
+    counted, ran = model.statistics, model.loaded.ran
     answers = [sent.outcome for sent in machine.sent if isinstance(sent.outcome, dict)]
     assert counted.success == len(answers)
     assert counted.exits == Counter(number for answer in answers for number in answer[EXIT].tolist())
@@ -186,7 +186,7 @@ def test_a_batch_shrinks_where_its_members_are_sure(machine, prepared, reference
     sent = [send(one, model, inputs[[by_exit[number]]]) for number in (3, 1, 2)]
     one.run()
     assert [each.outcome[EXIT].tolist() for each in sent] == [[3], [1], [2]]
-    assert model.prepared.ran == [(0, 3), (1, 2), (2, 1)]
+    assert model.loaded.ran == [(0, 3), (1, 2), (2, 1)]
     assert [each.end_ms for each in sent] == [4 + 3 + 2, 4, 4 + 3]
     assert [each.ticket.compute_ns / MS for each in sent] == [9, 4, 7]
     assert model.statistics.batches == {3: [1, 9 * MS]} and model.statistics.mean_batch == 2
@@ -209,7 +209,7 @@ def test_nothing_is_left_to_compute_once_all_have_left(machine, prepared, refere
     sent = [send(one, model, inputs[[at]], exit_threshold=1e-6) for at in range(4)]
     one.run()
     assert [each.outcome[EXIT].tolist() for each in sent] == [[1]] * 4
-    assert model.prepared.ran == [(0, 4)] and model.statistics.executions == 1
+    assert model.loaded.ran == [(0, 4)] and model.statistics.executions == 1
     at_rest(one, model)
 
 
@@ -245,7 +245,7 @@ def test_who_went_away_leaves_the_batch_at_the_next_exit(machine, prepared, refe
     sent = [send(one, model, inputs[[at]], exit_threshold=2) for at in range(3)]
     one.at(1, lambda: one.dispatcher.withdraw(sent[1].ticket))
     one.run()
-    assert model.prepared.ran == [(0, 3), (1, 2), (2, 2)]
+    assert model.loaded.ran == [(0, 3), (1, 2), (2, 2)]
     assert isinstance(sent[1].outcome, Cancelled) and model.statistics.exits == {3: 2}
     at_rest(one, model)
 
@@ -256,7 +256,7 @@ def test_newcomers_catch_up_and_join(machine, prepared, references):
     sent = [send(one, model, inputs[[0]], exit_threshold=2)]
     one.at(1, lambda: sent.extend(send(one, model, inputs[[at]], exit_threshold=2) for at in (1, 2)))
     one.run()
-    assert model.prepared.ran == [(0, 1), (0, 2), (1, 3), (2, 3)]
+    assert model.loaded.ran == [(0, 1), (0, 2), (1, 3), (2, 3)]
     assert [each.end_ms for each in sent] == [13, 13, 13]
     assert [each.ticket.compute_ns / MS for each in sent] == [2 + 8, 3 + 8, 3 + 8]
     assert [each.ticket.batch for each in sent] == [3, 3, 3]
@@ -272,11 +272,11 @@ def test_newcomers_catch_up_and_join(machine, prepared, references):
 def test_a_merged_batch_that_fails_is_tried_one_by_one(machine, prepared, references):
     one = machine("fluid")
     model, (inputs, wanted) = served(one, prepared["conv"]), references["conv"]
-    model.prepared.fails = lambda segment, values: segment == 2 and len(values["a1"]) > 1
+    model.loaded.fails = lambda segment, values: segment == 2 and len(values["a1"]) > 1
     sent = [send(one, model, inputs[[0]], exit_threshold=2)]
     one.at(1, lambda: sent.extend(send(one, model, inputs[[at]], exit_threshold=2) for at in (1, 2)))
     one.run()
-    assert model.prepared.ran == [(0, 1), (0, 2), (1, 3), (2, 3), *[(segment, 1) for segment in range(3)] * 3]
+    assert model.loaded.ran == [(0, 1), (0, 2), (1, 3), (2, 3), *[(segment, 1) for segment in range(3)] * 3]
     for at, each in enumerate(sent):
         check_answer(each.outcome, [wanted[at]], 2)
         assert each.ticket.compute_ns == 6 * MS
@@ -284,12 +284,12 @@ def test_a_merged_batch_that_fails_is_tried_one_by_one(machine, prepared, refere
 
 
 def test_batches_that_cannot_be_joined_run_one_after_another(machine, nets, references):
-    whole = prepare(nets["conv"], Recipe(grain_s=ANY_LENGTH_S, max_batch=4))
-    loose = Prepared(whole.blueprint.model_copy(update={"mergeable": False}), whole.sessions)
+    whole = prepare(nets["conv"], LoadOptions(grain_s=ANY_LENGTH_S, max_batch=4))
+    loose = CpuModel(whole.blueprint.model_copy(update={"mergeable": False}), whole.sessions)
     one = machine("fifo")
-    model, (inputs, wanted) = Served("net", loose), references["conv"]
+    model, (inputs, wanted) = ServedModel("net", loose), references["conv"]
     tickets = [send(one, model, inputs[at : at + 1]).ticket for at in range(3)]
-    first, second = Batch(model, tickets[:2]), Batch(model, tickets[2:])
+    first, second = BatchWork(model, tickets[:2]), BatchWork(model, tickets[2:])
     for batch in (first, second):
         compute_here(batch, 0)
     first.join(second)
@@ -633,8 +633,8 @@ def test_bad_settings_are_one_line(complaints, number):
 
 def test_a_model_that_was_opened_in_vain_gives_its_memory_back(tmp_path, monkeypatch):
     closed: list[str] = []
-    plain = Prepared.close
-    monkeypatch.setattr(Prepared, "close", lambda self: (closed.append(self.exits[-1].output), plain(self)))
+    plain = CpuModel.close
+    monkeypatch.setattr(CpuModel, "close", lambda self: (closed.append(self.exits[-1].output), plain(self)))
     conv_net(tmp_path / "m.onnx")
     (tmp_path / "m.toml").write_text('exits = ["exit1", "logits"]\nexit_record = "none.npz"')
     with running(tmp_path, grpc_port=None, backend="onnxruntime"):

@@ -23,12 +23,12 @@ from tests.stitching.nets import macs, run, tiny
 from weft.cli.serve import _announce
 from weft.errors import BadRequest, Cancelled, Expired, InputError, ModelError, NotFound, Overloaded
 from weft.models.sources import load_model
-from weft.runtime.onnxruntime_cpu.prepared import Prepared
-from weft.runtime.onnxruntime_cpu.preparing import Recipe, prepare
+from weft.runtime.onnxruntime_cpu.model import CpuModel
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.stitched import TaskSpec, read_tasks, tasks_in
 from weft.serving.repository import Repository
-from weft.serving.streams import Served
-from weft.serving.tickets import Ask, LiveTicket, MixedBatch
+from weft.serving.streams import ServedModel
+from weft.serving.tickets import Ask, ClientTicket, MixedWork
 from weft.simulation.prediction import predict
 from weft.stitching.lowering import lower
 from weft.stitching.metadata import METADATA_KEY, metadata
@@ -77,14 +77,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prepared(file: Path) -> Prepared:
-    return prepare(file, Recipe(grain_s=NO_LENGTH_S, max_batch=4))
+def prepared(file: Path) -> CpuModel:
+    return prepare(file, LoadOptions(grain_s=NO_LENGTH_S, max_batch=4))
 
 
 @pytest.fixture(scope="module")
-def segments(file: Path) -> Prepared:
+def segments(file: Path) -> CpuModel:
     with said_times():
-        cut = prepare(file, Recipe(max_batch=4, grain_s=ANY_LENGTH_S, max_pieces=3))
+        cut = prepare(file, LoadOptions(max_batch=4, grain_s=ANY_LENGTH_S, max_pieces=3))
     assert len(cut.segments) == 3
     return cut
 
@@ -140,15 +140,15 @@ def renamed(source: Path, target: Path, **changes: dict[str, str]) -> Path:
 def test_tasks_must_fit_their_graph(file: Path, tmp_path: Path) -> None:
     lost = renamed(file, tmp_path / "lost.onnx", inputs={"image": "nowhere"})
     with pytest.raises(ModelError, match="input 'nowhere' of a task is not in the graph"):
-        prepare(lost, Recipe())
+        prepare(lost, LoadOptions())
     more = renamed(file, tmp_path / "more.onnx", outputs={"again": tasks_in(file)[0].inputs["image"]})
     with pytest.raises(ModelError, match=r"output '.*' is named by no task|output '.*' of a task is not in the graph"):
-        prepare(more, Recipe())
+        prepare(more, LoadOptions())
 
 
 def test_fixed_batches_are_refused_and_the_way_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{FIXED}.*--dynamic"):
-        prepare(stitched(tmp_path / "fixed.onnx", dynamic=False), Recipe())
+        prepare(stitched(tmp_path / "fixed.onnx", dynamic=False), LoadOptions())
 
 
 def test_models_of_a_file_that_cannot_be_loaded_fail_in_one_line(
@@ -167,7 +167,7 @@ def test_models_of_a_file_that_cannot_be_loaded_fail_in_one_line(
 def test_exits_are_refused(file: Path) -> None:
     outputs = tuple(name for task in tasks_in(file) for name in task.outputs.values())
     with pytest.raises(ModelError, match="stitched models cannot be left at exits"):
-        prepare(file, Recipe(exits=outputs))
+        prepare(file, LoadOptions(exits=outputs))
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_exits_are_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("form", ["mts", "split", "half", "separate"])
 def test_rows_of_any_mix_are_those_of_the_models_alone(tmp_path: Path, form: str) -> None:
-    body = prepare(stitched(tmp_path / "body.onnx", form=form), Recipe(max_batch=4))
+    body = prepare(stitched(tmp_path / "body.onnx", form=form), LoadOptions(max_batch=4))
     for mix in ([0], [2], [0, 1, 2], [2, 2, 0], [1, 1]):
         given = [pictures(seed=at) for at in range(len(mix))]
         samples = [{body.tasks[task].inputs["image"]: each} for task, each in zip(mix, given, strict=True)]
@@ -188,7 +188,7 @@ def test_rows_of_any_mix_are_those_of_the_models_alone(tmp_path: Path, form: str
                 np.testing.assert_allclose(found[inner], np.concatenate(wanted), atol=1e-5)
 
 
-def test_a_stitched_file_is_measured_as_mixed_as_it_can_be(prepared: Prepared) -> None:
+def test_a_stitched_file_is_measured_as_mixed_as_it_can_be(prepared: CpuModel) -> None:
     assert prepared.batchable and prepared.max_batch == 4 and not prepared.mergeable
     assert sorted(prepared.times_s) == [1, 2, 4] and all(sum(each) > 0 for each in prepared.times_s.values())
     assert prepared.blueprint.absent_rows == 0 and prepared.remarks == ()
@@ -197,7 +197,7 @@ def test_a_stitched_file_is_measured_as_mixed_as_it_can_be(prepared: Prepared) -
 @pytest.mark.parametrize(("tasks", "largest"), [(3, 8), (9, 16)])
 def test_batches_of_as_many_rows_as_there_are_tasks_are_tried(tmp_path: Path, monkeypatch, tasks, largest) -> None:
     monkeypatch.setattr("weft.runtime.onnxruntime_cpu.batching.LEAST_GAIN", -100.0)  # batching always pays
-    assert prepare(stitched(tmp_path / "body.onnx", tasks, form="mts"), Recipe()).max_batch == largest
+    assert prepare(stitched(tmp_path / "body.onnx", tasks, form="mts"), LoadOptions()).max_batch == largest
 
 
 def needs_rows(path: Path) -> Path:
@@ -241,7 +241,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         each.close()
 
 
-def models(machine: Machine, body: Prepared, *, ms: float = 1, each_ms: float = 1, **terms: Any) -> list[Served]:
+def models(machine: Machine, body: CpuModel, *, ms: float = 1, each_ms: float = 1, **terms: Any) -> list[ServedModel]:
     """The models that have a body, on a machine."""
     first = {name for task in body.tasks for name in task.inputs.values()}
 
@@ -250,15 +250,15 @@ def models(machine: Machine, body: Prepared, *, ms: float = 1, each_ms: float = 
         return sum(len(each) for name, each in values.items() if name in first) if index == 0 else 0
 
     staged: Any = Staged(machine, body, ms, each_ms, rows_of)
-    whole = Served("body", staged, **terms)
+    whole = ServedModel("body", staged, **terms)
     return [whole.for_task(task, queue_size=4) for task in body.tasks]
 
 
-def ask(machine: Machine, served: Served, given: np.ndarray, due_ms: float = 1000, **how: Any) -> Sent:
+def ask(machine: Machine, served: ServedModel, given: np.ndarray, due_ms: float = 1000, **how: Any) -> Sent:
     assert served.task is not None
     sent = Sent(None, {name: given for name in served.task.inputs})  # type: ignore[arg-type]
 
-    def replied(ticket: LiveTicket, outcome: Any) -> None:
+    def replied(ticket: ClientTicket, outcome: Any) -> None:
         sent.replies.append((machine.clock.ticks - machine.start, outcome))
 
     due = machine.clock.ticks + round(due_ms * MS)
@@ -267,7 +267,7 @@ def ask(machine: Machine, served: Served, given: np.ndarray, due_ms: float = 100
     return sent
 
 
-def at_rest(machine: Machine, served: Sequence[Served]) -> None:
+def at_rest(machine: Machine, served: Sequence[ServedModel]) -> None:
     assert (machine.dispatcher.pending, machine.dispatcher.waiting, served[0].body.leases) == (0, 0, 0)
     assert [each.line.waiting for each in served] == [0] * len(served)
     assert all(len(sent.replies) == 1 for sent in machine.sent)
@@ -280,7 +280,7 @@ def test_requests_for_several_models_that_wait_together_run_in_one_go(machine, p
     sent = [ask(one, served[task], pictures(seed=at)) for at, task in enumerate(order)]
     assert [each.line.waiting for each in served] == [1, 1, 2]
     one.run()
-    assert served[0].prepared.ran == [(0, 4)]
+    assert served[0].loaded.ran == [(0, 4)]
     for at, (task, each) in enumerate(zip(order, sent, strict=True)):
         check(each.outcome, NETS[task], pictures(seed=at))
         assert (each.end_ms, each.ticket.batch) == (5, 4)
@@ -386,10 +386,10 @@ def test_a_mixed_batch_that_fails_is_tried_one_by_one(machine, prepared):
     one = machine()
     served = models(one, prepared)
     poisoned = served[1].task.inputs["image"]
-    served[0].prepared.fails = lambda _, values: poisoned in values and len(values[poisoned]) > 0
+    served[0].loaded.fails = lambda _, values: poisoned in values and len(values[poisoned]) > 0
     sent = [ask(one, served[task], pictures(seed=task)) for task in range(3)]
     one.run()
-    assert sent[1].fate == "internal" and [rows for _, rows in served[0].prepared.ran] == [3, 1, 1, 1]
+    assert sent[1].fate == "internal" and [rows for _, rows in served[0].loaded.ran] == [3, 1, 1, 1]
     check(sent[0].outcome, NETS[0], pictures(seed=0))
     check(sent[2].outcome, NETS[2], pictures(seed=2))
     at_rest(one, served)
@@ -420,14 +420,14 @@ def test_another_model_goes_between_the_segments_of_a_mixed_batch(machine, segme
 
 
 def joined(
-    machine: Machine, body: Prepared, order: Sequence[int], first: int, given: Sequence[np.ndarray]
+    machine: Machine, body: CpuModel, order: Sequence[int], first: int, given: Sequence[np.ndarray]
 ) -> list[Any]:
     """Answers of two batches, the *first* requests in one of them, that meet after the first segment."""
     served = models(machine, body)
     tickets = [ask(machine, served[task], each).ticket for task, each in zip(order, given, strict=True)]
-    ahead, behind = (MixedBatch(served[0].body, each) for each in (tickets[:first], tickets[first:]))
+    ahead, behind = (MixedWork(served[0].body, each) for each in (tickets[:first], tickets[first:]))
     for batch in (ahead, behind):
-        batch.model.prepared = body  # without the time it would take
+        batch.model.loaded = body  # without the time it would take
         compute_here(batch, 0)
     ahead.join(behind)
     for segment in range(1, len(body.segments)):
@@ -448,12 +448,12 @@ def test_a_batch_that_was_stopped_at_its_beginning_takes_others_in(machine, prep
     served = models(one, prepared)
     given = [pictures(seed=at) for at in range(3)]
     tickets = [ask(one, served[task], each).ticket for task, each in zip((1, 2, 1), given, strict=True)]
-    served[0].body.prepared.fails = lambda _, values: True
-    batch = MixedBatch(served[0].body, tickets[:1])
+    served[0].body.loaded.fails = lambda _, values: True
+    batch = MixedWork(served[0].body, tickets[:1])
     with pytest.raises(ValueError, match="cannot be computed"):
         compute_here(batch, 0)
-    batch.join(MixedBatch(served[0].body, tickets[1:]))
-    served[0].body.prepared = prepared
+    batch.join(MixedWork(served[0].body, tickets[1:]))
+    served[0].body.loaded = prepared
     compute_here(batch, 0)
     for task, each, (_, found) in zip((1, 2, 1), given, batch.results(), strict=True):
         check(found, NETS[task], each)
@@ -498,7 +498,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_graph_that_needs_rows_of_every_task_gets_them(machine, both):
-    body = prepare(both, Recipe(max_batch=4))
+    body = prepare(both, LoadOptions(max_batch=4))
     assert body.blueprint.absent_rows == 1
     assert "computes a row for each of its models that no request asks for" in body.remarks[0]
     one = machine()
@@ -514,7 +514,7 @@ def test_a_graph_that_needs_rows_of_every_task_gets_them(machine, both):
 
 def test_rows_that_nobody_asked_for_are_in_no_answer_of_batches_that_met(machine, both):
     with said_times():
-        body = prepare(both, Recipe(max_batch=4, grain_s=ANY_LENGTH_S, max_pieces=3))
+        body = prepare(both, LoadOptions(max_batch=4, grain_s=ANY_LENGTH_S, max_pieces=3))
     assert len(body.segments) > 1
     given = [np.random.default_rng(at).standard_normal((1, 2, 2), np.float32) for at in range(3)]
     for name, row, found in zip("aba", given, joined(machine(), body, (0, 1, 0), 1, given), strict=True):
@@ -522,8 +522,8 @@ def test_rows_that_nobody_asked_for_are_in_no_answer_of_batches_that_met(machine
 
 
 def test_a_cached_body_still_has_its_tasks(file: Path, tmp_path: Path) -> None:
-    recipe = Recipe(max_batch=2)
-    first, again = (prepare(file, recipe, tmp_path) for _ in range(2))
+    options = LoadOptions(max_batch=2)
+    first, again = (prepare(file, options, tmp_path) for _ in range(2))
     assert again.tasks == first.tasks and again.max_batch == 2
     feed = {again.tasks[1].inputs["image"]: pictures()}
     (inner,) = again.tasks[1].outputs.values()
@@ -727,7 +727,7 @@ def test_models_leave_one_by_one_and_the_body_with_the_last(file: Path, tmp_path
         assert send(server, "POST", f"/v2/repository/models/{NAMES[0]}/load").status == 200
         assert [model(server, name)["state"] for name in NAMES] == ["ready", "ready", "unloaded"]
         bodies = {library.find(name).served.body for name in NAMES[:2]}
-        assert len(bodies) == 1 and library.used_bytes == bodies.pop().prepared.memory_bytes
+        assert len(bodies) == 1 and library.used_bytes == bodies.pop().loaded.memory_bytes
 
 
 def test_a_file_stitched_anew_brings_other_models(tmp_path: Path) -> None:
@@ -778,7 +778,7 @@ def test_models_come_on_demand_and_are_evicted_together(file: Path, tmp_path: Pa
     for path in (tmp_path / "body.toml", wide.with_suffix(".toml")):
         with path.open("a") as settings:
             settings.write("\nmax_batch = 1\n")
-    held = [prepare(tmp_path / name, Recipe(max_batch=1)).memory_bytes for name in ("body.onnx", "wide.onnx")]
+    held = [prepare(tmp_path / name, LoadOptions(max_batch=1)).memory_bytes for name in ("body.onnx", "wide.onnx")]
     with live.running(tmp_path, memory_budget_bytes=sum(held) - 1) as server:
         library = server.server.service.library
         assert [library.find(name).state for name in NAMES] == ["unloaded"] * 3

@@ -16,7 +16,7 @@ from tritonclient.utils import serialize_byte_tensor
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.wire import Infer, ModelSpec, Wanted, decode, encode
+from weft.serving.wire import InferRequest, ModelSpec, Wanted, decode, encode
 
 TWO = ModelSpec(
     "two",
@@ -59,7 +59,7 @@ def good() -> dict[str, Any]:
     }
 
 
-def ask(message: Any, tail: bytes | None = None, model: ModelSpec = TWO) -> Infer:
+def ask(message: Any, tail: bytes | None = None, model: ModelSpec = TWO) -> InferRequest:
     head = orjson.dumps(message)
     return decode(head, None, model) if tail is None else decode(head + tail, len(head), model)
 
@@ -410,7 +410,7 @@ def test_which_outputs_come_back_and_how():
 
 
 def test_a_json_answer():
-    request = Infer({}, "7", {}, (Wanted("y", False), Wanted("s", False)))
+    request = InferRequest({}, "7", {}, (Wanted("y", False), Wanted("s", False)))
     outputs = {"y": np.array([[0.1, -1]], np.float32), "s": np.array([b"a", "ü"], np.object_)}
     parts, header_length = encode(request, TWO, outputs, {"late": True})
     assert header_length is None
@@ -427,12 +427,12 @@ def test_a_json_answer():
 
 
 def test_an_answer_says_nothing_where_there_is_nothing_to_say():
-    parts, _ = encode(Infer({}, "", {}, ()), TWO, {})
+    parts, _ = encode(InferRequest({}, "", {}, ()), TWO, {})
     assert orjson.loads(parts[0]) == {"model_name": "two", "model_version": "3", "outputs": []}
 
 
 def test_a_mixed_answer():
-    request = Infer({}, "", {}, (Wanted("s", True), Wanted("y", False)))
+    request = InferRequest({}, "", {}, (Wanted("s", True), Wanted("y", False)))
     outputs = {"y": np.array([[0.5, 1]], np.float32), "s": np.array(["ü", b"\xff"], np.object_)}
     parts, header_length = encode(request, TWO, outputs)
     assert header_length == len(parts[0])
@@ -444,22 +444,22 @@ def test_a_mixed_answer():
 
 def test_json_has_no_infinities_and_binary_does():
     array = np.array([[np.nan, np.inf, -np.inf]], np.float32)
-    parts, _ = encode(Infer({}, "", {}, (Wanted("y", False),)), same("FP32"), {"y": array})
+    parts, _ = encode(InferRequest({}, "", {}, (Wanted("y", False),)), same("FP32"), {"y": array})
     assert orjson.loads(parts[0])["outputs"][0]["data"] == [None, None, None]
-    parts, header_length = encode(Infer({}, "", {}, (Wanted("y", True),)), same("FP32"), {"y": array})
+    parts, header_length = encode(InferRequest({}, "", {}, (Wanted("y", True),)), same("FP32"), {"y": array})
     assert_array_equal(read(parts, header_length).as_numpy("y"), array)
 
 
 def test_arrays_need_not_be_contiguous():
     array = np.arange(6, dtype=np.float32).reshape(3, 2).T
     for binary in (False, True):
-        parts, header_length = encode(Infer({}, "", {}, (Wanted("y", binary),)), same("FP32"), {"y": array})
+        parts, header_length = encode(InferRequest({}, "", {}, (Wanted("y", binary),)), same("FP32"), {"y": array})
         assert_array_equal(read(parts, header_length).as_numpy("y"), array)
 
 
 def test_bytes_that_are_no_text_come_back_in_binary_only():
     with pytest.raises(BadRequest, match="output 'y' is not UTF-8; ask for it with the parameter binary_data"):
-        encode(Infer({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array([b"\xff"], np.object_)})
+        encode(InferRequest({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array([b"\xff"], np.object_)})
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_bytes_that_are_no_text_come_back_in_binary_only():
     ],
 )
 def test_an_output_that_is_not_what_the_model_promised_is_our_fault(outputs, error):
-    request = Infer({}, "", {}, (Wanted("y", False),))
+    request = InferRequest({}, "", {}, (Wanted("y", False),))
     with pytest.raises(Failed, match=error):
         encode(request, same("FP32"), outputs)
     with pytest.raises(Failed, match=error):
@@ -480,7 +480,7 @@ def test_an_output_that_is_not_what_the_model_promised_is_our_fault(outputs, err
 
 def test_text_that_is_no_unicode_is_our_fault():
     with pytest.raises(Failed, match="cannot be written as JSON"):
-        encode(Infer({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array(["\ud800"], np.object_)})
+        encode(InferRequest({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array(["\ud800"], np.object_)})
 
 
 # the client

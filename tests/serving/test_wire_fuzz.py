@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 from weft.errors import BadRequest
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.wire import Infer, ModelSpec, Wanted, decode, encode, to_binary
+from weft.serving.wire import InferRequest, ModelSpec, Wanted, decode, encode, to_binary
 
 MODEL = ModelSpec(
     "fuzzed",
@@ -41,7 +41,7 @@ INPUTS: dict[str, Array] = {
 }
 
 
-def fits(request: Infer, model: ModelSpec) -> None:
+def fits(request: InferRequest, model: ModelSpec) -> None:
     """A request may be anything but must fit the model, and must be answerable."""
     assert set(request.inputs) == {spec.name for spec in model.inputs}
     for spec in model.inputs:
@@ -277,7 +277,7 @@ def as_request(parts: list[bytes], header_length: int | None) -> tuple[bytes, in
 def test_what_we_answer_we_can_read(datatype, binary, data):
     array = data.draw(tensors(datatype, json=not binary))
     model = same(datatype, array)
-    parts, header_length = encode(Infer({}, "", {}, (Wanted("x", binary),)), model, {"x": array})
+    parts, header_length = encode(InferRequest({}, "", {}, (Wanted("x", binary),)), model, {"x": array})
     request = decode(*as_request(parts, header_length), model)
     identical(request.inputs["x"], array)
 
@@ -301,7 +301,7 @@ def test_nested_data_means_the_same_as_flat_data(datatype, data):
 def test_what_we_answer_over_grpc_we_can_read(datatype, typed, data):
     array = data.draw(tensors(datatype, json=False))
     model = same(datatype, array)
-    answer = grpc_wire.encode_infer(Infer({}, "", {}, (Wanted("x", not typed),)), model, {"x": array})
+    answer = grpc_wire.encode_infer(InferRequest({}, "", {}, (Wanted("x", not typed),)), model, {"x": array})
     answer = proto.ModelInferResponse.FromString(answer.SerializeToString())
     request = proto.ModelInferRequest(raw_input_contents=answer.raw_output_contents)
     for output in answer.outputs:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weft.serving.config import ServerConfig
     from weft.serving.server import Server
     from weft.serving.service import Service
-    from weft.serving.slots import Slot
+    from weft.serving.slots import ModelSlot
 
 
 def machine(*names: str, **settings: Any) -> Any:
@@ -238,13 +238,13 @@ def _print_models(service: Service) -> None:
     console.print(table)
 
 
-def _told(slot: Slot, why_unusable: str) -> tuple[str, str]:
+def _told(slot: ModelSlot, why_unusable: str) -> tuple[str, str]:
     """A model's state in a word, and what is to be said about it."""
     if why_unusable:
         return "failed", why_unusable
     if slot.served is None:
         return "on demand", slot.message
-    return "ready", "; ".join(filter(None, (_pieces(slot.served.prepared), slot.message)))
+    return "ready", "; ".join(filter(None, (_pieces(slot.served.loaded), slot.message)))
 
 
 def _finishing(requests: int) -> None:
@@ -271,7 +271,7 @@ def _announce(server: Server) -> None:
     slots = list(service.library.slots())
     lines: dict[str, list[str]] = {}
     for slot in slots:
-        pieces = _pieces(slot.served.prepared) if slot.served else slot.state
+        pieces = _pieces(slot.served.loaded) if slot.served else slot.state
         said = f"{slot.entry.version}: {pieces}  {slot.message}"
         own = "" if slot.state == "failed" else slot.entry.name  # models of one file fail for one reason
         lines.setdefault(f"{own} {said}", []).append(slot.entry.name)
@@ -284,9 +284,9 @@ def _announce(server: Server) -> None:
         _line(f"       remark: {name}: {remark}")
 
 
-def _pieces(prepared: LoadedModel) -> str:
-    exits = ", ".join(each.output for each in prepared.exits)
-    return _counted(len(prepared.segments), "segment") + (f", exits {exits}" if exits else "")
+def _pieces(loaded: LoadedModel) -> str:
+    exits = ", ".join(each.output for each in loaded.exits)
+    return _counted(len(loaded.segments), "segment") + (f", exits {exits}" if exits else "")
 
 
 def _line(text: str) -> None:

@@ -17,8 +17,8 @@ class Resident(NamedTuple):
     done: int
 
 
-class Issue(NamedTuple):
-    """When one issued layer is fetched and computed."""
+class LayerTimes(NamedTuple):
+    """When one issued layer is fetched and computed; where nothing is fetched, that takes no time."""
 
     fetch_start: int
     fetch_end: int
@@ -26,8 +26,11 @@ class Issue(NamedTuple):
     compute_end: int
 
 
-class NpuState(NamedTuple):
-    """The device after everything issued so far: the paper's S = (t_m, t_c, l)."""
+class DeviceClocks(NamedTuple):
+    """When a device can take its next layer, after everything issued so far: the paper's S = (t_m, t_c, l).
+
+    A lane, or a unit of a SoC, has one clock for all of it and no buffer: ``at``.
+    """
 
     channel_free: int = 0
     """When the last issued fetch ends (t_m)."""
@@ -37,6 +40,11 @@ class NpuState(NamedTuple):
     """When the last issued compute starts."""
     resident: tuple[Resident, ...] = ()
     """Layers whose compute ends after ``channel_free``, in order."""
+
+    @classmethod
+    def at(cls, now: int) -> DeviceClocks:
+        """A device that fetches nothing and can begin now."""
+        return cls(now, now, now)
 
     @property
     def distance(self) -> int:
@@ -48,7 +56,7 @@ class NpuState(NamedTuple):
         return buffer - sum(entry.size for entry in self.resident)
 
 
-def fetch_end(state: NpuState, size: int, buffer: int, start: int) -> int:
+def fetch_end(state: DeviceClocks, size: int, buffer: int, start: int) -> int:
     """When *size* ticks of weights, begun at *start*, are all on chip.
 
     A remainder that exactly fits the space a finished layer freed does not wait for the next one to
@@ -67,18 +75,20 @@ def fetch_end(state: NpuState, size: int, buffer: int, start: int) -> int:
     raise AssertionError(f"a layer of {size} ticks is larger than the buffer of {buffer}")
 
 
-def issue(state: NpuState, fetch: int, compute: int, buffer: int, not_before: int = 0) -> tuple[NpuState, Issue]:
+def issue(
+    state: DeviceClocks, fetch: int, compute: int, buffer: int, not_before: int = 0
+) -> tuple[DeviceClocks, LayerTimes]:
     """The state after issuing a layer next, and when it is fetched and computed."""
     start = max(state.channel_free, not_before)
     fetched = fetch_end(state, fetch, buffer, start)
     began = max(state.array_free, fetched)
     done = began + compute
     kept = tuple(entry for entry in state.resident if entry.done > fetched)
-    after = NpuState(fetched, done, began, (*kept, Resident(fetch, done)) if done > fetched else kept)
-    return after, Issue(start, fetched, began, done)
+    after = DeviceClocks(fetched, done, began, (*kept, Resident(fetch, done)) if done > fetched else kept)
+    return after, LayerTimes(start, fetched, began, done)
 
 
-def prefetchable(state: NpuState, size: int, buffer: int, fetched: int) -> int:
+def prefetchable(state: DeviceClocks, size: int, buffer: int, fetched: int) -> int:
     """Ticks of later layers the channel could still bring in after *fetched* (the end of the fetch of a layer
     of *size*) until the array is free: the paper's fetch(S'[t_m], S[t_c])."""
     time, need = fetched, 0

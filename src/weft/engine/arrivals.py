@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.engine.admission import WaitingLine
 from weft.engine.engine import Completion
-from weft.engine.requests import Job, Terms, Ticket
+from weft.engine.requests import Batch, Terms, Ticket
 from weft.policies.base import NO_DEADLINE
 
 DROPPED, REFUSED = -1, -2
@@ -78,14 +78,14 @@ class Arrivals:
     def exhausted(self) -> bool:
         return all(time == NO_DEADLINE for time in self._next) and not any(self._returning)
 
-    def served(self, job: Job, completion: Completion) -> None:
+    def served(self, job: Batch, completion: Completion) -> None:
         end = completion.times.compute_end
         self._batches.append((job.members[0].stream, job.members[0].arrival))
         for ticket in job.members:
             if not ticket.gone:
                 self._answer(ticket, end, end)
 
-    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
         end = completion.times.compute_end
         here = [ticket for ticket in job.members if not ticket.gone]
         staying = [ticket for ticket in here if not self._leaves_at(ticket, job.layer)]
@@ -97,7 +97,7 @@ class Arrivals:
             self._batches.append((job.members[0].stream, job.members[0].arrival))
         return staying
 
-    def merged(self, job: Job, other: Job) -> None:
+    def merged(self, job: Batch, other: Batch) -> None:
         """A simulated batch is its members."""
 
     def dropped(self, ticket: Ticket, now: int) -> None:
@@ -107,10 +107,10 @@ class Arrivals:
         """Its client comes again once it would have been due: who is refused at once would else never rest."""
         self._answer(ticket, REFUSED, max(now, ticket.due))
 
-    def failed(self, job: Job, error: Exception) -> None:
+    def failed(self, job: Batch, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Batch) -> None:
         """Nobody waits for a simulated batch but its requests."""
 
     def batches(self, warm: int) -> list[int]:

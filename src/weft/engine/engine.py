@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from weft.devices.decoupled import Issue, NpuState
+from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.errors import InvalidStart
 from weft.policies.base import Candidate, Policy, Running, Start, View
 
@@ -28,7 +28,7 @@ class Completion(NamedTuple):
     """What became of a layer that was issued."""
 
     candidate: Candidate
-    times: Issue
+    times: LayerTimes
     aborted: bool = False
     """It was stopped half-way for something more urgent and has to be done again."""
     error: Exception | None = None
@@ -46,7 +46,7 @@ class Source(Protocol):
         """Time has passed: take what has come, give up what is overdue; which running queries to stop, by stream."""
         ...
 
-    def offer(self, device: NpuState) -> Offer:
+    def offer(self, device: DeviceClocks) -> Offer:
         """What could be issued at this instant of the device."""
         ...
 
@@ -73,8 +73,8 @@ class Executor(Protocol):
         """
         ...
 
-    def ready(self) -> NpuState | None:
-        """The device's clocks if it can be given another layer now."""
+    def ready(self) -> DeviceClocks | None:
+        """When it can begin another layer, if it can be given one now."""
         ...
 
     def now(self) -> int:
@@ -146,7 +146,7 @@ class Engine:
         running = self._executor.abortable()
         if not running:
             return
-        device = NpuState(self._executor.now(), self._executor.now())
+        device = DeviceClocks.at(self._executor.now())
         offer = self._source.offer(device)
         if offer.candidates:
             victim = self._policy.aborts(View(device, *offer), running)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.devices.decoupled import NpuState, issue
+from weft.devices.decoupled import DeviceClocks, issue
 from weft.errors import InputError, unknown_name
 from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Setting
 
@@ -45,7 +45,7 @@ def latest_end(on_time: Iterable[Candidate], now: int) -> int:
     return latest
 
 
-def woven(heads: Sequence[Candidate], device: NpuState, setting: Setting) -> list[Candidate]:
+def woven(heads: Sequence[Candidate], device: DeviceClocks, setting: Setting) -> list[Candidate]:
     """The heads that can be on time, and the late ones that fill what those leave idle and make none of them late.
 
     Idle is a resource, array or channel, that no head on time is bound by.

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 from weft.costs.program import Program
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import DeviceClocks
 from weft.engine.admission import Admission, Refusal, Rests, WaitingLine
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
@@ -76,7 +76,7 @@ class Ticket:
 
 
 @dataclass(eq=False)
-class Job:
+class Batch:
     """A batch in flight."""
 
     program: int
@@ -112,15 +112,15 @@ class Feed(Protocol):
         """Whether no request will come any more."""
         ...
 
-    def served(self, job: Job, completion: Completion) -> None:
+    def served(self, job: Batch, completion: Completion) -> None:
         """The last layer of a batch was computed."""
         ...
 
-    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
         """A layer that ends at an exit was computed: answer the members who leave, and say who stays, in order."""
         ...
 
-    def merged(self, job: Job, other: Job) -> None:
+    def merged(self, job: Batch, other: Batch) -> None:
         """Another batch joins one at the same layer; its members follow the ones already there."""
         ...
 
@@ -132,11 +132,11 @@ class Feed(Protocol):
         """It is not taken."""
         ...
 
-    def failed(self, job: Job, error: Exception) -> None:
+    def failed(self, job: Batch, error: Exception) -> None:
         """A layer of a batch could not be computed."""
         ...
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Batch) -> None:
         """Nothing of a batch runs any more; told last, whatever became of it, and of one that joined another, too."""
         ...
 
@@ -148,8 +148,8 @@ class _Desk:
     places: int
     queue: deque[Ticket] = field(default_factory=deque)
     late: deque[Ticket] = field(default_factory=deque)
-    jobs: list[Job | None] = field(default_factory=list)
-    under_way: dict[int, Job] = field(default_factory=dict)
+    jobs: list[Batch | None] = field(default_factory=list)
+    under_way: dict[int, Batch] = field(default_factory=dict)
     """The same by their query."""
     queries: int = 0
     deepest: int = 0
@@ -251,11 +251,11 @@ class Requests:
         """Requests in a stream's queue that can still be on time, in order of deadlines."""
         return self._desks[stream].queue
 
-    def jobs(self, stream: int) -> list[Job]:
+    def jobs(self, stream: int) -> list[Batch]:
         """Batches of a stream in flight."""
         return [job for job in self._desks[stream].jobs if job]
 
-    def job_of(self, candidate: Candidate) -> Job | None:
+    def job_of(self, candidate: Candidate) -> Batch | None:
         """The batch in flight that a candidate belongs to."""
         return self._desks[candidate.stream].under_way.get(candidate.query)
 
@@ -266,7 +266,7 @@ class Requests:
             return requests * self._remaining[term.programs][0]
         return requests * self._remaining[term.programs + term.max_batch - 1][0] // term.max_batch
 
-    def rest(self, job: Job) -> int:
+    def rest(self, job: Batch) -> int:
         """Ticks that the layers of a batch are expected to take that were not issued."""
         rests = self._remaining[job.program]
         return rests[job.layer] if job.layer < len(rests) else 0
@@ -346,7 +346,7 @@ class Requests:
                 if job and job.running and job.forsaken:
                     yield stream, job.query
 
-    def withdraw(self, ticket: Ticket) -> Job | None:
+    def withdraw(self, ticket: Ticket) -> Batch | None:
         """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
         the others, if there are any."""
         ticket.gone = True
@@ -358,7 +358,7 @@ class Requests:
                 return None
         return next((job for job in desk.under_way.values() if ticket in job.members), None)
 
-    def offer(self, device: NpuState) -> Offer:
+    def offer(self, device: DeviceClocks) -> Offer:
         self._now = device.channel_free
         heads: list[Candidate] = []
         clock = max(device.array_free, self._now)
@@ -416,7 +416,7 @@ class Requests:
         else:
             self._advance(candidate.stream, job, completion)
 
-    def _advance(self, stream: int, job: Job, completion: Completion) -> None:
+    def _advance(self, stream: int, job: Batch, completion: Completion) -> None:
         """A layer of a batch was computed: all of its requests are done, or some leave, or it meets another batch."""
         program: Program = self._setting.programs[job.program]
         if job.layer == len(program):
@@ -438,7 +438,7 @@ class Requests:
         if self._refills:
             self._merge(stream, job)
 
-    def _drop_overdue(self, job: Job, completion: Completion) -> None:
+    def _drop_overdue(self, job: Batch, completion: Completion) -> None:
         """Strict requests of a batch are not answered after their deadlines; an NPU tells of an end beforehand."""
         for ticket in job.members:
             if ticket.strict and not ticket.gone and ticket.due < completion.times.compute_end:
@@ -449,14 +449,14 @@ class Requests:
             ticket.gone = True
             self._feed.dropped(ticket, now)
 
-    def _regroup(self, stream: int, job: Job, members: list[Ticket]) -> None:
+    def _regroup(self, stream: int, job: Batch, members: list[Ticket]) -> None:
         """Give a batch other members."""
         job.program = self._terms[stream].programs + len(members) - 1
         job.members = members
         if not job.late:
             job.deadline = min([t.due for t in members if t.due >= job.deadline], default=min(t.due for t in members))
 
-    def _merge(self, stream: int, job: Job) -> None:
+    def _merge(self, stream: int, job: Batch) -> None:
         """Let batches that stand where this one stands join it, as far as they fit; the one that began first stays."""
         for other in [each for each in self.jobs(stream) if each is not job and not each.running]:
             together = len(job.members) + len(other.members)
@@ -517,7 +517,7 @@ class Requests:
             else:
                 job.deadline = min(ticket.due for ticket in job.members)
 
-    def _give_up(self, stream: int, job: Job, clock: int) -> None:
+    def _give_up(self, stream: int, job: Batch, clock: int) -> None:
         """End a batch half-way: nobody waits for it, or nobody in it can be on time."""
         self._end(stream, job)
         for ticket in job.members:
@@ -572,10 +572,10 @@ class Requests:
             )  # fmt: skip
         return found
 
-    def _new_job(self, stream: int, members: list[Ticket], late: bool = False) -> Job:
+    def _new_job(self, stream: int, members: list[Ticket], late: bool = False) -> Batch:
         """A batch that could begin; requests that can be on time stand first in it."""
         program = self._terms[stream].programs + len(members) - 1
-        return Job(program, self._desks[stream].queries, members, late, NO_DEADLINE if late else members[0].due)
+        return Batch(program, self._desks[stream].queries, members, late, NO_DEADLINE if late else members[0].due)
 
     def _ready_at(self, stream: int) -> int:
         """When what waits becomes a batch, full or not: its time is up, or it would be late."""
@@ -589,7 +589,7 @@ class Requests:
         rest = self._remaining[term.programs][0]
         return min(min(ticket.arrival for ticket in queue) + term.timeout, queue[0].due - rest)
 
-    def _may_begin(self, desk: _Desk, on_time: list[Job]) -> bool:
+    def _may_begin(self, desk: _Desk, on_time: list[Batch]) -> bool:
         """As many batches of a stream as there are lanes, and one that is due before all of those."""
         return len(on_time) < self._setting.lanes or desk.queue[0].due < min(
             min(t.due for t in job.members) for job in on_time
@@ -603,7 +603,7 @@ class Requests:
         members = [desk.late[i] for i in range(min(len(desk.late), term.max_batch))]
         return [self._head(stream, self._new_job(stream, members, late=True))]
 
-    def _head(self, stream: int, job: Job) -> Candidate:
+    def _head(self, stream: int, job: Batch) -> Candidate:
         program: Program = self._setting.programs[job.program]
         return Candidate(
             stream=stream,
@@ -622,7 +622,7 @@ class Requests:
             served=self._desks[stream].served,
         )
 
-    def _begin(self, candidate: Candidate) -> Job:
+    def _begin(self, candidate: Candidate) -> Batch:
         """Turn the waiting requests a candidate stands for into a job."""
         desk = self._desks[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
@@ -635,7 +635,7 @@ class Requests:
         desk.queries += 1
         return job
 
-    def _end(self, stream: int, job: Job) -> None:
+    def _end(self, stream: int, job: Batch) -> None:
         desk = self._desks[stream]
         desk.jobs[desk.jobs.index(job)] = None
         del desk.under_way[job.query]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import DeviceClocks
 from weft.engine.engine import Completion, Offer
 from weft.policies.base import Candidate, Setting
 from weft.policies.fairness import Band, may_go
@@ -39,7 +39,7 @@ class SaturatedStreams:
     def next_event(self) -> int:
         raise AssertionError("a saturated stream always has a layer to offer")
 
-    def offer(self, device: NpuState) -> Offer:
+    def offer(self, device: DeviceClocks) -> Offer:
         heads = tuple(self._head(stream) for stream in range(len(self._query)))
         if not self._band or not self._gains:
             return Offer(heads, heads)

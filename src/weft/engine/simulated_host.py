@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from weft.devices.decoupled import Issue, NpuState
+from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.devices.lanes import Lanes
 from weft.engine.engine import Completion
 from weft.policies.base import Candidate, Running, Setting, Start
@@ -74,14 +74,14 @@ class SimulatedHost:
         self._settled = 0
         """Up to when the work that is done was taken off."""
         self._running: list[_Segment] = []
-        self.log: list[tuple[Candidate, Issue]] = []
+        self.log: list[tuple[Candidate, LayerTimes]] = []
         """What was issued and not aborted, in order of its end."""
 
     def now(self) -> int:
         return self._now
 
-    def ready(self) -> NpuState | None:
-        return NpuState(self._now, self._now, self._now) if len(self._running) < self._lanes else None
+    def ready(self) -> DeviceClocks | None:
+        return DeviceClocks.at(self._now) if len(self._running) < self._lanes else None
 
     def completions(self) -> list[Completion]:
         ended = [_completion(each) for each in self._running if each.end <= self._now]
@@ -159,5 +159,5 @@ class SimulatedHost:
 
 
 def _completion(segment: _Segment) -> Completion:
-    times = Issue(segment.begin, segment.begin, segment.begin, segment.end)
+    times = LayerTimes(segment.begin, segment.begin, segment.begin, segment.end)
     return Completion(segment.candidate, times, segment.aborted)

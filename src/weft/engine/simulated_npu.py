@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.devices.decoupled import Issue, NpuState, issue
+from weft.devices.decoupled import DeviceClocks, LayerTimes, issue
 from weft.engine.engine import Completion
 from weft.policies.base import Candidate, Running, Setting, Start
 
@@ -12,15 +12,15 @@ class SimulatedNpu:
 
     def __init__(self, setting: Setting) -> None:
         self._buffer = setting.buffer
-        self._state = NpuState()
+        self._state = DeviceClocks()
         self._ended: list[Completion] = []
-        self.log: list[tuple[Candidate, Issue]] = []
+        self.log: list[tuple[Candidate, LayerTimes]] = []
         """What was issued, in order."""
 
     def now(self) -> int:
         return self._state.channel_free
 
-    def ready(self) -> NpuState:
+    def ready(self) -> DeviceClocks:
         return self._state
 
     def completions(self) -> list[Completion]:

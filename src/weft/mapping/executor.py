@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
-from weft.devices.decoupled import Issue, NpuState
+from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.errors import WorkloadError
 from weft.mapping.problem import Problem
@@ -105,10 +105,9 @@ class SimulatedSoc:
     def now(self) -> int:
         return ticks(self._now_s)
 
-    def ready(self) -> NpuState:
+    def ready(self) -> DeviceClocks:
         """Any number of steps may be under way: those who find no free unit stand in line."""
-        now = self.now()
-        return NpuState(now, now, now)
+        return DeviceClocks.at(self.now())
 
     def completions(self) -> list[Completion]:
         done, self._done = self._done, []
@@ -230,7 +229,7 @@ class SimulatedSoc:
 
     def _complete(self, job: _Job) -> None:
         self.finish_s[job.task] = self._now_s
-        times = Issue(ticks(job.began_s), ticks(job.there_s), ticks(job.ran_s), ticks(job.ended_s))
+        times = LayerTimes(ticks(job.began_s), ticks(job.there_s), ticks(job.ran_s), ticks(job.ended_s))
         self._done.append(Completion(job.candidate, times))
 
 

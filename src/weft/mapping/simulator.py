@@ -11,7 +11,7 @@ from math import isfinite
 
 import numpy as np
 
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import DeviceClocks
 from weft.engine.engine import Completion, Engine, Offer
 from weft.errors import WorkloadError
 from weft.mapping.executor import NEVER, OUTSIDE, SimulatedSoc, ticks
@@ -37,7 +37,7 @@ class Chains:
     def done(self) -> bool:
         return all(self._through(task) for task in range(len(self._step)))
 
-    def offer(self, device: NpuState) -> Offer:
+    def offer(self, device: DeviceClocks) -> Offer:
         free = (task for task in range(len(self._step)) if self._may_begin(task))
         candidates = tuple(candidate for task in free for candidate in self._candidates(task))
         return Offer(candidates, candidates)

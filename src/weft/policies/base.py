@@ -12,7 +12,7 @@ from enum import Enum
 from typing import ClassVar, NamedTuple
 
 from weft.costs.program import Program
-from weft.devices.decoupled import NpuState
+from weft.devices.decoupled import DeviceClocks
 from weft.policies.fairness import Band
 from weft.workloads.saturated import DEFAULT_MAX_LAG
 
@@ -123,7 +123,7 @@ class Setting:
 class View:
     """All a policy may know at one instant: the channel is free, here is what could go next."""
 
-    device: NpuState
+    device: DeviceClocks
     heads: tuple[Candidate, ...]
     """The next layer of every stream, or of every batch in flight or ready."""
     candidates: tuple[Candidate, ...]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.devices.decoupled import NpuState, issue, prefetchable
+from weft.devices.decoupled import DeviceClocks, issue, prefetchable
 from weft.kernels import rules
 from weft.policies.base import Candidate, Policy, Start, View
 from weft.policies.in_order import Fifo
@@ -81,7 +81,7 @@ class Layerweaver(Policy):
         return self.setting.programs[idle.candidate.program].compute_bound
 
 
-def idle_of(candidate: Candidate, before: NpuState, buffer: int, largest: int) -> Idle:
+def idle_of(candidate: Candidate, before: DeviceClocks, buffer: int, largest: int) -> Idle:
     """Price one candidate against the device's present state."""
     _, times = issue(before, candidate.fetch, candidate.compute, buffer)
     ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import product
 from typing import ClassVar
 
-from weft.devices.decoupled import NpuState, issue
+from weft.devices.decoupled import DeviceClocks, issue
 from weft.errors import InputError
 from weft.kernels import rules
 from weft.policies.aimt import AiMt
@@ -139,7 +139,7 @@ class Weft(Policy):
         channel_idle = view.device.channel_free - began.channel_free - fetched
         return compute_price * array_idle + memory_price * channel_idle, streams
 
-    def _after(self, view: View, issued: Candidate, device: NpuState) -> View:
+    def _after(self, view: View, issued: Candidate, device: DeviceClocks) -> View:
         """What a policy would see next."""
         program = self.setting.programs[issued.stream]
         layer = (issued.layer + 1) % len(program)

@@ -1,8 +1,8 @@
 """What runs models: the one protocol between the server and a device.
 
 A ``Backend`` opens models: it cuts a file into segments and measures them. A ``DeviceLane`` runs one segment at a time
-of any of them, beside the other lanes. ``LoadedModel.start`` gives a lane a ``Step``, returns at once, and the ``End``
-comes as an event, on whatever thread the backend has for it.
+of any of them, beside the other lanes. ``LoadedModel.start`` gives a lane a ``Step``, returns at once, and the
+``StepEnd`` comes as an event, on whatever thread the backend has for it.
 
 What a batch holds between two segments is the backend's affair, in its own form and its own memory. All that others do
 with such ``Values`` is to hand them on: rows leave and batches are joined where the next step says so, and what clients
@@ -29,8 +29,8 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """How to prepare a model."""
+class LoadOptions:
+    """How a model is to be cut, measured and batched when it is opened."""
 
     grain_s: float = 0.005
     """Wanted length of a segment at batch 1."""
@@ -92,7 +92,7 @@ class Step(NamedTuple):
     """Of all who go on."""
 
 
-class Made(NamedTuple):
+class StepOutput(NamedTuple):
     """What became of a batch, or of a part that was computed by itself."""
 
     values: Values
@@ -101,17 +101,17 @@ class Made(NamedTuple):
     """For clients: what the exit gives that the segment ends with, and all outputs after the last."""
 
 
-class End(NamedTuple):
+class StepEnd(NamedTuple):
     """The end of a step, and when it ran."""
 
     began: int
     ended: int
-    made: Sequence[Made] = ()
+    made: Sequence[StepOutput] = ()
     error: Exception | None = None
     """Why there is nothing: ``UnfitInputs`` where the inputs are at fault, or that it was told to stop."""
 
 
-Ended = Callable[[End], None]
+Ended = Callable[[StepEnd], None]
 
 
 class StartedStep(Protocol):
@@ -191,7 +191,9 @@ class Backend(Protocol):
         """The time; its differences are nanoseconds."""
         ...
 
-    def open(self, path: Path, recipe: Recipe, cache: Path | None = None, say: Progress | None = None) -> LoadedModel:
+    def open(
+        self, path: Path, options: LoadOptions, cache: Path | None = None, say: Progress | None = None
+    ) -> LoadedModel:
         """Load a file, cut and measure it; with *cache*, a folder, that is done once. ``ModelError`` if it cannot be.
 
         Called on any thread, for one model at a time.

@@ -15,10 +15,10 @@ from functools import partial
 from threading import get_ident
 from typing import Protocol
 
-from weft.devices.decoupled import Issue, NpuState
+from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.policies.base import Candidate, Running, Start
-from weft.runtime.backend import Backend, DeviceLane, End, Ended, Made, StartedStep
+from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
 log = logging.getLogger("weft.engine")
 
@@ -41,7 +41,7 @@ class LaneWork(Protocol):
         """Run a segment on the values the one before it left (``LoadedModel.start``)."""
         ...
 
-    def take(self, segment: int, made: Sequence[Made]) -> None:
+    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         """It has ended; called on whatever thread told of it."""
         ...
 
@@ -87,11 +87,8 @@ class LaneExecutor:
         self.watch: Callable[[int, Completion], None] | None = None
         """Told of every segment that ended, with the number of its lane."""
 
-    def ready(self) -> NpuState | None:
-        if not self._idle:
-            return None
-        now = self.now()
-        return NpuState(now, now, now)
+    def ready(self) -> DeviceClocks | None:
+        return DeviceClocks.at(self.now()) if self._idle else None
 
     def completions(self) -> list[Completion]:
         ended: list[Completion] = []
@@ -127,7 +124,7 @@ class LaneExecutor:
         here = self.runs_here(candidate, work)
         task.run = work.start(candidate.layer, lane.device, partial(self._end, lane, task), here=here)
 
-    def _end(self, lane: Lane, task: _LaneTask, end: End) -> None:
+    def _end(self, lane: Lane, task: _LaneTask, end: StepEnd) -> None:
         """A segment has ended; called on a thread of the backend's, or on our own while it starts."""
         error = end.error
         if error is None:
@@ -135,7 +132,7 @@ class LaneExecutor:
                 task.work.take(task.candidate.layer, end.made)
             except Exception as problem:  # its own requests hear of it and the lane goes on
                 error = problem
-        times = Issue(end.began, end.began, end.began, end.ended)
+        times = LayerTimes(end.began, end.began, end.began, end.ended)
         stopped = task.aborted and error is not None
         self._ended.append((lane, Completion(task.candidate, times, stopped, None if stopped else error)))
         if get_ident() != self._thread:

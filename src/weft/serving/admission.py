@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from weft.engine.admission import Refusal, WaitingLine
 from weft.errors import Expired, Overloaded, RequestError
-from weft.serving.streams import Served
+from weft.serving.streams import ServedModel
 
 
-def refused(model: Served, refusal: Refusal, everybody: WaitingLine) -> RequestError:
+def refused(model: ServedModel, refusal: Refusal, everybody: WaitingLine) -> RequestError:
     """*everybody*: the line of all requests, whoever they are for."""
     match refusal.reason:
         case "all_full":

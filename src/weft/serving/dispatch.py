@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from weft.costs.program import Program
-from weft.devices.decoupled import Issue
+from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.requests import Job, Ticket
+from weft.engine.requests import Batch, Ticket
 from weft.engine.serving import request_engine
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy
@@ -25,8 +25,8 @@ from weft.runtime.tensors import Array
 from weft.serving.admission import refused
 from weft.serving.leaving import EXIT
 from weft.serving.recorder import LaneSpan, Recorder
-from weft.serving.streams import Remaining, Served, ServedStream, ServedStreams
-from weft.serving.tickets import Ask, Batch, LiveTicket, MixedBatch, Reply
+from weft.serving.streams import Remaining, ServedModel, ServedStream, ServedStreams
+from weft.serving.tickets import Ask, BatchWork, ClientTicket, MixedWork, Reply
 
 log = logging.getLogger("weft.engine")
 
@@ -59,16 +59,16 @@ class Dispatcher:
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
         )
         self.streams = ServedStreams(self._source, programs)
-        self._tickets: set[LiveTicket] = set()
+        self._tickets: set[ClientTicket] = set()
         self.recorder = Recorder()
-        self._last_job: dict[int, Job] = {}
+        self._last_job: dict[int, Batch] = {}
         self._last_end: dict[int, int] = {}
         self._hand_overs = [0, 0]
         self._pumping = False
         self._stepping = False
-        self._outbox: list[tuple[LiveTicket, Reply, dict[str, Array] | RequestError]] = []
+        self._outbox: list[tuple[ClientTicket, Reply, dict[str, Array] | RequestError]] = []
         self._batch_timer: asyncio.TimerHandle | None = None
-        self.emptied: Callable[[Served], None] | None = None
+        self.emptied: Callable[[ServedModel], None] | None = None
         """Told when nobody needs a body any more."""
 
     @property
@@ -83,12 +83,12 @@ class Dispatcher:
 
     # Requests in
 
-    def submit(self, model: Served, inputs: dict[str, Array], ask: Ask, reply: Reply) -> LiveTicket:
+    def submit(self, model: ServedModel, inputs: dict[str, Array], ask: Ask, reply: Reply) -> ClientTicket:
         """Take a request, or raise why not; ``reply`` is called once, on this thread."""
         now, inputs = self.lanes.now(), model.inward(inputs)
         stream = self.streams.of(model, inputs)
         self._account()
-        ticket = LiveTicket(model, stream, inputs, now, ask, reply)
+        ticket = ClientTicket(model, stream, inputs, now, ask, reply)
         refusal = self._source.admit(ticket, now)
         if refusal:
             if refusal.reason == "unmeetable":
@@ -109,7 +109,7 @@ class Dispatcher:
         finally:
             self._stepping = False
 
-    def withdraw(self, ticket: LiveTicket, error: RequestError | None = None) -> None:
+    def withdraw(self, ticket: ClientTicket, error: RequestError | None = None) -> None:
         """Its client went away, or nobody can answer it."""
         if ticket.gone:
             return
@@ -192,9 +192,9 @@ class Dispatcher:
     def exhausted(self) -> bool:
         return False
 
-    def served(self, job: Job, completion: Completion) -> None:
+    def served(self, job: Batch, completion: Completion) -> None:
         work, stream = job.work, self.streams[completion.candidate.stream]
-        assert isinstance(work, Batch)
+        assert isinstance(work, BatchWork)
         stream.measured = True
         if work.model.leaving:
             self._depart(work)
@@ -204,15 +204,15 @@ class Dispatcher:
                 self._settle(ticket, outputs)
         self._executed(stream, work)
 
-    def leave(self, job: Job, completion: Completion) -> list[Ticket]:
+    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
         work, stream = job.work, self.streams[completion.candidate.stream]
-        assert isinstance(work, Batch)
+        assert isinstance(work, BatchWork)
         self._depart(work)
         if not work.tickets:
             self._executed(stream, work)
         return list(work.tickets)
 
-    def _depart(self, work: Batch) -> None:
+    def _depart(self, work: BatchWork) -> None:
         """Answer those who leave at the exit that a batch has come to."""
         leaving = work.model.leaving
         assert leaving is not None
@@ -226,21 +226,21 @@ class Dispatcher:
         if moved:
             self.streams.expect_leaving(work.model)
 
-    def merged(self, job: Job, other: Job) -> None:
+    def merged(self, job: Batch, other: Batch) -> None:
         kept, joining = job.work, other.work
-        assert isinstance(kept, Batch) and isinstance(joining, Batch)
+        assert isinstance(kept, BatchWork) and isinstance(joining, BatchWork)
         kept.join(joining)
         for model in joining.shares():
             model.statistics.merges += 1
         self._executed(self.streams[job.members[0].stream], joining)
 
-    def _executed(self, stream: ServedStream, work: Batch) -> None:
+    def _executed(self, stream: ServedStream, work: BatchWork) -> None:
         stream.seen += 1
         for model, rows in work.began.items():
             model.statistics.executed(rows, work.compute_ns)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
-        assert isinstance(ticket, LiveTicket)
+        assert isinstance(ticket, ClientTicket)
         if now >= ticket.due:
             self._settle(ticket, Expired(f"{ticket.model.name}: its deadline passed before it was done"))
             return
@@ -249,13 +249,13 @@ class Dispatcher:
         self._settle(ticket, Expired(f"{ticket.model.name}: its deadline cannot be met any more"))
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        assert isinstance(ticket, LiveTicket)
+        assert isinstance(ticket, ClientTicket)
         self._settle(ticket, Overloaded(f"{ticket.model.name}: its queue is full; send it again later"))
 
-    def failed(self, job: Job, error: Exception) -> None:
+    def failed(self, job: Batch, error: Exception) -> None:
         """Tell whoever sent it; in a batch that may have been any of them, so each is tried alone."""
         for ticket in job.members:
-            assert isinstance(ticket, LiveTicket)
+            assert isinstance(ticket, ClientTicket)
             if len(job.members) == 1:
                 self._settle(ticket, _said(ticket.model.name, error))
             elif not ticket.gone:
@@ -264,17 +264,17 @@ class Dispatcher:
                 self._source.put(ticket)
                 self._pump_soon()
 
-    def ended(self, job: Job) -> None:
-        if isinstance(job.work, Batch):
+    def ended(self, job: Batch) -> None:
+        if isinstance(job.work, BatchWork):
             job.work.drop()
             self._release(job.work.model)
 
-    def _release(self, body: Served) -> None:
+    def _release(self, body: ServedModel) -> None:
         body.leases -= 1
         if not body.leases and self.emptied:
             self.emptied(body)
 
-    def _settle(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
+    def _settle(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
         """Answer a request, once."""
         if ticket.reply is _nobody:
             return
@@ -287,7 +287,7 @@ class Dispatcher:
         else:
             self._answer(ticket, reply, outcome)
 
-    def _answer(self, ticket: LiveTicket, reply: Reply, outcome: dict[str, Array] | RequestError) -> None:
+    def _answer(self, ticket: ClientTicket, reply: Reply, outcome: dict[str, Array] | RequestError) -> None:
         try:
             reply(ticket, outcome)
         except Exception:  # the answer could not be given; the others' shall be
@@ -295,7 +295,7 @@ class Dispatcher:
         ticket.inputs = {}  # its deadline may be watched for longer than anybody needs them
         self._release(ticket.model.body)
 
-    def _count(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
+    def _count(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
         now = self.lanes.now()
         statistics, latency = ticket.model.statistics, now - ticket.arrival
         if isinstance(outcome, RequestError):
@@ -307,25 +307,25 @@ class Dispatcher:
 
     # Batches on lanes
 
-    def _work_of(self, candidate: Candidate) -> Batch:
+    def _work_of(self, candidate: Candidate) -> BatchWork:
         job = self._source.job_of(candidate)
         assert job is not None
-        if not isinstance(job.work, Batch):
+        if not isinstance(job.work, BatchWork):
             job.work = self._begin(candidate, job)
         if self.lanes.runs_here(candidate, job.work):  # answers shall not wait for it
             self._post()
         return job.work
 
-    def _begin(self, candidate: Candidate, job: Job) -> Batch:
-        tickets = [ticket for ticket in job.members if isinstance(ticket, LiveTicket)]
+    def _begin(self, candidate: Candidate, job: Batch) -> BatchWork:
+        tickets = [ticket for ticket in job.members if isinstance(ticket, ClientTicket)]
         now = self.lanes.now()
         stream = self.streams[candidate.stream]
         for ticket in tickets:
             ticket.began, ticket.batch = now, len(tickets)
         stream.model.leases += 1
-        return (MixedBatch if tickets[0].model.task else Batch)(stream.model, tickets)
+        return (MixedWork if tickets[0].model.task else BatchWork)(stream.model, tickets)
 
-    def exit_threshold(self, model: Served) -> float:
+    def exit_threshold(self, model: ServedModel) -> float:
         """How sure an early answer of a model must be now, where a request does not say."""
         assert model.leaving is not None
         if not model.leases:
@@ -337,7 +337,7 @@ class Dispatcher:
         candidate, times = completion.candidate, completion.times
         stream, job = self.streams[candidate.stream], self._source.job_of(candidate)
         took = times.compute_end - times.compute_start
-        assert job is not None and isinstance(job.work, Batch)
+        assert job is not None and isinstance(job.work, BatchWork)
         self._note_hand_over(lane, job, times)
         self._note_preemption(lane, job)
         job.work.compute_ns += took
@@ -370,24 +370,24 @@ class Dispatcher:
         count, total = self._hand_overs
         return total / count / 1e9 if count else 0.0
 
-    def _note_hand_over(self, lane: int, job: Job, times: Issue) -> None:
+    def _note_hand_over(self, lane: int, job: Batch, times: LayerTimes) -> None:
         if self._last_job.get(lane) is job:
             self._hand_overs[0] += 1
             self._hand_overs[1] += times.compute_start - self._last_end[lane]
         self._last_end[lane] = times.compute_end
 
-    def _note_preemption(self, lane: int, job: Job) -> None:
+    def _note_preemption(self, lane: int, job: Batch) -> None:
         """Whether this lane left another batch half-way for this one."""
         before, self._last_job[lane] = self._last_job.get(lane), job
         if before is None or before is job or before.running:
             return
         if self.policy.refills and before.members[0].stream == job.members[0].stream:
             return  # it waits for others to catch up with it
-        if before in self._source.jobs(before.members[0].stream) and isinstance(before.work, Batch):
+        if before in self._source.jobs(before.members[0].stream) and isinstance(before.work, BatchWork):
             for model in before.work.shares():
                 model.statistics.preemptions += 1
 
-    def forget(self, body: Served) -> None:
+    def forget(self, body: ServedModel) -> None:
         """A body nobody needs leaves."""
         self.streams.forget(body)
 
@@ -397,7 +397,7 @@ class Dispatcher:
             log.warning("a segment could not be stopped: it is in the middle of a single operator")
 
 
-def _nobody(ticket: LiveTicket, outcome: object) -> None:
+def _nobody(ticket: ClientTicket, outcome: object) -> None:
     """Stands where a reply was once it has been given."""
 
 

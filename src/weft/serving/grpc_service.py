@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from weft.errors import BadRequest, InputError, RequestError
 from weft.serving import grpc_wire, proto
-from weft.serving.service import Call, Result, Service, internal
+from weft.serving.service import InferCall, InferResponse, Service, internal
 
 log = logging.getLogger("weft.grpc")
 access = logging.getLogger("weft.access")
@@ -34,9 +34,9 @@ Answer = Callable[[Any, Any], Awaitable[Any]]
 class _Begun(NamedTuple):
     """A request of a stream."""
 
-    call: Call | None
+    call: InferCall | None
     """None: it could not even be read."""
-    answer: asyncio.Future[Result | RequestError]
+    answer: asyncio.Future[InferResponse | RequestError]
     began_ns: int
 
 
@@ -157,13 +157,15 @@ class GrpcFace:
                 call.cancel()
             raise
 
-    def _begin(self, message: Any, deadline: int | None) -> tuple[Call | None, asyncio.Future[Result | RequestError]]:
-        answer: asyncio.Future[Result | RequestError] = asyncio.get_running_loop().create_future()
+    def _begin(
+        self, message: Any, deadline: int | None
+    ) -> tuple[InferCall | None, asyncio.Future[InferResponse | RequestError]]:
+        answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         if isinstance(message, RequestError):
             answer.set_result(message)
             return None, answer
 
-        def done(outcome: Result | RequestError) -> None:
+        def done(outcome: InferResponse | RequestError) -> None:
             if not answer.done():
                 answer.set_result(outcome)
 
@@ -190,7 +192,7 @@ class GrpcFace:
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         reply = proto.CLASSES["ModelStreamInferResponse"]
-        calls: list[Call | None] = []
+        calls: list[InferCall | None] = []
         try:
             while (next_one := await begun.get()) is not None:
                 calls = [next_one.call]
@@ -263,7 +265,7 @@ class GrpcFace:
         return proto.CLASSES["RepositoryModelUnloadResponse"]()
 
 
-def _computed(outcome: Result | RequestError) -> Any:
+def _computed(outcome: InferResponse | RequestError) -> Any:
     if isinstance(outcome, RequestError):
         raise outcome
     return grpc_wire.encode_infer(outcome.request, outcome.model, outcome.outputs, outcome.parameters)

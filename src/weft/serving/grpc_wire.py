@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving import proto, wire
-from weft.serving.wire import Fitted, Infer, ModelSpec, Parameter, Wanted
+from weft.serving.wire import Fitted, InferRequest, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -38,7 +38,7 @@ _INT64_LIMIT = 2**63
 _InferResponse = proto.CLASSES["ModelInferResponse"]
 
 
-def decode_infer(message: Any, model: ModelSpec) -> Infer:
+def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
     tensors, raws = message.inputs, list(message.raw_input_contents)
     if raws and len(raws) != len(tensors):
@@ -60,13 +60,13 @@ def decode_infer(message: Any, model: ModelSpec) -> Infer:
     if len(inputs) != len(model.inputs):
         raise BadRequest(wire.missing(inputs, model))
     binary = bool(raws) or not tensors
-    return Infer(
+    return InferRequest(
         inputs, wire.checked_id(message.id), _values(message.parameters), _wanted(message.outputs, binary, model)
     )
 
 
 def encode_infer(
-    request: Infer,
+    request: InferRequest,
     model: ModelSpec,
     outputs: Mapping[str, Array],
     parameters: Mapping[str, Parameter] | None = None,

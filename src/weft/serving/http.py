@@ -1,13 +1,13 @@
 """A small HTTP/1.1 server: one event loop, one protocol object per connection, no coroutine per request.
 
 - ``HttpServer`` listens, keeps the connections and sweeps them for timeouts; ``ClientLimits`` bounds their cost.
-- ``Exchange`` is one request and the way to answer it, now or later; ``gone`` is called when the client leaves first.
-- ``Response`` is a status, a body and headers.
+- ``HttpExchange`` is one request and the way to answer it, now or later; ``gone`` is called if the client leaves first.
+- ``HttpResponse`` is a status, a body and headers.
 
 llhttp (through ``httptools``) does the parsing. It cannot stop between two requests, so a connection feeds it slices
 that never reach past the end of a request: to the end of a known body, or else to the next empty line. Thus at most one
 request per connection exists, what a client pipelines waits as bytes, and soon in the kernel.
-All of it runs in the thread of the event loop; ``Exchange.respond`` must be called there too.
+All of it runs in the thread of the event loop; ``HttpExchange.respond`` must be called there too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ClientLimits:
                 raise InputError(f"HTTP limit {field.name} is {value!r}; it must be above zero")
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """An answer; ``Content-Length``, ``Server``, ``Date`` and ``Connection`` are added when it is sent."""
 
     status: int
@@ -81,7 +81,7 @@ class Response(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Exchange:
+class HttpExchange:
     """One request and the way to answer it.
 
     ``path`` is decoded and free of control characters; ``raw_path`` is as sent, so ``%2F`` can be told from ``/``.
@@ -125,7 +125,7 @@ class Exchange:
         """Whether an answer is still wanted."""
         return self._connection is not None
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: HttpResponse) -> None:
         """Answer, once; an answer too many, or to a client who left, is dropped.
 
         Raises ValueError for a header or status that cannot be sent; the exchange then stays open.
@@ -134,8 +134,8 @@ class Exchange:
             self._connection.answer(self, response)
 
 
-Handler = Callable[[Exchange], None]
-AccessLog = Callable[[Exchange, Response, int], None]
+Handler = Callable[[HttpExchange], None]
+AccessLog = Callable[[HttpExchange, HttpResponse, int], None]
 
 
 class _Target(NamedTuple):
@@ -152,9 +152,9 @@ class _Refusal(NamedTuple):
 _NO_TARGET = _Target("", "", "")
 
 
-def error_response(status: int, error: str, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def error_response(status: int, error: str, headers: tuple[tuple[str, str], ...] = ()) -> HttpResponse:
     """An answer whose body is ``{"error": ...}``."""
-    return Response(status, json.dumps({"error": error}).encode(), headers=headers)
+    return HttpResponse(status, json.dumps({"error": error}).encode(), headers=headers)
 
 
 def _parse_target(url: bytes) -> _Target | None:
@@ -224,7 +224,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._peer = ""
-        self._exchange: Exchange | None = None
+        self._exchange: HttpExchange | None = None
         self._rest, self._at = b"", 0
         self._tail = b""
         self._framing_bytes = 0
@@ -457,7 +457,7 @@ class _Connection(asyncio.Protocol):
             body = bytes(self._chunks)
         else:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        exchange = Exchange(self, self._method, self._target, self._headers, body, self._peer)
+        exchange = HttpExchange(self, self._method, self._target, self._headers, body, self._peer)
         self._exchange = exchange
         self._parts, self._chunks = [], None
         self._began_s = None
@@ -470,7 +470,7 @@ class _Connection(asyncio.Protocol):
 
     # Answering.
 
-    def answer(self, exchange: Exchange, response: Response) -> None:
+    def answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
         keep = self._keep_alive and not self._server.draining
         sent_bytes = self._write(exchange.method, response, keep)
         exchange._connection = exchange.gone = None
@@ -485,7 +485,7 @@ class _Connection(asyncio.Protocol):
         self._idle_since_s = time.monotonic()
         self._turn_later()
 
-    def _write(self, method: str, response: Response, keep: bool) -> int:
+    def _write(self, method: str, response: HttpResponse, keep: bool) -> int:
         """Send an answer; gives the bytes of its body that were sent."""
         body = response.body
         body_bytes = len(body) if isinstance(body, bytes) else sum(map(len, body))
@@ -512,7 +512,7 @@ class _Connection(asyncio.Protocol):
         """Answer what never became a request, and end the connection."""
         response = error_response(refusal.status, refusal.error, headers)
         target = self._target if self._target.path else _Target(self._url.decode("latin-1"), "", "")
-        exchange = Exchange(None, self._method, target, self._headers, b"", self._peer)
+        exchange = HttpExchange(None, self._method, target, self._headers, b"", self._peer)
         sent_bytes = self._write(self._method, response, keep=False)
         self._server.record(exchange, response, sent_bytes)
         self._linger()
@@ -694,7 +694,7 @@ class HttpServer:
         if self.draining and not self._connections:
             self._empty.set()
 
-    def record(self, exchange: Exchange, response: Response, body_bytes: int) -> None:
+    def record(self, exchange: HttpExchange, response: HttpResponse, body_bytes: int) -> None:
         if self._log is None:
             return
         try:

@@ -37,14 +37,14 @@ class Reached(NamedTuple):
 class Leaving:
     """The exits of one loaded model."""
 
-    def __init__(self, prepared: LoadedModel, steering: Steering, record: ExitRecord | None = None) -> None:
-        self.names = tuple(each.output for each in prepared.exits)
+    def __init__(self, loaded: LoadedModel, steering: Steering, record: ExitRecord | None = None) -> None:
+        self.names = tuple(each.output for each in loaded.exits)
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
         self.shares = ExitShares(record.rates(steering.top) if record else [1 / count] * count)
-        self._kind = prepared.confidence
-        self._by_segment = {each.segment: number for number, each in enumerate(prepared.exits, start=1)}
-        self.layers = tuple(each.segment + 1 for each in prepared.exits[:-1])
+        self._kind = loaded.confidence
+        self._by_segment = {each.segment: number for number, each in enumerate(loaded.exits, start=1)}
+        self.layers = tuple(each.segment + 1 for each in loaded.exits[:-1])
         """After how many segments requests may leave, the end not among them."""
 
     def reached(self, segment: int, told: Mapping[str, Array]) -> Reached | None:
@@ -93,11 +93,11 @@ class RequestRows:
         return leaving.answer(self._answers, self._exits, self._sure)
 
 
-def outputs_of(prepared: LoadedModel) -> tuple[TensorSpec, ...]:
+def outputs_of(loaded: LoadedModel) -> tuple[TensorSpec, ...]:
     """What clients of a model may ask for."""
-    if not prepared.exits:
-        return prepared.outputs
-    return (*prepared.outputs, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
+    if not loaded.exits:
+        return loaded.outputs
+    return (*loaded.outputs, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
 
 
 def record_beside(model: Path, name: str, exits: int) -> ExitRecord:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from weft.engine.steering import Steering
 from weft.errors import ModelError, NotFound, Overloaded, WeftError
-from weft.runtime.backend import Backend, LoadedModel, Recipe
+from weft.runtime.backend import Backend, LoadedModel, LoadOptions
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving, record_beside
-from weft.serving.repository import ModelVersion, Repository
-from weft.serving.slots import Slot, signature
-from weft.serving.streams import Served
+from weft.serving.repository import ModelEntry, Repository
+from weft.serving.slots import ModelSlot, signature
+from weft.serving.streams import ServedModel
 
 log = logging.getLogger("weft.models")
 
@@ -44,9 +44,9 @@ class Library:
         self.repository, self.backend = repository, backend
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
-        self._slots: dict[tuple[str, str], Slot] = {}
+        self._slots: dict[tuple[str, str], ModelSlot] = {}
         self._closing: set[asyncio.Future[None]] = set()
-        self._leaving: set[Served] = set()
+        self._leaving: set[ServedModel] = set()
         self._loader = ThreadPoolExecutor(1, "loader")
         self._one_at_a_time = asyncio.Lock()
         self.evictions = 0
@@ -56,32 +56,32 @@ class Library:
     @property
     def used_bytes(self) -> int:
         """What loaded models hold, those that are leaving included."""
-        return sum(body.prepared.memory_bytes for body in [*self._loaded(), *self._leaving])
+        return sum(body.loaded.memory_bytes for body in [*self._loaded(), *self._leaving])
 
-    def _loaded(self) -> dict[Served, list[Slot]]:
+    def _loaded(self) -> dict[ServedModel, list[ModelSlot]]:
         """Every body in memory that takes requests, and its models."""
-        found: dict[Served, list[Slot]] = {}
+        found: dict[ServedModel, list[ModelSlot]] = {}
         for slot in self._slots.values():
             if slot.served:
                 found.setdefault(slot.served.body, []).append(slot)
         return found
 
-    def slots(self) -> Iterator[Slot]:
+    def slots(self) -> Iterator[ModelSlot]:
         """Every version of every model there is, by name."""
         for name in self.repository.names():
             for version in self.repository.versions(name):
                 yield self.find(name, version)
 
-    def find(self, name: str, version: str = "") -> Slot:
+    def find(self, name: str, version: str = "") -> ModelSlot:
         """A model by name; NotFound if there is none."""
         entry = self.repository.entry(name, version)
         key = entry.name, entry.version
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = Slot(entry)
+            slot = self._slots[key] = ModelSlot(entry)
         return slot
 
-    async def ensure(self, slot: Slot) -> None:
+    async def ensure(self, slot: ModelSlot) -> None:
         """Have a model loaded, or raise why it cannot be."""
         if slot.waiters >= slot.config.queue_size:
             raise Overloaded(f"{slot.entry.name}: {slot.waiters} requests wait for it to load; send it again later")
@@ -118,11 +118,11 @@ class Library:
         for key in self._slots.keys() - there:
             self._dismiss([self._slots.pop(key)], "its file is gone")
 
-    def fits(self, slot: Slot) -> bool:
+    def fits(self, slot: ModelSlot) -> bool:
         """Whether a model can be loaded without sending another one away, as far as can be told."""
         return self.budget_bytes is None or self.used_bytes + slot.guess_bytes() <= self.budget_bytes
 
-    def why_unusable(self, slot: Slot) -> str:
+    def why_unusable(self, slot: ModelSlot) -> str:
         """Why a model cannot be used, now or when it is asked for; nothing if it can."""
         if slot.served or slot.state == "loading":
             return ""
@@ -140,7 +140,7 @@ class Library:
             slot.shut = True
             self._dismiss([slot], "unloaded by request")
 
-    def _together(self, slot: Slot) -> list[Slot]:
+    def _together(self, slot: ModelSlot) -> list[ModelSlot]:
         """The models that are loaded with one, itself the first: those of its file that nobody unloaded."""
         if not slot.entry.body:
             return [slot]
@@ -150,7 +150,7 @@ class Library:
             *(each for each in self.slots() if each is not slot and each.entry.path == path and not each.shut),
         ]
 
-    def _start_loading(self, slot: Slot) -> asyncio.Task[None]:
+    def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         together = self._together(slot)
         task = next((each.loading for each in together if each.loading), None)
         if task is None:
@@ -160,7 +160,7 @@ class Library:
                 each.loading = task
         return task
 
-    async def _load(self, slots: list[Slot]) -> None:
+    async def _load(self, slots: list[ModelSlot]) -> None:
         """Prepare models with one body on the loader's thread and put them in the place of what was there."""
         for slot in slots:
             slot.state = "ready" if slot.served else "loading"
@@ -169,7 +169,7 @@ class Library:
             async with self._one_at_a_time:
                 await self._make_room(slots[0].guess_bytes(), slots)
                 loop = asyncio.get_running_loop()
-                body = await loop.run_in_executor(self._loader, self._prepared, entry)
+                body = await loop.run_in_executor(self._loader, self._opened, entry)
                 self._install(slots, body)
                 await self._make_room(0, slots)
         except Overloaded as error:  # no room now; there may be later
@@ -188,10 +188,10 @@ class Library:
             for slot in slots:
                 slot.loading = None
 
-    def _prepared(self, entry: ModelVersion) -> Served:
+    def _opened(self, entry: ModelEntry) -> ServedModel:
         config = entry.config
         steering = Steering(config.exit_threshold, config.exit_floor)
-        recipe = Recipe(
+        options = LoadOptions(
             grain_s=config.grain_ms / 1e3,
             max_pieces=config.max_pieces,
             threads=self._threads,
@@ -202,21 +202,21 @@ class Library:
             confidence=config.exit_confidence,
             independent_rows=config.rows is not None,
         )
-        prepared = self.backend.open(entry.path, recipe, self._cache)
+        loaded = self.backend.open(entry.path, options, self._cache)
         try:
-            prepared.prepare(prepared.max_batch)
-            return Served(
+            loaded.prepare(loaded.max_batch)
+            return ServedModel(
                 entry.body or entry.name,
-                prepared,
+                loaded,
                 queue_size=config.queue_size,
                 batch_timeout_ms=config.batch_timeout_ms,
-                leaving=_leaving(entry, prepared, steering),
+                leaving=_leaving(entry, loaded, steering),
             )
         except BaseException:
-            prepared.close()
+            loaded.close()
             raise
 
-    def _install(self, slots: list[Slot], body: Served) -> None:
+    def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
         """Let requests meet what was loaded, and what was there before leave."""
         before, now_ns, entry = self._loaded(), self.backend.now(), slots[0].entry
         for slot in slots:
@@ -228,10 +228,10 @@ class Library:
             self._leave(each)
         if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
-        said = "; ".join([f"{len(body.prepared.segments)} segments", *body.prepared.remarks])
+        said = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
         log.info("%s %s is loaded: %s", body.name, entry.version, said)
 
-    async def _make_room(self, needed: int, wanted: list[Slot]) -> None:
+    async def _make_room(self, needed: int, wanted: list[ModelSlot]) -> None:
         """Let the models that were used least recently leave, and wait until their memory is free.
 
         Idle ones leave first; one in use takes no more requests and leaves with its last. One that somebody is
@@ -254,12 +254,12 @@ class Library:
                 self._dismiss(wanted, "does not fit into the memory budget")
                 raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
 
-    def _no_room(self, needed: int, wanted: Slot) -> str:
+    def _no_room(self, needed: int, wanted: ModelSlot) -> str:
         size = f"about {needed >> 20} MiB" if needed else "more"
         used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
         return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
-    def _dismiss(self, slots: list[Slot], message: str) -> None:
+    def _dismiss(self, slots: list[ModelSlot], message: str) -> None:
         """Out of reach for new requests; a body that no model has any more is closed when its last lease ends."""
         bodies = {slot.served.body for slot in slots if slot.served}
         for slot in slots:
@@ -269,17 +269,17 @@ class Library:
         for body in bodies - self._loaded().keys():
             self._leave(body)
 
-    def _leave(self, body: Served) -> None:
+    def _leave(self, body: ServedModel) -> None:
         self._leaving.add(body)
         if not body.leases:
             self._emptied(body)
 
-    def _emptied(self, body: Served) -> None:
+    def _emptied(self, body: ServedModel) -> None:
         """Nobody needs it for the moment."""
         if body in self._leaving:
             self._leaving.remove(body)
             self._dispatcher.forget(body)
-            closing = asyncio.get_running_loop().run_in_executor(None, body.prepared.close)
+            closing = asyncio.get_running_loop().run_in_executor(None, body.loaded.close)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         self._room_changed.set()
@@ -295,18 +295,18 @@ class Library:
             await asyncio.wait(self._closing, timeout=CLOSING_S)
 
 
-def _leaving(entry: ModelVersion, prepared: LoadedModel, steering: Steering) -> Leaving | None:
+def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Leaving | None:
     """How requests leave a model at its exits; None where it has none."""
     config = entry.config
-    if prepared.exits:
-        name, count = config.exit_record, len(prepared.exits)
-        return Leaving(prepared, steering, record_beside(entry.path, name, count) if name else None)
+    if loaded.exits:
+        name, count = config.exit_record, len(loaded.exits)
+        return Leaving(loaded, steering, record_beside(entry.path, name, count) if name else None)
     for key in ("exit_threshold", "exit_floor", "exit_record"):
         if key in config.model_fields_set and len(config.exits) != 1:
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
     return None
 
 
-def _eviction_rank(group: list[Slot], wanted: list[Slot]) -> tuple[bool, bool, int]:
+def _eviction_rank(group: list[ModelSlot], wanted: list[ModelSlot]) -> tuple[bool, bool, int]:
     in_use = any(slot.served and slot.served.body.leases for slot in group)
     return wanted[0] in group, in_use, max(slot.used_ns for slot in group)

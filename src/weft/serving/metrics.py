@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from weft.serving.leaving import Leaving
 from weft.serving.service import Service
-from weft.serving.slots import Slot
+from weft.serving.slots import ModelSlot
 from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -77,7 +77,7 @@ def text(service: Service) -> str:
     return "".join(line for family in FAMILIES for line in _lines(family, look))
 
 
-def _model(service: Service, slot: Slot) -> _ModelRow:
+def _model(service: Service, slot: ModelSlot) -> _ModelRow:
     labels = f"{_label('model', slot.entry.name)},{_label('version', slot.entry.version)}"
     served = slot.served
     if served is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.serving.config import ServerConfig
 from weft.serving.library import Library
-from weft.serving.slots import Slot
+from weft.serving.slots import ModelSlot
 
 MOST_TOLD = 4
 """Reasons that are told together; the index has them all."""
@@ -44,7 +44,7 @@ def told(broken: Mapping[str, str]) -> str:
     return "; ".join([*found[:MOST_TOLD], *([f"and {more} more, see the repository index"] if more else [])])
 
 
-def _broken(library: Library, newest: Iterable[Slot]) -> dict[str, str]:
+def _broken(library: Library, newest: Iterable[ModelSlot]) -> dict[str, str]:
     """What shall be there from the start and cannot be used, be it that no model could be made of it; name -> why."""
     found, known = {}, {slot.entry.name: slot for slot in newest}
     for name, slot in known.items():
@@ -56,7 +56,7 @@ def _broken(library: Library, newest: Iterable[Slot]) -> dict[str, str]:
     return found
 
 
-def _still_served(source: str, slots: Iterable[Slot]) -> bool:
+def _still_served(source: str, slots: Iterable[ModelSlot]) -> bool:
     """Whether a problem is that of a whole repository whose models, found earlier, go on being served."""
     folder = Path(source)
     return folder.is_absolute() and any(slot.entry.path.is_relative_to(folder.resolve()) for slot in slots)

@@ -39,7 +39,7 @@ _NO_NAME = (
 )
 
 
-class ModelVersion(NamedTuple):
+class ModelEntry(NamedTuple):
     """One version of a model."""
 
     name: str
@@ -52,7 +52,7 @@ class ModelVersion(NamedTuple):
     """What a stitched file is called, which holds others, too; empty for a file that is one model."""
 
 
-Versions = dict[str, ModelVersion]
+Versions = dict[str, ModelEntry]
 """Version -> entry, the lowest version first."""
 
 
@@ -78,7 +78,7 @@ class _Scan:
     blind: bool = False
     """The whole source could not be looked at."""
 
-    def add(self, entry: ModelVersion, where: str) -> None:
+    def add(self, entry: ModelEntry, where: str) -> None:
         """Another model, or another version of one; a name belongs to the first place that has it."""
         if self.where.setdefault(entry.name, where) == where:
             self.models.setdefault(entry.name, {})[entry.version] = entry
@@ -138,7 +138,7 @@ class Repository:
         """The versions of a model, the lowest first."""
         return list(self._versions(name))
 
-    def entry(self, name: str, version: str = "") -> ModelVersion:
+    def entry(self, name: str, version: str = "") -> ModelEntry:
         """A version of a model; the highest one where none is named."""
         versions = self._versions(name)
         wanted = version or list(versions)[-1]
@@ -262,7 +262,7 @@ class _ModelFile:
             return found
         try:
             config = self.config or _settings(None, self.path.with_suffix(".toml"))
-            entries = _models_in(ModelVersion(self.name, "1", self.path, config, self.source))
+            entries = _models_in(ModelEntry(self.name, "1", self.path, config, self.source))
         except _Trouble as trouble:
             found.problem(self.name, str(trouble))
             return found
@@ -271,12 +271,12 @@ class _ModelFile:
         return found
 
 
-def _flat(root: Path, name: str) -> list[ModelVersion]:
+def _flat(root: Path, name: str) -> list[ModelEntry]:
     path = root / f"{name}.onnx"
-    return _models_in(ModelVersion(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"))
+    return _models_in(ModelEntry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"))
 
 
-def _numbered(root: Path, name: str, found: _Scan) -> list[ModelVersion]:
+def _numbered(root: Path, name: str, found: _Scan) -> list[ModelEntry]:
     """The usable versions in a model's directory; others become problems of the model."""
     folder = root / name
     files = _listed(root, folder)
@@ -286,7 +286,7 @@ def _numbered(root: Path, name: str, found: _Scan) -> list[ModelVersion]:
     numbers = sorted((file for file in files if _VERSION.fullmatch(file)), key=int)
     if not numbers:
         raise _Trouble(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
-    entries: list[ModelVersion] = []
+    entries: list[ModelEntry] = []
     for number in numbers:
         try:
             entries += _models_in(_version(root, name, number, config))
@@ -295,16 +295,16 @@ def _numbered(root: Path, name: str, found: _Scan) -> list[ModelVersion]:
     return entries
 
 
-def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelVersion:
+def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
     folder = root / name / number
     files = _listed(root, folder)
     if MODEL_FILE not in files or not stat.S_ISREG(_mode(root, folder / MODEL_FILE)):
         raise _Trouble(f"no file {MODEL_FILE} in it")
     own = _settings(root, folder / SETTINGS_FILE)
-    return ModelVersion(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
+    return ModelEntry(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
 
 
-def _models_in(entry: ModelVersion) -> list[ModelVersion]:
+def _models_in(entry: ModelEntry) -> list[ModelEntry]:
     """The models that a file holds: those that were stitched into it, or the one that it is."""
     try:
         tasks = [task.name for task in tasks_in(entry.path)]

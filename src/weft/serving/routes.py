@@ -14,8 +14,8 @@ import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
 from weft.serving import dashboard, metrics, openapi, state
-from weft.serving.http import Exchange, Response, error_response
-from weft.serving.service import Result, Service, internal
+from weft.serving.http import HttpExchange, HttpResponse, error_response
+from weft.serving.service import InferResponse, Service, internal
 from weft.serving.wire import ModelSpec, decode, encode
 
 log = logging.getLogger("weft.http")
@@ -23,7 +23,7 @@ log = logging.getLogger("weft.http")
 OPEN = frozenset({"v2/health/live", "v2/health/ready", ""})
 """Paths that need no key: probes and the dashboard's frame, which asks for the key itself."""
 
-Answer = Callable[[Exchange, list[str]], "Response | Awaitable[Response]"]
+Answer = Callable[[HttpExchange, list[str]], "HttpResponse | Awaitable[HttpResponse]"]
 
 
 class Routes:
@@ -34,7 +34,7 @@ class Routes:
         self._most_bytes = service.config.max_body_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         """Answer a request, now or later; whatever goes wrong has a status and a sentence."""
         try:
             parts = exchange.path.strip("/").split("/")
@@ -44,14 +44,14 @@ class Routes:
                 self._infer(exchange, parts)
                 return
             answer = self._answer(exchange, parts)
-            if isinstance(answer, Response):
+            if isinstance(answer, HttpResponse):
                 exchange.respond(answer)
             else:
                 self._soon(exchange, self._later(exchange, answer))
         except RequestError as error:
             exchange.respond(refusal(error))
 
-    def _soon(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    def _soon(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
         """Go on in a task; whatever goes wrong there is answered, too."""
 
         async def guarded() -> None:
@@ -67,16 +67,16 @@ class Routes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, exchange: Exchange, answer: Awaitable[Response]) -> None:
+    async def _later(self, exchange: HttpExchange, answer: Awaitable[HttpResponse]) -> None:
         exchange.respond(await answer)
 
-    def _check_key(self, exchange: Exchange, path: str) -> None:
+    def _check_key(self, exchange: HttpExchange, path: str) -> None:
         if path not in OPEN:
             self._service.check_key(exchange.headers)
 
     # Inference
 
-    def _infer(self, exchange: Exchange, parts: list[str]) -> None:
+    def _infer(self, exchange: HttpExchange, parts: list[str]) -> None:
         _only(exchange, "POST")
         encoding = exchange.headers.get("content-encoding", "identity").lower()
         if encoding == "identity":
@@ -86,19 +86,19 @@ class Routes:
         else:
             raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
 
-    async def _unpack(self, exchange: Exchange, parts: list[str], encoding: str) -> None:
+    async def _unpack(self, exchange: HttpExchange, parts: list[str], encoding: str) -> None:
         """Beside the loop, because a small body may hold much."""
         body = await asyncio.to_thread(unpacked, exchange.body, encoding, self._most_bytes)
         if exchange.open:
             self._begin(exchange, parts, body)
 
-    def _begin(self, exchange: Exchange, parts: list[str], body: bytes) -> None:
+    def _begin(self, exchange: HttpExchange, parts: list[str], body: bytes) -> None:
         version, length = _version(parts), _header_length(exchange)
 
         def read(model: ModelSpec) -> Any:
             return decode(body, length, model)
 
-        def done(outcome: Result | RequestError) -> None:
+        def done(outcome: InferResponse | RequestError) -> None:
             exchange.respond(refusal(outcome) if isinstance(outcome, RequestError) else _encoded(outcome))
 
         call = self._service.infer(parts[2], version, read, done, lambda: _peeked(body, length))
@@ -107,7 +107,7 @@ class Routes:
 
     # All else
 
-    def _answer(self, exchange: Exchange, parts: list[str]) -> Response | Awaitable[Response]:
+    def _answer(self, exchange: HttpExchange, parts: list[str]) -> HttpResponse | Awaitable[HttpResponse]:
         match parts:
             case ["v2"]:
                 return _get(exchange, self._service.metadata)
@@ -128,12 +128,12 @@ class Routes:
             case _:
                 return self._own(exchange, parts)
 
-    def _readiness(self, exchange: Exchange) -> Response:
+    def _readiness(self, exchange: HttpExchange) -> HttpResponse:
         """A probe needs no key, but what is said about models is for those who have it."""
         why = self._service.why_not_ready(in_full=self._service.has_key(exchange.headers))
         return _whether("ready", False, reason=why) if why else _whether("ready", True)
 
-    def _model(self, exchange: Exchange, name: str, rest: list[str]) -> Response | Awaitable[Response]:
+    def _model(self, exchange: HttpExchange, name: str, rest: list[str]) -> HttpResponse | Awaitable[HttpResponse]:
         version = ""
         if rest[:1] == ["versions"] and len(rest) > 1 and rest[1]:
             version, rest = rest[1], rest[2:]
@@ -153,7 +153,7 @@ class Routes:
                 return error_response(501, "trace is not supported")
         raise NotFound(f"no such path: {exchange.path[:200]!r}")
 
-    def _repository(self, exchange: Exchange, rest: list[str]) -> Response | Awaitable[Response]:
+    def _repository(self, exchange: HttpExchange, rest: list[str]) -> HttpResponse | Awaitable[HttpResponse]:
         match rest:
             case ["index"]:
                 _only(exchange, "POST")
@@ -169,14 +169,14 @@ class Routes:
                 return _empty(self._service.unload(name))
         raise NotFound(f"no such path: {exchange.path[:200]!r}")
 
-    def _own(self, exchange: Exchange, parts: list[str]) -> Response:
+    def _own(self, exchange: HttpExchange, parts: list[str]) -> HttpResponse:
         match parts:
             case [""]:
                 _only(exchange, "GET", "HEAD")
-                return Response(200, dashboard.page(), "text/html; charset=utf-8", _PAGE_HEADERS)
+                return HttpResponse(200, dashboard.page(), "text/html; charset=utf-8", _PAGE_HEADERS)
             case ["metrics"]:
                 _only(exchange, "GET", "HEAD")
-                return Response(200, metrics.text(self._service).encode(), metrics.CONTENT_TYPE)
+                return HttpResponse(200, metrics.text(self._service).encode(), metrics.CONTENT_TYPE)
             case ["openapi.json"]:
                 return _get(exchange, lambda: openapi.document(self._service))
             case ["weft", "state"]:
@@ -189,7 +189,7 @@ class Routes:
                 _only(exchange, "GET")
                 body = orjson.dumps(self._service.dispatcher.recorder.as_perfetto())
                 name = ("Content-Disposition", 'attachment; filename="weft-trace.json"')
-                return Response(200, body, headers=(name,))
+                return HttpResponse(200, body, headers=(name,))
         raise NotFound(f"no such path: {exchange.path[:200]!r}")
 
 
@@ -201,7 +201,7 @@ _PAGE_HEADERS = (
 )  # fmt: skip
 
 
-def refusal(error: RequestError) -> Response:
+def refusal(error: RequestError) -> HttpResponse:
     """An error as HTTP says it."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
@@ -227,7 +227,7 @@ def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
     return plain
 
 
-def _encoded(result: Result) -> Response:
+def _encoded(result: InferResponse) -> HttpResponse:
     try:
         return _computed(result)
     except RequestError as error:
@@ -237,15 +237,15 @@ def _encoded(result: Result) -> Response:
         return refusal(internal(error))
 
 
-def _computed(result: Result) -> Response:
+def _computed(result: InferResponse) -> HttpResponse:
     parts, header = encode(result.request, result.model, result.outputs, result.parameters)
     if header is None:
-        return Response(200, parts)
+        return HttpResponse(200, parts)
     length = ("Inference-Header-Content-Length", str(header))
-    return Response(200, parts, "application/octet-stream", (length,))
+    return HttpResponse(200, parts, "application/octet-stream", (length,))
 
 
-def _header_length(exchange: Exchange) -> int | None:
+def _header_length(exchange: HttpExchange) -> int | None:
     text = exchange.headers.get("inference-header-content-length")
     if text is None:
         return None
@@ -270,29 +270,29 @@ class _WrongVerb(RequestError):
         self.allowed = allowed
 
 
-def _only(exchange: Exchange, *methods: str) -> None:
+def _only(exchange: HttpExchange, *methods: str) -> None:
     if exchange.method not in methods:
         said = f"{exchange.path[:200]!r} takes {' or '.join(methods)}, not {exchange.method[:20]}"
         raise _WrongVerb(said, methods)
 
 
-def _get(exchange: Exchange, answer: Callable[[], Any]) -> Response:
+def _get(exchange: HttpExchange, answer: Callable[[], Any]) -> HttpResponse:
     _only(exchange, "GET", "HEAD")
-    return Response(200, orjson.dumps(answer()))
+    return HttpResponse(200, orjson.dumps(answer()))
 
 
-def _whether(what: str, well: bool, **more: str) -> Response:
+def _whether(what: str, well: bool, **more: str) -> HttpResponse:
     """A health check's answer: the status says it, and some clients read the body."""
-    return Response(200 if well else 503, orjson.dumps({**more, what: well}))
+    return HttpResponse(200 if well else 503, orjson.dumps({**more, what: well}))
 
 
-async def _json(answer: Awaitable[Any]) -> Response:
-    return Response(200, orjson.dumps(await answer))
+async def _json(answer: Awaitable[Any]) -> HttpResponse:
+    return HttpResponse(200, orjson.dumps(await answer))
 
 
-async def _empty(answer: Awaitable[None]) -> Response:
+async def _empty(answer: Awaitable[None]) -> HttpResponse:
     await answer
-    return Response(200)
+    return HttpResponse(200)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _check_origin(exchange: Exchange) -> None:
+def _check_origin(exchange: HttpExchange) -> None:
     """A page of somebody else's, open in a browser on this machine, shall not load, unload or compute here."""
     origin = exchange.headers.get("origin")
     if origin and exchange.method == "POST" and origin.partition("://")[2] != exchange.headers.get("host"):

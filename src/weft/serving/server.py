@@ -21,7 +21,7 @@ from weft.runtime.backends import make_backend
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.grpc_service import GrpcFace, credentials
-from weft.serving.http import ClientLimits, Exchange, HttpServer, Response
+from weft.serving.http import ClientLimits, HttpExchange, HttpResponse, HttpServer
 from weft.serving.library import Library
 from weft.serving.repository import Repository
 from weft.serving.routes import Routes
@@ -117,7 +117,7 @@ class Server:
         )
         self.service = Service(config, library, self._dispatcher, telemetry)
 
-    def _answered(self, exchange: Exchange, response: Response, sent_bytes: int) -> None:
+    def _answered(self, exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
         self.service.http_answers[response.status] += 1
         if self.config.access_log:
             _log_access(exchange, response, sent_bytes)
@@ -271,7 +271,7 @@ def _grpc_tls(config: ServerConfig) -> Any:
     return credentials(config.tls_cert, config.tls_key)
 
 
-def _log_access(exchange: Exchange, response: Response, sent_bytes: int) -> None:
+def _log_access(exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
     took_ms = (time.monotonic_ns() - exchange.received_ns) / 1e6
     line = exchange.peer, exchange.method or "-", exchange.raw_path or "-", response.status, sent_bytes, took_ms
     access.info("%s %s %s %d %d bytes %.3f ms", *line)

@@ -22,11 +22,11 @@ from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
-from weft.serving.slots import Slot
+from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
-from weft.serving.tickets import Ask, LiveTicket
-from weft.serving.wire import Infer, ModelSpec, Parameter
+from weft.serving.tickets import Ask, ClientTicket
+from weft.serving.wire import InferRequest, ModelSpec, Parameter
 from weft.version import __version__
 
 log = logging.getLogger("weft.server")
@@ -45,39 +45,39 @@ PRIORITIES = {1: 9, 2: 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class InferResponse:
     """A computed request."""
 
-    request: Infer
+    request: InferRequest
     model: ModelSpec
     outputs: Mapping[str, Array]
     parameters: dict[str, Parameter]
     """What the answer says about how it was served."""
 
 
-Decode = Callable[[ModelSpec], Infer]
+Decode = Callable[[ModelSpec], InferRequest]
 Peek = Callable[[], Mapping[str, object]]
 """The parameters of a request that cannot be read yet, because its model is not loaded; unchecked."""
-Done = Callable[["Result | RequestError"], None]
+Done = Callable[["InferResponse | RequestError"], None]
 
 
-class Call:
+class InferCall:
     """One request for a result, from the client's first byte to its answer."""
 
     __slots__ = ("_done", "_service", "_slot", "_spec", "arrival", "deadline", "request", "ticket", "waiting")
 
     def __init__(self, service: Service, done: Done, deadline: int | None) -> None:
         self._service, self._done = service, done
-        self._slot: Slot | None = None
+        self._slot: ModelSlot | None = None
         self._spec: ModelSpec | None = None
         self.arrival = service.now()
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
-        self.request: Infer | None = None
-        self.ticket: LiveTicket | None = None
+        self.request: InferRequest | None = None
+        self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
 
-    def begin(self, slot: Slot, decode: Decode) -> None:
+    def begin(self, slot: ModelSlot, decode: Decode) -> None:
         """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
         assert slot.served and slot.spec
         began = time.monotonic_ns()
@@ -95,7 +95,7 @@ class Call:
             log.exception("%s: a request could not be taken", slot.entry.name)
             self._done(self._service.counted(slot.statistics, internal(error)))
 
-    def _replied(self, ticket: LiveTicket, outcome: dict[str, Array] | RequestError) -> None:
+    def _replied(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
         if isinstance(outcome, RequestError):
             self._done(outcome)
             return
@@ -109,7 +109,7 @@ class Call:
             told[THRESHOLD] = ticket.threshold
         self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
-        self._done(Result(self.request, self._spec, outcome, told))
+        self._done(InferResponse(self.request, self._spec, outcome, told))
         self._slot.statistics.output_ns += time.monotonic_ns() - ended
 
     def cancel(self) -> None:
@@ -161,9 +161,9 @@ class Service:
 
     def infer(
         self, name: str, version: str, decode: Decode, done: Done, peek: Peek, deadline: int | None = None
-    ) -> Call:
+    ) -> InferCall:
         """Have a request computed; ``done`` is called once, perhaps before this returns."""
-        call = Call(self, done, deadline)
+        call = InferCall(self, done, deadline)
         try:
             if self.draining:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
@@ -184,7 +184,9 @@ class Service:
         statistics.failed(self.now(), 0, error.reason, had_deadline=isinstance(error, Expired))
         return error
 
-    async def _begin_when_loaded(self, call: Call, slot: Slot, decode: Decode, done: Done, peek: Peek) -> None:
+    async def _begin_when_loaded(
+        self, call: InferCall, slot: ModelSlot, decode: Decode, done: Done, peek: Peek
+    ) -> None:
         try:
             async with asyncio.timeout(_patience_s(call, slot, peek)):
                 await self.library.ensure(slot)
@@ -247,7 +249,7 @@ class Service:
         slot = self.library.find(name, version)
         return slot.served is not None or (slot.state == "unloaded" and not slot.shut)
 
-    async def loaded(self, name: str, version: str = "") -> Slot:
+    async def loaded(self, name: str, version: str = "") -> ModelSlot:
         """A model that is in memory, brought there if need be."""
         slot = self.library.find(name, version)
         if slot.served is None:
@@ -269,7 +271,7 @@ class Service:
         """Triton's ModelConfig, with our own settings as parameters."""
         slot = await self.loaded(name, version)
         assert slot.spec and slot.served
-        batch = slot.served.prepared.max_batch if slot.served.prepared.batchable else 0
+        batch = slot.served.loaded.max_batch if slot.served.loaded.batchable else 0
         settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
         return {
             "name": name,
@@ -355,7 +357,7 @@ class Service:
             await asyncio.sleep(0.005)
 
 
-def _patience_s(call: Call, slot: Slot, peek: Peek) -> float | None:
+def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
     """How long a request waits for its model: until its strict deadline, if it or its model has one."""
     found = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
     timeout_us = peek().get("timeout")
@@ -379,7 +381,7 @@ def _duration(count: int, ns: int) -> dict[str, int]:
     return {"count": count, "ns": ns}
 
 
-def _statistics(slot: Slot) -> dict[str, Any]:
+def _statistics(slot: ModelSlot) -> dict[str, Any]:
     seen = slot.statistics
     failures = seen.failures.total()
     return {

@@ -13,22 +13,22 @@ from weft.runtime.backend import LoadedModel
 from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig
 from weft.serving.leaving import outputs_of
-from weft.serving.repository import ModelVersion
+from weft.serving.repository import ModelEntry
 from weft.serving.statistics import Statistics
-from weft.serving.streams import Served
+from weft.serving.streams import ServedModel
 from weft.serving.wire import ModelSpec
 
 State = Literal["unloaded", "loading", "ready", "failed"]
 
 
 @dataclass(eq=False)
-class Slot:
+class ModelSlot:
     """One version of a model, loaded or not."""
 
-    entry: ModelVersion
+    entry: ModelEntry
     state: State = "unloaded"
     message: str = ""
-    served: Served | None = None
+    served: ServedModel | None = None
     spec: ModelSpec | None = None
     loading: asyncio.Task[None] | None = None
     waiters: int = 0
@@ -47,7 +47,7 @@ class Slot:
     def config(self) -> ModelConfig:
         return self.entry.config
 
-    def take(self, body: Served, now_ns: int) -> None:
+    def take(self, body: ServedModel, now_ns: int) -> None:
         """Serve requests with what was loaded, unless it was unloaded meanwhile; ModelError if it is not in there."""
         if self.shut:
             self.state = "unloaded"
@@ -55,12 +55,12 @@ class Slot:
         served = self._of(body)
         served.statistics = self.statistics
         self.spec = _spec(self.entry, served)
-        self.served, self.state, self.message = served, "ready", _said(body.prepared, self.entry)
-        self.used_ns, self.size_bytes, self.failed_on = now_ns, body.prepared.memory_bytes, None
+        self.served, self.state, self.message = served, "ready", _said(body.loaded, self.entry)
+        self.used_ns, self.size_bytes, self.failed_on = now_ns, body.loaded.memory_bytes, None
 
-    def _of(self, body: Served) -> Served:
+    def _of(self, body: ServedModel) -> ServedModel:
         """The model of this name that has the body."""
-        tasks = body.prepared.tasks
+        tasks = body.loaded.tasks
         if not tasks and not self.entry.body:
             return body
         for task in tasks if self.entry.body else ():
@@ -92,18 +92,18 @@ def signature(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _said(prepared: LoadedModel, entry: ModelVersion) -> str:
-    family = [f"one of {len(prepared.tasks)} with the body {entry.body}"] if prepared.tasks else []
-    return "; ".join([*family, *prepared.remarks])
+def _said(loaded: LoadedModel, entry: ModelEntry) -> str:
+    family = [f"one of {len(loaded.tasks)} with the body {entry.body}"] if loaded.tasks else []
+    return "; ".join([*family, *loaded.remarks])
 
 
-def _spec(entry: ModelVersion, served: Served) -> ModelSpec:
+def _spec(entry: ModelEntry, served: ServedModel) -> ModelSpec:
     """What requests for a model must look like: with names of its own, where it was stitched to others."""
-    prepared, task = served.prepared, served.task
-    inputs, outputs = prepared.inputs, outputs_of(prepared)
+    loaded, task = served.loaded, served.task
+    inputs, outputs = loaded.inputs, outputs_of(loaded)
     if task:
         inputs, outputs = _renamed(inputs, task.inputs.items()), _renamed(outputs, task.outputs.items())
-    early = tuple(each.output for each in prepared.exits[:-1])
+    early = tuple(each.output for each in loaded.exits[:-1])
     return ModelSpec(entry.name, entry.version, inputs, outputs, early)
 
 

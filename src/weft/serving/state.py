@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.serving.recorder import LaneSpan
 from weft.serving.service import Service
-from weft.serving.slots import Slot
+from weft.serving.slots import ModelSlot
 from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 from weft.version import __version__
 
@@ -68,14 +68,14 @@ def profile(service: Service) -> dict[str, Any]:
         "hand_over_s": service.dispatcher.hand_over_s,
         "models": {
             slot.entry.name: {
-                "segments": list(slot.served.prepared.segments),
+                "segments": list(slot.served.loaded.segments),
                 "times_s": {
-                    str(batch): list(slot.served.prepared.times_at(batch))
-                    for batch in range(1, slot.served.prepared.max_batch + 1)
+                    str(batch): list(slot.served.loaded.times_at(batch))
+                    for batch in range(1, slot.served.loaded.max_batch + 1)
                 },
                 "seen_s": service.dispatcher.streams.expected_s(slot.served)
                 | service.dispatcher.streams.mean_s(slot.served),
-                "max_batch": slot.served.prepared.max_batch,
+                "max_batch": slot.served.loaded.max_batch,
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
@@ -83,7 +83,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "exit_rates": list(slot.served.leaving.shares.told) if slot.served.leaving else [],
             }
             for slot in service.library.slots()
-            if slot.served and slot.served.prepared.warm_shapes is not None
+            if slot.served and slot.served.loaded.warm_shapes is not None
         },
     }
 
@@ -118,7 +118,7 @@ def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, An
     }
 
 
-def _model(service: Service, slot: Slot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
+def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
     seen = slot.statistics
     window = windows[id(seen)]
     return {
@@ -136,14 +136,14 @@ def _model(service: Service, slot: Slot, windows: dict[int, RecentWindow]) -> di
         "queued": slot.served.line.waiting if slot.served else slot.waiters,
         "queue_size": slot.config.queue_size,
         "mean_batch": seen.mean_batch,
-        "segments": len(slot.served.prepared.segments) if slot.served else 0,
+        "segments": len(slot.served.loaded.segments) if slot.served else 0,
         "memory_bytes": slot.served.memory_bytes if slot.served else 0,
         "failures": dict(seen.failures),
         "exits": _exits(service, slot),
     }
 
 
-def _exits(service: Service, slot: Slot) -> dict[str, Any] | None:
+def _exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:
     served, seen = slot.served, slot.statistics
     if served is None or served.leaving is None:
         return None

@@ -39,7 +39,7 @@ LEARNING = 0.15
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-class Served:
+class ServedModel:
     """A loaded model in the scheduler's hands: what clients ask for, and its body, what lanes run.
 
     A model is its own body, unless it was stitched to others: then all of them have the same one, which is a model
@@ -49,13 +49,13 @@ class Served:
     def __init__(
         self,
         name: str,
-        prepared: LoadedModel,
+        loaded: LoadedModel,
         *,
         queue_size: int = 256,
         batch_timeout_ms: float = 0.0,
         leaving: Leaving | None = None,
     ) -> None:
-        self.name, self.prepared, self.leaving = name, prepared, leaving
+        self.name, self.loaded, self.leaving = name, loaded, leaving
         self.body = self
         self.task: TaskSpec | None = None
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
@@ -65,23 +65,23 @@ class Served:
         self.leases = 0
         """Requests and batches that need it, as a body; it is not closed before they have ended."""
         self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
-        warm = prepared.warm_shapes
+        warm = loaded.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
-    def for_task(self, task: TaskSpec, *, queue_size: int = 256) -> Served:
+    def for_task(self, task: TaskSpec, *, queue_size: int = 256) -> ServedModel:
         """One of the models that have this body."""
-        model = Served(task.name, self.prepared, queue_size=queue_size)
+        model = ServedModel(task.name, self.loaded, queue_size=queue_size)
         model.body, model.task = self, task
         return model
 
     @property
     def memory_bytes(self) -> int:
         """What it holds; of a body that several models have, an equal part."""
-        return self.prepared.memory_bytes // max(1, len(self.prepared.tasks))
+        return self.loaded.memory_bytes // max(1, len(self.loaded.tasks))
 
     def alike(self, rows: int) -> Shapes:
         """The shapes of all requests of so many rows for the models of a stitched body."""
-        shapes = self.prepared.warm_shapes or {}
+        shapes = self.loaded.warm_shapes or {}
         return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
 
     def inward(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -99,7 +99,7 @@ class ServedStream:
     """Requests for one body that have the same shapes."""
 
     index: int
-    model: Served
+    model: ServedModel
     """The body."""
     shapes: Shapes
     alone: bool
@@ -133,7 +133,7 @@ class ServedStreams:
     def __getitem__(self, index: int) -> ServedStream:
         return self._by_use[index]
 
-    def of(self, model: Served, inputs: dict[str, Array], *, alone: bool = False) -> ServedStream:
+    def of(self, model: ServedModel, inputs: dict[str, Array], *, alone: bool = False) -> ServedStream:
         """The stream a request belongs to, opened if it is the first of its shapes."""
         shapes = tuple([(name, each.shape) for name, each in inputs.items()])
         if model.task:
@@ -148,7 +148,7 @@ class ServedStreams:
             self._by_use.move_to_end(stream.index)
         return stream
 
-    def expected_s(self, model: Served) -> dict[str, list[float]]:
+    def expected_s(self, model: ServedModel) -> dict[str, list[float]]:
         """What segments of a model's most common shapes are expected to take now, by batch size."""
         stream = _commonest(model)
         if stream is None:
@@ -156,7 +156,7 @@ class ServedStreams:
         programs = self.programs[stream.first_program : stream.first_program + stream.batches]
         return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
 
-    def mean_s(self, model: Served) -> dict[str, list[float]]:
+    def mean_s(self, model: ServedModel) -> dict[str, list[float]]:
         """What they took on average, for the batch sizes that were computed."""
         stream = _commonest(model)
         return {
@@ -184,7 +184,7 @@ class ServedStreams:
             expected = round(candidate.compute + LEARNING * (seen - candidate.compute))
             self._expect(candidate.program, candidate.layer, expected)
 
-    def expect_leaving(self, model: Served) -> None:
+    def expect_leaving(self, model: ServedModel) -> None:
         """Other shares of its samples leave at a model's exits than was thought."""
         assert model.leaving is not None
         for stream in model.streams.values():
@@ -208,14 +208,14 @@ class ServedStreams:
 
     # Coming and going
 
-    def _open(self, model: Served, shapes: Shapes, alone: bool) -> ServedStream:
-        prepared = model.prepared
+    def _open(self, model: ServedModel, shapes: Shapes, alone: bool) -> ServedStream:
+        loaded = model.loaded
         rows, batches = 1, 1
-        if prepared.batchable:
+        if loaded.batchable:
             rows = _rows(model.name, shapes)
-            batches = 1 if alone else max(1, prepared.max_batch // max(1, rows))
+            batches = 1 if alone else max(1, loaded.max_batch // max(1, rows))
         programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
-        measured = prepared.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
+        measured = loaded.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.leaving.steered if model.leaving else None
         fitting = [old for old in self._spare if old.places >= batches]
         if fitting:
@@ -239,7 +239,7 @@ class ServedStreams:
             if self._source.idle(stream.index):
                 self._close(stream)
 
-    def forget(self, model: Served) -> None:
+    def forget(self, model: ServedModel) -> None:
         """A model nobody needs leaves."""
         for stream in list(model.streams.values()):
             self._close(stream)
@@ -262,7 +262,7 @@ class Remaining(Sequence[Sequence[int]]):
         return self._programs[index].remaining
 
 
-def _commonest(model: Served) -> ServedStream | None:
+def _commonest(model: ServedModel) -> ServedStream | None:
     return max(model.body.streams.values(), key=lambda each: each.seen, default=None)
 
 
@@ -270,14 +270,14 @@ def _terms(stream: ServedStream) -> Terms:
     return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
 
 
-def _estimated(model: Served, shapes: Shapes, rows: int, size: int) -> Program:
+def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:
     """The segments at a batch size, from what was measured when the model was loaded.
 
     Of shapes that were not measured, larger ones are taken to be as quick as the measured ones, so that nobody is
     refused on a guess, and none to be so short that it would be computed on the event loop.
     """
-    times = model.prepared.times_at(max(1, rows * size))
-    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements and model.prepared.warm_shapes else 0.0
+    times = model.loaded.times_at(max(1, rows * size))
+    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements and model.loaded.warm_shapes else 0.0
     if not share:
         ticks = [UNKNOWN_NS] * len(times)
     elif share == 1:
@@ -285,7 +285,7 @@ def _estimated(model: Served, shapes: Shapes, rows: int, size: int) -> Program:
     else:
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(share, 1.0))) for time in times]
     nothing = (0,) * len(ticks)
-    program = Program(model.name, model.prepared.segments, nothing, tuple(ticks), nothing)
+    program = Program(model.name, model.loaded.segments, nothing, tuple(ticks), nothing)
     leaving = model.leaving
     return replace(program, exits=leaving.layers, exit_rates=leaving.shares.told) if leaving else program
 

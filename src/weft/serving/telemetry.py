@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Tracer
 
-    from weft.serving.tickets import LiveTicket
+    from weft.serving.tickets import ClientTicket
 
 TRACES_PATH = "/v1/traces"
 """Where a collector takes spans."""
@@ -25,7 +25,7 @@ TRACES_PATH = "/v1/traces"
 class Telemetry:
     """Says nothing to nobody."""
 
-    def served(self, ticket: LiveTicket, now: int) -> None:
+    def served(self, ticket: ClientTicket, now: int) -> None:
         """A request has its result."""
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class OpenTelemetry(Telemetry):
         self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
         self._kind = SpanKind.SERVER
 
-    def served(self, ticket: LiveTicket, now: int) -> None:
+    def served(self, ticket: ClientTicket, now: int) -> None:
         end_ns = time.time_ns()
         lasted_ns = now - ticket.arrival
         span = self._tracer.start_span(f"infer {ticket.model.name}", None, self._kind, start_time=end_ns - lasted_ns)
@@ -85,7 +85,7 @@ def _exporter(endpoint: str | None) -> SpanExporter:
     return OTLPSpanExporter(base if base.endswith(TRACES_PATH) else base + TRACES_PATH)
 
 
-def _attributes(ticket: LiveTicket, now: int) -> dict[str, str | int | bool]:
+def _attributes(ticket: ClientTicket, now: int) -> dict[str, str | int | bool]:
     found: dict[str, str | int | bool] = {
         "weft.model": ticket.model.name,
         "weft.rows": ticket.rows,

@@ -9,12 +9,12 @@ import numpy as np
 
 from weft.engine.requests import Ticket
 from weft.errors import RequestError
-from weft.runtime.backend import BatchPart, DeviceLane, Ended, Made, StartedStep, Step
+from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
 from weft.serving.leaving import Leaving, Reached, RequestRows
-from weft.serving.streams import Served, ServedStream
+from weft.serving.streams import ServedModel, ServedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Ask:
     """How sure an early answer must be; as its model says where left out."""
 
 
-class LiveTicket(Ticket):
+class ClientTicket(Ticket):
     """A request of a real client."""
 
     __slots__ = (
@@ -40,7 +40,7 @@ class LiveTicket(Ticket):
     )  # fmt: skip
 
     def __init__(
-        self, model: Served, stream: ServedStream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
+        self, model: ServedModel, stream: ServedStream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
     ) -> None:
         super().__init__(stream.index, now, ask.due, ask.priority, ask.strict)
         self.line, self.guessed, self.wanted = model.line, not stream.measured, ask.exit_threshold
@@ -54,10 +54,10 @@ class LiveTicket(Ticket):
         """Where it has several rows, those that have left their exits behind."""
 
 
-Reply = Callable[[LiveTicket, "dict[str, Array] | RequestError"], None]
+Reply = Callable[[ClientTicket, "dict[str, Array] | RequestError"], None]
 
 
-class Batch:
+class BatchWork:
     """The work of one job, on whatever lane runs it; its rows are in the order of its tickets.
 
     Who leaves and who joins is only noted where that happens; the backend cuts tensors and puts them together.
@@ -65,7 +65,7 @@ class Batch:
 
     __slots__ = ("_answers", "_parts", "_reached", "began", "compute_ns", "model", "tickets")
 
-    def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
+    def __init__(self, model: ServedModel, tickets: list[ClientTicket]) -> None:
         self.model, self.tickets = model, tickets
         self.began = self.shares()
         """The models and rows with which it began."""
@@ -77,24 +77,24 @@ class Batch:
 
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its samples hold."""
-        return self.model.prepared.steady[segment]
+        return self.model.loaded.steady[segment]
 
     def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a segment on what the one before it left."""
-        return self.model.prepared.start(self.step(segment), lane, ended, here=here)
+        return self.model.loaded.start(self.step(segment), lane, ended, here=here)
 
     def step(self, segment: int) -> Step:
         """What a segment is computed from: the values of all who are left."""
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
-    def take(self, segment: int, made: Sequence[Made]) -> None:
+    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         """A segment was computed; one that was stopped changes nothing, so that others may still join it."""
         self._parts = [BatchPart(each.values) for each in made]
         self._answers = [each.answers for each in made]
         leaving = self.model.leaving
         self._reached = leaving.reached(segment, made[0].answers) if leaving else None
 
-    def results(self) -> Iterator[tuple[LiveTicket, dict[str, Array]]]:
+    def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Every ticket with its rows of the outputs."""
         values = join(self._answers, {})
         if len(self.tickets) == 1:
@@ -103,18 +103,18 @@ class Batch:
         for ticket, start, end in self._places():
             yield ticket, {name: each[start:end] for name, each in values.items()}
 
-    def shares(self) -> dict[Served, int]:
+    def shares(self) -> dict[ServedModel, int]:
         """The models it is computed for now, and their rows."""
-        found: dict[Served, int] = {}
+        found: dict[ServedModel, int] = {}
         for ticket in self.tickets:
             found[ticket.model] = found.get(ticket.model, 0) + ticket.rows
         return found
 
-    def departing(self) -> list[tuple[LiveTicket, dict[str, Array]]]:
+    def departing(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
         """At an exit, those who leave with their answers; the batch goes on without them, and without who is gone."""
         leaving, reached = self.model.leaving, self._reached
         assert leaving is not None and reached is not None
-        found, staying, rows = [], list[LiveTicket](), list[int]()
+        found, staying, rows = [], list[ClientTicket](), list[int]()
         for ticket, start, end in self._places():
             answer = None if ticket.gone else _answer(ticket, leaving, reached, start, end)
             if answer is not None:
@@ -127,7 +127,7 @@ class Batch:
             self._parts = [part._replace(rows=rows)]
         return found
 
-    def join(self, other: Batch) -> None:
+    def join(self, other: BatchWork) -> None:
         """Another batch that stands at the same segment goes on with this one."""
         for ticket in other.tickets:
             ticket.compute_ns += other.compute_ns - self.compute_ns
@@ -140,7 +140,7 @@ class Batch:
         """Nobody goes on; what is in the device's memory is free."""
         self._parts, self._answers = [], []
 
-    def _places(self) -> Iterator[tuple[LiveTicket, int, int]]:
+    def _places(self) -> Iterator[tuple[ClientTicket, int, int]]:
         """Every ticket with where its rows begin and end among those of its model."""
         at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
         for ticket in self.tickets:
@@ -149,7 +149,7 @@ class Batch:
             yield ticket, start, start + ticket.rows
 
 
-class MixedBatch(Batch):
+class MixedWork(BatchWork):
     """A batch of requests for models that have one body; the rows of each model are in the order of its tickets.
 
     The samples of several such batches cannot be joined half-way, where those of all models lie one after another.
@@ -157,30 +157,30 @@ class MixedBatch(Batch):
 
     __slots__ = ("_named",)
 
-    def __init__(self, model: Served, tickets: list[LiveTicket]) -> None:
+    def __init__(self, model: ServedModel, tickets: list[ClientTicket]) -> None:
         super().__init__(model, tickets)
         self._named: list[frozenset[str]] = []
         """Of each part that was begun, the outputs of those models that it has samples of."""
 
-    def take(self, segment: int, made: Sequence[Made]) -> None:
+    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         super().take(segment, made)
         if segment == 0:
             tasks = [model.task for model in self.shares() if model.task]
             self._named = [frozenset(name for task in tasks for name in task.outputs.values())]
 
-    def join(self, other: Batch) -> None:
+    def join(self, other: BatchWork) -> None:
         super().join(other)
-        assert isinstance(other, MixedBatch)
+        assert isinstance(other, MixedWork)
         self._named += other._named
 
-    def results(self) -> Iterator[tuple[LiveTicket, dict[str, Array]]]:
+    def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._places():
             yield ticket, ticket.model.outward(values, start, end)
 
 
-def _answer(ticket: LiveTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:
+def _answer(ticket: ClientTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:
     """What a request whose rows begin and end there is told at an exit; None if it goes on."""
     last, threshold = reached.number == len(leaving.names), ticket.threshold
     if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # so, because NaN is never sure

@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Infer:
+class InferRequest:
     """One request, checked against the model."""
 
     inputs: dict[str, Array]
@@ -82,7 +82,7 @@ Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
 """A tensor's description that fits the model, and the number of its elements; its data is still to be read."""
 
 
-def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec) -> Infer:
+def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec) -> InferRequest:
     """Read a request; *header_length* is the size of its JSON part, None if all of it is JSON, 0 if none of it is.
 
     Binary inputs are read-only views into *body* where their place in it is aligned, so *body* must stay as it is.
@@ -108,11 +108,11 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
         del parameters["binary_data_output"]
     request_id = checked_id(message.get("id"))
     inputs = _inputs(message.get("inputs"), tail, model)
-    return Infer(inputs, request_id, parameters, _wanted(message.get("outputs"), binary, model))
+    return InferRequest(inputs, request_id, parameters, _wanted(message.get("outputs"), binary, model))
 
 
 def encode(
-    request: Infer,
+    request: InferRequest,
     model: ModelSpec,
     outputs: Mapping[str, Array],
     parameters: Mapping[str, Parameter] | None = None,
@@ -356,7 +356,7 @@ def _flag(parameters: Mapping[str, Parameter], key: str, default: bool) -> bool:
     return value
 
 
-def _decode_headless(body: memoryview, model: ModelSpec) -> Infer:
+def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
     """A body that is nothing but the one input's binary data; a string comes without its length."""
     if len(model.inputs) != 1:
         raise BadRequest(f"model {model.name!r} has {len(model.inputs)} inputs; a raw body works with one, send JSON")
@@ -367,7 +367,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> Infer:
         if known != 1:
             raise BadRequest(f"input {spec.name!r}: a raw body holds one string, the model expects {_dims(spec)}")
         array = objects([bytes(body)]).reshape((1,) * len(spec.shape))
-        return Infer({spec.name: array}, "", {}, every_output(model, True))
+        return InferRequest({spec.name: array}, "", {}, every_output(model, True))
     stride = known * DATATYPES[spec.datatype].itemsize
     if free > 1 or (free and not stride):
         raise BadRequest(f"input {spec.name!r}: the shape {_dims(spec)} cannot be told from a raw body, send JSON")
@@ -375,7 +375,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> Infer:
         raise BadRequest(f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride}, as {_dims(spec)} needs")
     shape = [len(body) // stride if size < 0 else size for size in spec.shape]
     array = from_binary(body, fit(spec.name, spec.datatype, shape, {spec.name: spec}))
-    return Infer({spec.name: array}, "", {}, every_output(model, True))
+    return InferRequest({spec.name: array}, "", {}, every_output(model, True))
 
 
 def _from_json(data: object, fitted: Fitted) -> Array:

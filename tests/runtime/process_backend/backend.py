@@ -26,14 +26,14 @@ from weft.errors import Failed
 from weft.runtime.backend import (
     BatchPart,
     DeviceLane,
-    End,
     Ended,
     LoadedModel,
-    Made,
+    LoadOptions,
     Progress,
-    Recipe,
     StartedStep,
     Step,
+    StepEnd,
+    StepOutput,
 )
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
@@ -130,16 +130,16 @@ class Link:
         with self._lock:
             waiting: Any = (self._calls if isinstance(message, Reply) else self._runs).pop(message[0])
         if isinstance(message, Over):
-            made = [Made(Held(self, number) if number else None, answers) for number, answers in message.made]
+            made = [StepOutput(Held(self, number) if number else None, answers) for number, answers in message.made]
             error = restored(message.problem) if message.problem else None
-            waiting.over(End(message.began, message.ended, made, error))
+            waiting.over(StepEnd(message.began, message.ended, made, error))
         elif message.problem:
             waiting.set_exception(restored(message.problem))
         else:
             waiting.set_result(message.result)
 
-    def _lost(self) -> End:
-        return End(self.now(), self.now(), error=Failed(self._gone))
+    def _lost(self) -> StepEnd:
+        return StepEnd(self.now(), self.now(), error=Failed(self._gone))
 
 
 class Held:
@@ -166,7 +166,7 @@ class Running:
         if self.number:
             self._link.tell(Halt(self.number, self._lane.index))
 
-    def over(self, end: End) -> None:
+    def over(self, end: StepEnd) -> None:
         self.done.set()
         self._ended(end)
 
@@ -241,9 +241,11 @@ class ProcessBackend:
             self._link = self._link or Link(self.now, -AHEAD_NS)
             return self._link
 
-    def open(self, path: Path, recipe: Recipe, cache: Path | None = None, say: Progress | None = None) -> LoadedModel:
+    def open(
+        self, path: Path, options: LoadOptions, cache: Path | None = None, say: Progress | None = None
+    ) -> LoadedModel:
         link = self.link
-        number, told = link.call("open", path, recipe, cache, clocks.said())
+        number, told = link.call("open", path, options, cache, clocks.said())
         model: Any = ProcessModel(link, number, told)
         return model
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.runtime.clocks import said_times
 from tests.runtime.process_backend.messages import TOLD, Begin, Call, Free, Halt, Over, Reply, Sent, described
-from weft.runtime.backend import BatchPart, End, LoadedModel, Recipe, StartedStep, Step
+from weft.runtime.backend import BatchPart, LoadedModel, LoadOptions, StartedStep, Step, StepEnd
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 
@@ -76,7 +76,7 @@ class Worker:
     def _part(self, sent: Sent) -> BatchPart:
         return BatchPart(self._values[sent.number] if sent.arrays is None else sent.arrays, sent.rows)
 
-    def _ended(self, run: int, end: End) -> None:
+    def _ended(self, run: int, end: StepEnd) -> None:
         made = tuple((self._kept(each.values), each.answers) for each in end.made)
         self._say(Over(run, end.began, end.ended, made, described(end.error) if end.error else None))
 
@@ -103,10 +103,10 @@ class Worker:
             self._say(Reply(call.key, None, described(error)))
 
     def _open(
-        self, path: Path, recipe: Recipe, cache: Path | None, segment_s: float | None
+        self, path: Path, options: LoadOptions, cache: Path | None, segment_s: float | None
     ) -> tuple[int, dict[str, Any]]:
         with contextlib.nullcontext() if segment_s is None else said_times(segment_s):
-            model = self._backend.open(path, recipe, cache)
+            model = self._backend.open(path, options, cache)
         number = next(self._numbers)
         self._models[number] = model
         return number, {name: getattr(model, name) for name in TOLD}

@@ -42,7 +42,7 @@ def test_nothing_is_left_in_the_process_when_all_is_answered(tmp_path: Path) -> 
         assert all(each.result()["y"].shape == (1, 32) for each in clients)
         backend = server.server.backend
         assert isinstance(backend, ProcessBackend)
-        assert len(server.server.service.library.find("chain").served.prepared.segments) == 4  # type: ignore[union-attr]
+        assert len(server.server.service.library.find("chain").served.loaded.segments) == 4  # type: ignore[union-attr]
         until(lambda: backend.held() == (1, 0, 0), "only the model is held")
         assert send(server, "POST", "/v2/repository/models/chain/unload").status == 200
         until(lambda: backend.held() == (0, 0, 0), "nothing is held")

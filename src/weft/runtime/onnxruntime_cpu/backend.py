@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.runtime.backend import LoadedModel, Progress, Recipe
+from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 
@@ -22,8 +22,10 @@ class CpuBackend:
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = clock
 
-    def open(self, path: Path, recipe: Recipe, cache: Path | None = None, say: Progress | None = None) -> LoadedModel:
-        return prepare(path, recipe, cache, say)
+    def open(
+        self, path: Path, options: LoadOptions, cache: Path | None = None, say: Progress | None = None
+    ) -> LoadedModel:
+        return prepare(path, options, cache, say)
 
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []

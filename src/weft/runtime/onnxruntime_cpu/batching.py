@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.errors import ModelError
 from weft.runtime.exits import Counted
-from weft.runtime.onnxruntime_cpu.prepared import Prepared
+from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.samples import Shapes, sample
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -62,7 +62,7 @@ class Crossing(NamedTuple):
 class _Workbench:
     """One model on the bench, with all that was found so far."""
 
-    def __init__(self, model: Prepared, shapes: Shapes, clock_s: Clock) -> None:
+    def __init__(self, model: CpuModel, shapes: Shapes, clock_s: Clock) -> None:
         self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
         self.samples = _samples(model, shapes)
         self._kinds = len(model.tasks) or 1
@@ -139,7 +139,7 @@ def clock(threads: int) -> Clock:
 
 
 def measure(
-    model: Prepared,
+    model: CpuModel,
     shapes: Shapes,
     max_batch: int | None,
     clock_s: Clock,
@@ -186,7 +186,7 @@ def _sizes(tasks: int) -> list[int]:
     return sizes
 
 
-def _samples(model: Prepared, shapes: Shapes) -> list[dict[str, Array]]:
+def _samples(model: CpuModel, shapes: Shapes) -> list[dict[str, Array]]:
     """Two samples; of a stitched model two of each task, in turn, with only the inputs of their tasks."""
     drawn = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
     if not model.tasks:
@@ -210,7 +210,7 @@ def _up_to(bench: _Workbench, max_batch: int) -> BatchTimes:
     return BatchTimes(bench.medians_s(), True, max_batch)
 
 
-def crossing(model: Prepared, shapes: Shapes) -> Crossing:
+def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
     """Run three samples alone, two together and three together, and compare all that is live after each segment."""
     reason = _unbatchable(model, shapes)
     if reason is not None:
@@ -257,7 +257,7 @@ def _counted(name: str, found: list[Array]) -> Counted | None:
     return Counted(dtype=str(one.dtype), shape=one.shape, first=flat[0], step=flat[1])
 
 
-def _unbatchable(model: Prepared, shapes: Shapes) -> str | None:
+def _unbatchable(model: CpuModel, shapes: Shapes) -> str | None:
     """Why the model's form rules batches out, or None."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         for spec in tensors:
@@ -287,7 +287,7 @@ def _same(wanted: Array, got: Array) -> bool:
     return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
 
 
-def _timed(model: Prepared, feed: dict[str, Array], clock_s: Clock) -> tuple[float, ...]:
+def _timed(model: CpuModel, feed: dict[str, Array], clock_s: Clock) -> tuple[float, ...]:
     values: dict[str, Any] = feed
     times_s = []
     for index in range(len(model.segments)):

@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime as ort
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from weft.runtime.onnxruntime_cpu.prepared import Blueprint
+from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.wire_format import fields
 
 FORMAT = 4
@@ -35,10 +35,10 @@ class _Record(BaseModel):
     blueprint: Blueprint
 
 
-def entry(cache: Path, model: Path, recipe: str) -> Path:
-    """Where *model*, prepared by *recipe*, lies or would lie on a machine like this one."""
+def entry(cache: Path, model: Path, options: str) -> Path:
+    """Where *model*, prepared by *options*, lies or would lie on a machine like this one."""
     digest = hashlib.sha256()
-    for part in (str(FORMAT), ort.__version__, platform.machine(), _processor(), recipe):
+    for part in (str(FORMAT), ort.__version__, platform.machine(), _processor(), options):
         digest.update(f"{len(part)}:{part}".encode())
     for path in (model, *external_files(model)):
         digest.update(f"{path.name}:{path.stat().st_size}:".encode())

@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol
 import onnxruntime as ort
 
 from weft.errors import UnfitInputs
-from weft.runtime.backend import End, Ended, Made, Step
+from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 
 
 class Computing(Protocol):
     """A model as a lane sees it."""
 
-    def compute(self, step: Step, options: ort.RunOptions | None = None) -> Sequence[Made]:
+    def compute(self, step: Step, options: ort.RunOptions | None = None) -> Sequence[StepOutput]:
         """Run a step, on the calling thread."""
         ...
 
@@ -79,13 +79,13 @@ class CpuLane:
             ended(end)
             del end, ended  # a lane that waits holds no values
 
-    def _computed(self, model: Computing, step: Step, options: ort.RunOptions) -> End:
+    def _computed(self, model: Computing, step: Step, options: ort.RunOptions) -> StepEnd:
         began = self._now()
         try:
             made = model.compute(step, options)
         except Exception as error:  # whatever a model does, its own requests hear of it and the lane goes on
-            return End(began, self._now(), error=_explained(error))
-        return End(began, self._now(), made)
+            return StepEnd(began, self._now(), error=_explained(error))
+        return StepEnd(began, self._now(), made)
 
 
 def _explained(error: Exception) -> Exception:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from weft.devices.measured import times_at
 from weft.errors import BadRequest
-from weft.runtime.backend import DeviceLane, Ended, Made, StartedStep, Step
+from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.samples import sample
@@ -66,7 +66,7 @@ class Blueprint(BaseModel):
     remarks: tuple[str, ...] = ()
 
 
-class Prepared:
+class CpuModel:
     """A loaded model, run segment by segment; any number of threads may run it at once.
 
     Between segments live numpy arrays that lie in ONNX Runtime's memory; nothing is copied.
@@ -126,14 +126,14 @@ class Prepared:
         assert isinstance(lane, CpuLane)
         return lane.start(self, step, ended, here=here)
 
-    def compute(self, step: Step, options: Any = None) -> list[Made]:
+    def compute(self, step: Step, options: Any = None) -> list[StepOutput]:
         """Run a step on the calling thread."""
         segment, last = step.segment, len(self.segments) - 1
         made = [self.run_segment(segment, values, options) for values in self._gathered(step)]
         if segment == last:
-            return [Made({}, outputs) for outputs in made]
+            return [StepOutput({}, outputs) for outputs in made]
         name = self._told.get(segment)
-        return [Made(values, {} if name is None else {name: values[name]}) for values in made]
+        return [StepOutput(values, {} if name is None else {name: values[name]}) for values in made]
 
     def _gathered(self, step: Step) -> list[dict[str, Any]]:
         """The values of all who go on: in one piece, or of batches that cannot be joined half-way each its own."""
