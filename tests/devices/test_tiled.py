@@ -418,7 +418,8 @@ def test_each_decision_takes_its_time_at_every_layer_or_at_exits_as_the_policy_i
         runs[decision_us] = simulate_requests(case, policy).report
     free, charged = runs.values()
     program = case.setting_of(POLICIES[policy]).programs[0]
-    assert len(program) == (54 + 3 if POLICIES[policy].by_layer else 4)  # products and heads of exits; or the exits
+    products_and_heads_of_exits, exits = 54 + 3, 4
+    assert len(program) == (products_and_heads_of_exits if POLICIES[policy].traits.by_layer else exits)
     asked = np.array([*program.exits, len(program)])[next(load.fates(0))[: charged.streams[0].arrived]]
     assert len(set(asked)) == 3 and charged.decisions == free.decisions == asked.sum()
     added_s = charged.streams[0].mean_latency_s - free.streams[0].mean_latency_s  # nobody waits for another

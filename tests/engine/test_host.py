@@ -21,10 +21,10 @@ from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start
 PROMPT = [name for name in SERVING if POLICIES[name].waits is Policy.waits]
 """Those that do not wait for a batch to be filled longer than its stream says."""
 
-WHOLE = [name for name in SERVING if not POLICIES[name].refills]
+WHOLE = [name for name in SERVING if not POLICIES[name].traits.refills]
 """Those whose batches keep their requests."""
 
-TIMED = [name for name in PROMPT if name in WHOLE and POLICIES[name].batches]
+TIMED = [name for name in PROMPT if name in WHOLE and POLICIES[name].traits.batches]
 """Those that wait as long as its stream says."""
 
 
@@ -46,7 +46,7 @@ def every_policy(examples: int, policies=SERVING, **shape):
 
 def test_there_are_policies_to_try():
     assert {"fifo", "edf", "prema", "priority", "punctual", "weft+"} <= set(SERVING)
-    assert all(POLICIES[name].serves_requests for name in SERVING)
+    assert all(POLICIES[name].traits.serves_requests for name in SERVING)
 
 
 # Every policy

@@ -13,7 +13,7 @@ from tests.engine.hosts import SOFT, Kind, Load, Order, Ran, run_load
 from tests.engine.workloads import SERVING
 from weft.policies import POLICIES
 
-REFILLING = [name for name in SERVING if POLICIES[name].refills]
+REFILLING = [name for name in SERVING if POLICIES[name].traits.refills]
 
 TWO = Kind(((10, 20), (12, 24), (14, 28), (16, 32)), exits=(1,))
 """Two segments with an exit between them; each more in a batch adds a fifth."""

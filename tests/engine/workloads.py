@@ -23,7 +23,7 @@ from weft.workloads.requests import Stream, Workload
 COMPILED = [name for name, policy in POLICIES.items() if policy in ONLINE]
 """Names of the policies with a compiled loop for requests."""
 
-SERVING = [name for name, policy in POLICIES.items() if policy.serves_requests]
+SERVING = [name for name, policy in POLICIES.items() if policy.traits.serves_requests]
 """Names of the policies that serve requests at all."""
 
 Layers = Sequence[tuple[int, int]]

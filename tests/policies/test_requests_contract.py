@@ -53,7 +53,7 @@ def claim_of_whole_batches(check: Claim) -> Claim:
 @settings(max_examples=20, derandomize=True, deadline=None)
 @given(case=cases(), late=st.sampled_from(LATE))
 def test_what_is_claimed_of_every_run_is_true(policy, case, late):
-    whole = not POLICIES[policy].refills
+    whole = not POLICIES[policy].traits.refills
     scene = Scene(
         policy, case, late, serve_case(policy, case, late=late, kind=watched(policy, late) if whole else Requests)
     )

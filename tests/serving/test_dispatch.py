@@ -734,7 +734,7 @@ def test_hand_overs_are_expected_where_batches_are_refilled_and_measured_apart(m
         errors_ms.append(model.statistics.segment_error_ns / MS)
     assert one.dispatcher.hand_over_s == pytest.approx(0.005)
     assert one.dispatcher.streams.mean_s(model) == {"1": pytest.approx([0.010, 0.020])}
-    if kind.refills:
+    if kind.traits.refills:
         assert expected_ms(one, model) == pytest.approx([15, 25], rel=0.06)
         assert errors_ms[-1] - errors_ms[-2] < 0.06 * (15 + 25)
         with pytest.raises(Expired):

@@ -31,7 +31,7 @@ from weft.serving.leaving import CONFIDENCE, EXIT, Leaving
 from weft.serving.streams import ServedModel
 from weft.serving.tickets import Ask, BatchWork, ClientTicket
 
-REFILLING = [name for name, policy in POLICIES.items() if policy.refills]
+REFILLING = [name for name, policy in POLICIES.items() if policy.traits.refills]
 SERVING = [*REFILLING, "adaptive", "punctual", "fifo", "edf", "layerweaver+"]
 COUNT = 40
 """Samples there are to send."""

@@ -99,7 +99,7 @@ def test_a_request_leaves_where_it_left(tmp_path):
         assert stream.predicted.mean_s == pytest.approx(taken_s)
 
 
-@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.serves_requests])
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.traits.serves_requests])
 def test_a_batch_shrinks_under_every_policy(tmp_path, policy):
     (stream,) = predict(written(tmp_path, with_exits([1, 3])), policy).streams
     assert stream.predicted.answered == 2

@@ -80,7 +80,9 @@ def command(
     npu = named_npu(device)
     profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
     saturated = make_workload(queries, mix, max_lag)
-    woven = [name for name, kind in POLICIES.items() if not (kind.for_deadlines or kind.pointless_saturated)]
+    woven = [
+        name for name, kind in POLICIES.items() if not (kind.traits.for_deadlines or kind.traits.pointless_saturated)
+    ]
     names = woven if policies == "all" else split_names(policies)
     for name in names:
         check_policy(name)
@@ -128,7 +130,7 @@ def _compare_requests(
     from weft.policies import POLICIES, check_policy
     from weft.workloads.requests import read_workload
 
-    known = [name for name, kind in POLICIES.items() if kind.serves_requests]
+    known = [name for name, kind in POLICIES.items() if kind.traits.serves_requests]
     names = known if policies == "all" else split_names(policies)
     for name in names:
         check_policy(name)
@@ -146,8 +148,8 @@ def _left_out() -> str:
 
     found: dict[str, list[str]] = {}
     for name, kind in POLICIES.items():
-        if kind.pointless_saturated and not kind.for_deadlines:
-            found.setdefault(kind.pointless_saturated, []).append(name)
+        if kind.traits.pointless_saturated and not kind.traits.for_deadlines:
+            found.setdefault(kind.traits.pointless_saturated, []).append(name)
     return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
 
 

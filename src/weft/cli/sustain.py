@@ -97,7 +97,7 @@ def _all_policies(device: Device) -> list[str]:
     from weft.simulation.requests import ONLINE
 
     on_host = isinstance(device, Host)
-    return [name for name, kind in POLICIES.items() if (kind.serves_requests if on_host else kind in ONLINE)]
+    return [name for name, kind in POLICIES.items() if (kind.traits.serves_requests if on_host else kind in ONLINE)]
 
 
 def _mixes(text: str | None, base: Workload) -> list[tuple[float, ...] | None]:

@@ -59,8 +59,8 @@ class Admission:
     def free_in(self, due: int, now: int) -> int:
         """When a lane would be free for a request with this deadline, by what the policy puts before it."""
         source = self._source
-        latest = due if self._policy.for_deadlines else NO_DEADLINE
-        earliest = now if self._policy.defers_late or source.late_gives_way else 0
+        latest = due if self._policy.traits.for_deadlines else NO_DEADLINE
+        earliest = now if self._policy.traits.defers_late or source.late_gives_way else 0
         waiting = 0
         begun = {(candidate.stream, candidate.query): rest for candidate, rest in self._rests()}
         for index in source.busy():

@@ -28,7 +28,7 @@ def check_late(late: str) -> None:
 def late_work(policy: Policy, late: str) -> LateWork:
     """Where late requests go under a policy and a rule."""
     if late == "weave":
-        return policy.late_work
+        return policy.traits.late_work
     return LateWork.LAST if late == "demote" else LateWork.AMONG_OTHERS
 
 

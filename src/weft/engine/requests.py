@@ -210,8 +210,8 @@ class Requests:
         self._setting, self._feed, self._remaining = policy.setting, feed, remaining
         self._late_work = late_work(policy, late)
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
-        self._foresight, self._refills, self._waits = policy.foresight, policy.refills, policy.waits
-        self._batches = policy.batches
+        self._foresight, self._refills, self._waits = policy.foresight, policy.traits.refills, policy.waits
+        self._batches = policy.traits.batches
         self.line = WaitingLine(places)
         """All requests that no lane has begun."""
         self.admission = Admission(self, policy, rests)

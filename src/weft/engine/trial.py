@@ -69,7 +69,7 @@ def settled(policy: Policy) -> Policy:
         return policy
     setting, judge, kind = policy.setting, TrialJudge.of(policy.setting), type(policy)
     best: list[Tried] = []
-    for pieces in policy.cuts if setting.pieces is None else (setting.pieces,):
+    for pieces in policy.traits.cuts if setting.pieces is None else (setting.pieces,):
         cut = setting.cut(pieces)
         if best and _issues(cut) == _issues(best[0].policy.setting):
             continue

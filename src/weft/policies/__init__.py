@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from weft.errors import InputError, unknown_name
 from weft.policies.aimt import AiMt
-from weft.policies.base import Candidate, Policy, Setting, Start, View
+from weft.policies.base import Candidate, Policy, Setting, Start, Traits, View
 from weft.policies.batching import Adaptive, LazyBatching, Serial
 from weft.policies.edf import EarliestDeadline
 from weft.policies.fairness import Band
@@ -62,7 +62,7 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
 def make_request_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
     """The same for requests that come and go; policies that plan for streams which never run dry are refused."""
     policy = make_policy(name, setting, options)
-    if not policy.serves_requests:
+    if not policy.traits.serves_requests:
         raise InputError(
             f"{name} plans for streams that never run dry; for requests with deadlines there are weft+ and punctual"
         )
@@ -97,6 +97,7 @@ __all__ = [
     "Policy",
     "Setting",
     "Start",
+    "Traits",
     "View",
     "check_policy",
     "described",

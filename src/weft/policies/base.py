@@ -139,49 +139,53 @@ class Start(NamedTuple):
     not_before: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a policy is made for and what it wants from the engine; the same in every run and with all options."""
+
+    serves_requests: bool = True
+    """Whether it can serve requests that come and go, or only streams that never run dry."""
+    for_deadlines: bool = False
+    """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
+    defers_late: bool = False
+    """Whether a request that missed its deadline gives way to those that can still be on time."""
+    late_work: LateWork = LateWork.LAST
+    """Where requests that cannot be on time any more go, unless a rule for them is given."""
+    foresight: int = 0
+    """What ``Policy.foresight`` says, where that is no option."""
+    batches: bool = True
+    """Whether requests may share a batch."""
+    refills: bool = False
+    """Whether it fills batches up while they run: it is offered beginnings of every size, and batches of a stream
+    that stand at the same layer become one."""
+    by_layer: bool = True
+    """Whether it is asked at every layer, or, on a device that computes one layer at a time, only at exits."""
+    cuts: tuple[int, ...] = (1,)
+    """Into how many pieces to the buffer it may have layers cut, fewest first, where that is left to it."""
+    pointless_saturated: str = ""
+    """What it comes to in saturated streams, where a comparison has nothing to learn from it; empty where it has."""
+
+
 @dataclass(frozen=True)
 class Policy:
-    """Chooses the next layer. Further fields of a policy are the options a user may set."""
+    """Chooses the next layer. Further fields of a policy are the options a user may set.
+
+    What it is made for stands in its ``traits``; what depends on the run and on its options, in its methods.
+    """
 
     setting: Setting
 
-    serves_requests: ClassVar[bool] = True
-    """Whether it can serve requests that come and go, or only streams that never run dry."""
-
-    defers_late: ClassVar[bool] = False
-    """Whether a request that missed its deadline gives way to those that can still be on time."""
-
-    for_deadlines: ClassVar[bool] = False
-    """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
-
-    pointless_saturated: ClassVar[str] = ""
-    """What it comes to in saturated streams, where a comparison has nothing to learn from it; empty where it has."""
-
-    batches: ClassVar[bool] = True
-    """Whether requests may share a batch."""
-
-    refills: ClassVar[bool] = False
-    """Whether it fills batches up while they run: it is offered beginnings of every size, and batches of a stream
-    that stand at the same layer become one."""
-
-    by_layer: ClassVar[bool] = True
-    """Whether it is asked at every layer, or, on a device that computes one layer at a time, only at exits."""
-
-    late_work: ClassVar[LateWork] = LateWork.LAST
-    """Where requests that cannot be on time any more go, unless a rule for them is given."""
+    traits: ClassVar[Traits] = Traits()
 
     @property
     def foresight(self) -> int:
         """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
-        return 0
+        return self.traits.foresight
 
     @property
     def waits(self) -> int | None:
         """Percent of the time a request is allowed that its batch waits to be filled; None: as its stream says."""
         return None
-
-    cuts: ClassVar[tuple[int, ...]] = (1,)
-    """Into how many pieces to the buffer it may have layers cut, fewest first, where that is left to it."""
 
     def contenders(self) -> Iterator[Policy]:
         """Who may decide in its place, where a trial before the run shows them to be better; itself first."""

@@ -5,12 +5,12 @@ None of these knows of exits: a batch shrinks where samples leave, and that is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.errors import InputError
 from weft.kernels import rules
-from weft.policies.base import Candidate
+from weft.policies.base import Candidate, Traits
 from weft.policies.in_order import Fifo
 from weft.policies.refilling import Flight, Refilling
 
@@ -21,9 +21,7 @@ AS_FIFO = "as fifo: no stream ever waits for a batch"
 class Serial(Fifo):
     """One request at a time, in order of arrival: no batches at all."""
 
-    batches: ClassVar[bool] = False
-    by_layer: ClassVar[bool] = False
-    pointless_saturated: ClassVar[str] = AS_FIFO
+    traits: ClassVar[Traits] = Traits(batches=False, by_layer=False, pointless_saturated=AS_FIFO)
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,10 @@ class Adaptive(Fifo):
     What serving systems do; AdaptB in Fluid Batching (section II-A), whose timeouts are 5, 45 and 95.
     """
 
+    traits: ClassVar[Traits] = Traits(by_layer=False, pointless_saturated=AS_FIFO)
+
     timeout: int = 5
     """Percent of the time a request is allowed that it waits for its batch to be filled."""
-
-    by_layer: ClassVar[bool] = False
-    pointless_saturated: ClassVar[str] = AS_FIFO
 
     def __post_init__(self) -> None:
         if not 0 <= self.timeout <= 100:
@@ -55,7 +52,7 @@ class LazyBatching(Refilling):
     A batch of b is taken to last b times as long as one sample, and nobody is expected to leave early.
     """
 
-    by_layer: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(Refilling.traits, by_layer=True)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
         if not flight.batches:

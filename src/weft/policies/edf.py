@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.kernels import rules
-from weft.policies.base import Policy, Start, View
+from weft.policies.base import Policy, Start, Traits, View
 
 
 @dataclass(frozen=True)
 class EarliestDeadline(Policy):
     """The query that is due first; the one that arrived first among equals."""
 
-    for_deadlines: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(for_deadlines=True)
 
     def decide(self, view: View) -> Start:
         return Start(min(view.candidates, key=lambda c: rules.edf_key(c.deadline, c.arrival)))

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from weft.devices.decoupled import issue
 from weft.kernels import rules
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, View
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, Traits, View
 from weft.policies.in_order import Fifo
 from weft.policies.layerweaver import Layerweaver
 
@@ -21,13 +21,12 @@ from weft.policies.layerweaver import Layerweaver
 class LayerweaverPlus(Policy):
     """Two modes; deadlines of late requests do not count."""
 
+    traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.WOVEN)
+
     failsafe: bool = True
     """Mode 1 by arrival where all that runs lies on one side of the balance point: there is nothing to weave."""
     precise: bool = False
     """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
-
-    for_deadlines: ClassVar[bool] = True
-    late_work: ClassVar[LateWork] = LateWork.WOVEN
 
     def decide(self, view: View) -> Start:
         woven = self.throughput_choice(view)
@@ -39,7 +38,7 @@ class LayerweaverPlus(Policy):
         return Start(woven)
 
     def throughput_choice(self, view: View) -> Candidate:
-        """Mode 1."""
+        """What mode 1 takes: the layer that leaves least idle time."""
         weaver = Layerweaver(self.setting, self.failsafe)
         if self.failsafe and weaver.one_sided(view.heads):
             return Fifo(self.setting).decide(view).candidate

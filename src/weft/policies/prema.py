@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.kernels import rules
-from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.base import Candidate, Policy, Start, Traits, View
 
 
 @dataclass(frozen=True)
 class Prema(Policy):
     """Preempts at every layer; thresholds are the priority levels 1, 3 and 9."""
 
-    for_deadlines: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(for_deadlines=True)
 
     def decide(self, view: View) -> Start:
         now = view.device.channel_free

@@ -11,18 +11,17 @@ from typing import ClassVar
 
 from weft.errors import InputError
 from weft.kernels import rules
-from weft.policies.base import Candidate, LateWork, Policy, Start, View
+from weft.policies.base import Candidate, LateWork, Policy, Start, Traits, View
 
 
 @dataclass(frozen=True)
 class PriorityClasses(Policy):
     """Classes are a third of a priority apart: 9, 3 and 1."""
 
+    traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS)
+
     patience: int = 20
     """How many times its own length a request waits before it climbs a class."""
-
-    for_deadlines: ClassVar[bool] = True
-    late_work: ClassVar[LateWork] = LateWork.AMONG_OTHERS
 
     def __post_init__(self) -> None:
         if not 1 <= self.patience <= 1_000_000:

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from weft.errors import InputError
 from weft.kernels import rules
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running, Start, View
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running, Start, Traits, View
 
 PATIENCE = 20
 """How many times its own length a request that missed its deadline gives way to those that can still be on time."""
@@ -37,13 +37,12 @@ class _DueWork(NamedTuple):
 class Punctual(Policy):
     """Plans with every request's remaining time and a margin for what may come between."""
 
+    traits: ClassVar[Traits] = Traits(
+        for_deadlines=True, defers_late=True, late_work=LateWork.AMONG_OTHERS, foresight=100
+    )
+
     margin: int = 10
     """Percent by which remaining times are taken to be longer than estimated."""
-
-    for_deadlines: ClassVar[bool] = True
-    defers_late: ClassVar[bool] = True
-    late_work: ClassVar[LateWork] = LateWork.AMONG_OTHERS
-    foresight: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 1000:

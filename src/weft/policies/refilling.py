@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 from weft.kernels import rules
-from weft.policies.base import Candidate, LateWork, Policy, Start, View
+from weft.policies.base import Candidate, LateWork, Policy, Start, Traits, View
 
 
 class Flight(NamedTuple):
@@ -27,10 +27,12 @@ class Flight(NamedTuple):
 class Refilling(Policy):
     """Fills batches up while they run."""
 
-    refills: ClassVar[bool] = True
-    by_layer: ClassVar[bool] = False
-    late_work: ClassVar[LateWork] = LateWork.AMONG_OTHERS
-    pointless_saturated: ClassVar[str] = "the first stream runs for ever, and the others starve"
+    traits: ClassVar[Traits] = Traits(
+        refills=True,
+        by_layer=False,
+        late_work=LateWork.AMONG_OTHERS,
+        pointless_saturated="the first stream runs for ever, and the others starve",
+    )
 
     def decide(self, view: View) -> Start:
         now = max(view.device.channel_free, view.device.array_free)

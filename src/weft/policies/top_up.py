@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from weft.costs.program import Program
 from weft.errors import InputError
 from weft.kernels import rules
-from weft.policies.base import Candidate, LateWork
+from weft.policies.base import Candidate, LateWork, Traits
 from weft.policies.refilling import Flight, Refilling
 
 UNDER_WAY = 10
@@ -53,16 +53,14 @@ class TopUp(Refilling):
     is paid for by a few requests yet to come.
     """
 
+    traits: ClassVar[Traits] = replace(Refilling.traits, for_deadlines=True, defers_late=True, late_work=LateWork.LAST)
+
     miss: int = 400
     """What a missed deadline costs: percent of the time that one request takes alone."""
     backlog: int = 4
     """Requests yet to come that wait until all who are here are done."""
     foresight: int = 100
     """Percent of the time of a request alone that counts when it is judged too late to be on time."""
-
-    for_deadlines: ClassVar[bool] = True
-    defers_late: ClassVar[bool] = True
-    late_work: ClassVar[LateWork] = LateWork.LAST
 
     def __post_init__(self) -> None:
         for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):

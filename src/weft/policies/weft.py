@@ -20,7 +20,7 @@ from weft.devices.decoupled import DeviceClocks, issue
 from weft.errors import InputError
 from weft.kernels import rules
 from weft.policies.aimt import AiMt
-from weft.policies.base import Candidate, Policy, Start, View
+from weft.policies.base import Candidate, Policy, Start, Traits, View
 from weft.policies.bound import QueryDemand, alone_ticks, best_mix, mix_prices, prices
 from weft.policies.fairness import Band, may_go
 from weft.policies.in_order import RoundRobin
@@ -37,8 +37,7 @@ THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
 class Weft(Policy):
     """Rollouts over priced idle time. Keeps the rest of its last plan, so every run needs an object of its own."""
 
-    serves_requests: ClassVar[bool] = False
-    cuts: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16)
+    traits: ClassVar[Traits] = Traits(serves_requests=False, cuts=(1, 2, 4, 8, 16))
 
     horizon: int = 32
     """Layers per stream that each candidate is played out for."""

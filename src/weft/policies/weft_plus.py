@@ -7,12 +7,12 @@ as it cannot make it any more, so that hopeless ones stop taking time from those
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.errors import InputError
 from weft.kernels import rules
-from weft.policies.base import NO_DEADLINE, Start, View
+from weft.policies.base import NO_DEADLINE, Start, Traits, View
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.layerweaver_plus import LayerweaverPlus
 
@@ -21,10 +21,10 @@ from weft.policies.layerweaver_plus import LayerweaverPlus
 class WeftPlus(LayerweaverPlus):
     """Weave; rescue whoever is shortest of time; let go of whoever cannot be rescued."""
 
+    traits: ClassVar[Traits] = replace(LayerweaverPlus.traits, foresight=100)
+
     stretch: int = 200
     """How long a woven rest is taken to last, in percent of its time alone."""
-
-    foresight: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
         if not 0 <= self.stretch <= 10_000:

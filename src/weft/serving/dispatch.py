@@ -358,7 +358,9 @@ class Dispatcher:
         for model in shares:
             model.statistics.aborts += completion.aborted
         if not completion.aborted and not completion.error:
-            between = round(self.hand_over_s * 1e9) if self.policy.refills else 0  # what small batches cost beside
+            between = (
+                round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
+            )  # what small batches cost beside
             error = abs(took + between - candidate.compute) if stream.measured else 0
             for model, rows in shares.items():
                 model.statistics.computed(candidate.size * stream.rows, rows, took, error)
@@ -381,7 +383,7 @@ class Dispatcher:
         before, self._last_job[lane] = self._last_job.get(lane), job
         if before is None or before is job or before.running:
             return
-        if self.policy.refills and before.members[0].stream == job.members[0].stream:
+        if self.policy.traits.refills and before.members[0].stream == job.members[0].stream:
             return  # it waits for others to catch up with it
         if before in self._source.jobs(before.members[0].stream) and isinstance(before.work, BatchWork):
             for model in before.work.shares():

@@ -45,7 +45,7 @@ class Case:
     """Standalone time of one request of each stream."""
 
     def setting_of(self, policy: type[Policy]) -> Setting:
-        return self.setting if policy.by_layer else self.at_exits
+        return self.setting if policy.traits.by_layer else self.at_exits
 
     def arrivals(self, index: int, seed: int | None) -> Iterator[Ints]:
         """Blocks of arrivals of one open stream, in ticks."""

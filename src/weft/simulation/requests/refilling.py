@@ -66,7 +66,7 @@ def _blocks(case: Case, policy: Policy, seed: int | None) -> Iterator[tuple[Ints
 
 def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.RefillRules]:
     (term,) = case.terms
-    sizes = term.max_batch if policy.batches else 1
+    sizes = term.max_batch if policy.traits.batches else 1
     programs = policy.setting.programs[term.programs : term.programs + sizes]
     remaining = estimates(case, policy)[term.programs : term.programs + sizes]
     first, layers = programs[0], len(programs[0])
