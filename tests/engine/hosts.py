@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from tests.engine.naive import program
 from weft.costs.program import Program
 from weft.engine import Completion, SimulatedHost, request_engine
-from weft.engine.admission import WaitingLine
 from weft.engine.lateness import SOFT
-from weft.engine.requests import Batch, Terms, Ticket
 from weft.engine.steering import Steered, Steering
+from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 from weft.errors import RequestError
 from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE
@@ -141,7 +140,7 @@ class ListedFeed:
             for order in sorted(orders, key=lambda order: order.arrival)
         ]
         self.fates: dict[Ticket, list[Fate]] = {ticket: [] for ticket in self.tickets}
-        self.ended_jobs: list[Batch] = []
+        self.ended_batches: list[Batch] = []
         self.merges: list[tuple[int, int, int]] = []
         """Sizes of two batches that became one, and the layer at which they stood."""
         self._next = 0
@@ -157,22 +156,22 @@ class ListedFeed:
     def exhausted(self) -> bool:
         return self._next == len(self.tickets)
 
-    def served(self, job: Batch, completion: Completion) -> None:
-        for ticket in job.members:
+    def served(self, batch: Batch, completion: Completion) -> None:
+        for ticket in batch.members:
             if not ticket.gone:
-                self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+                self.fates[ticket].append(Fate("served", completion.times.compute_end, batch.query))
 
-    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
-        here = [ticket for ticket in job.members if not ticket.gone]
-        leaving = [ticket for ticket in here if _leaves(ticket, job.layer)]
+    def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
+        here = [ticket for ticket in batch.members if not ticket.gone]
+        leaving = [ticket for ticket in here if _leaves(ticket, batch.layer)]
         for ticket in leaving:
-            assert ticket.sure or ticket.leaves == job.layer, "it went past its exit"
-            self.fates[ticket].append(Fate("served", completion.times.compute_end, job.query))
+            assert ticket.sure or ticket.leaves == batch.layer, "it went past its exit"
+            self.fates[ticket].append(Fate("served", completion.times.compute_end, batch.query))
         return [ticket for ticket in here if ticket not in leaving]
 
-    def merged(self, job: Batch, other: Batch) -> None:
-        assert job.layer == other.layer and not job.running and not other.running
-        self.merges.append((len(job.members), len(other.members), job.layer))
+    def merged(self, batch: Batch, other: Batch) -> None:
+        assert batch.layer == other.layer and not batch.running and not other.running
+        self.merges.append((len(batch.members), len(other.members), batch.layer))
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         self.fates[ticket].append(Fate("dropped", now))
@@ -180,11 +179,11 @@ class ListedFeed:
     def refused(self, ticket: Ticket, now: int) -> None:
         self.fates[ticket].append(Fate("refused", now))
 
-    def failed(self, job: Batch, error: Exception) -> None:
+    def failed(self, batch: Batch, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
-    def ended(self, job: Batch) -> None:
-        self.ended_jobs.append(job)
+    def ended(self, batch: Batch) -> None:
+        self.ended_batches.append(batch)
 
 
 def _leaves(ticket: Ticket, layer: int) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost, kind, loads, run_load
 from tests.engine.workloads import SERVING
 from weft.engine import SimulatedHost, request_engine
-from weft.engine.requests import Ticket
+from weft.engine.tickets import Ticket
 from weft.policies import POLICIES, make_policy
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start
 
@@ -96,7 +96,7 @@ def test_every_request_is_answered_once_and_with_the_end_of_its_batch(policy, lo
             assert fate == ("served", pieces[-1].end, fate.query)
             assert pieces[0].begin >= ticket.arrival
             sizes[ticket.stream, fate.query] += 1
-    assert len(ran.feed.ended_jobs) == len(set(ran.feed.ended_jobs)) == len(ran.batches)
+    assert len(ran.feed.ended_batches) == len(set(ran.feed.ended_batches)) == len(ran.batches)
     for batch, size in sizes.items():
         began = ran.batches[batch][0].candidate
         assert began.size >= size  # some may have been dropped on the way

@@ -20,10 +20,10 @@ import weft.simulation.saturated
 from tests.engine.hosts import MS, Kind, Load, Machine, Order, Sent, WatchedHost, kind, run_load
 from tests.engine.workloads import SERVING
 from weft.engine import Arrivals, Ending, Engine, request_engine
-from weft.engine.admission import WaitingLine
 from weft.engine.arrivals import DROPPED, REFUSED
 from weft.engine.lateness import SOFT
 from weft.engine.steering import ExitShares, Steered, Steering
+from weft.engine.tickets import WaitingLine
 from weft.errors import InvalidStart
 from weft.policies import POLICIES, Start, make_policy, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
@@ -338,9 +338,9 @@ BUSY = Load((kind(4, 4, batch=2), kind(30)), tuple(Order(n % 2, 7 * n, 7 * n + 5
 def test_every_issue_of_either_world_is_a_step_of_the_loop(steps, monkeypatch):
     simulated = run_load("edf", scaled(BUSY))
     machine = served_by_machine(monkeypatch, "edf", BUSY)
-    assert steps["WatchedHost", True] == steps["Lanes", True] == len(simulated.issues) == len(machine.issues) > 12
+    assert steps["WatchedHost", True] == steps["LaneExecutor", True] == len(simulated.issues) == len(machine.issues) > 12
     assert steps["WatchedHost", False] > 0
-    assert steps["Lanes", False] > 0
+    assert steps["LaneExecutor", False] > 0
 
 
 def test_what_changes_the_loop_changes_both_worlds(monkeypatch):

@@ -12,7 +12,7 @@ from tests.engine.naive import program
 from tests.engine.workloads import Flow, case_of, flow, serve
 from weft.devices.decoupled import DeviceClocks
 from weft.engine import SimulatedHost, request_engine, requests
-from weft.engine.requests import Terms
+from weft.engine.tickets import Terms
 from weft.errors import InputError
 from weft.policies import Candidate, Policy, Setting, View, make_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE
@@ -173,7 +173,7 @@ def test_a_full_queue_refuses_and_counts(monkeypatch):
     monkeypatch.setattr(requests, "QUEUE_PLACES", 2)
     served = serve("fifo", flow((1, 20), arrivals=(0, 0, 0, 0, 30)), buffer=1, late="keep")
     assert ends(served) == [(0, REFUSED), (0, REFUSED), (0, 21), (0, 42), (30, 63)]
-    assert served.source.deepest == [2]
+    assert served.source.queues.deepest == [2]
 
 
 def test_the_place_for_late_requests_is_bounded_too(monkeypatch):
@@ -195,8 +195,8 @@ def test_a_demoted_request_that_is_withdrawn_is_not_computed_and_the_others_are(
     gone, late, fresh = feed.tickets
     assert list(source.at(20)) == []
     source.offer(DeviceClocks(20, 20))
-    assert list(source.waiting(0)) == [fresh]
-    assert source.withdraw(gone) is None and gone.gone
+    assert list(source.queues[0].waiting) == [fresh]
+    assert source.queues.withdraw(gone) is None and gone.gone
     engine.run()
     assert {ticket: [fate.what for fate in fates] for ticket, fates in feed.fates.items()} == {
         gone: [],

@@ -23,7 +23,7 @@ from tests.engine.naive import program
 from weft.costs.program import Clock
 from weft.devices import TiledNpu
 from weft.engine.lateness import SOFT
-from weft.engine.requests import Terms
+from weft.engine.tickets import Terms
 from weft.kernels import request_state as counted
 from weft.policies import Policy, Setting
 from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.engine.workloads import SERVING, Served, case_of, cases, flow, serve_case
 from weft.devices.decoupled import DeviceClocks, issue
 from weft.engine import Offer, Requests
+from weft.engine.batches import most_batches
 from weft.engine.lateness import LATE, late_work
-from weft.engine.requests import most_jobs
 from weft.errors import InputError
 from weft.kernels import request_state as k
 from weft.policies import POLICIES, make_policy
@@ -190,7 +190,7 @@ def of_each_stream_one_batch_is_on_time_and_only_a_few_are_under_way(scene):
         mine = under_way[candidate.stream]
         mine.add(candidate.query)
         if late != "drop":  # a batch that is dropped does not say so here
-            assert len(mine) <= (1 if place is LateWork.AMONG_OTHERS else most_jobs(place))
+            assert len(mine) <= (1 if place is LateWork.AMONG_OTHERS else most_batches(place))
         if candidate.layer == len(case.setting.programs[candidate.program]) - 1:
             mine.remove(candidate.query)
 

@@ -6,9 +6,8 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from weft.engine.admission import WaitingLine
 from weft.engine.engine import Completion
-from weft.engine.requests import Batch, Terms, Ticket
+from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 from weft.policies.base import NO_DEADLINE
 
 DROPPED, REFUSED = -1, -2
@@ -78,26 +77,26 @@ class Arrivals:
     def exhausted(self) -> bool:
         return all(time == NO_DEADLINE for time in self._next) and not any(self._returning)
 
-    def served(self, job: Batch, completion: Completion) -> None:
+    def served(self, batch: Batch, completion: Completion) -> None:
         end = completion.times.compute_end
-        self._batches.append((job.members[0].stream, job.members[0].arrival))
-        for ticket in job.members:
+        self._batches.append((batch.members[0].stream, batch.members[0].arrival))
+        for ticket in batch.members:
             if not ticket.gone:
                 self._answer(ticket, end, end)
 
-    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
+    def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
         end = completion.times.compute_end
-        here = [ticket for ticket in job.members if not ticket.gone]
-        staying = [ticket for ticket in here if not self._leaves_at(ticket, job.layer)]
+        here = [ticket for ticket in batch.members if not ticket.gone]
+        staying = [ticket for ticket in here if not self._leaves_at(ticket, batch.layer)]
         for ticket in here:
             if ticket not in staying:
-                ticket.leaves = job.layer
+                ticket.leaves = batch.layer
                 self._answer(ticket, end, end)
         if not staying:
-            self._batches.append((job.members[0].stream, job.members[0].arrival))
+            self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         return staying
 
-    def merged(self, job: Batch, other: Batch) -> None:
+    def merged(self, batch: Batch, other: Batch) -> None:
         """A simulated batch is its members."""
 
     def dropped(self, ticket: Ticket, now: int) -> None:
@@ -107,10 +106,10 @@ class Arrivals:
         """Its client comes again once it would have been due: who is refused at once would else never rest."""
         self._answer(ticket, REFUSED, max(now, ticket.due))
 
-    def failed(self, job: Batch, error: Exception) -> None:
+    def failed(self, batch: Batch, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
-    def ended(self, job: Batch) -> None:
+    def ended(self, batch: Batch) -> None:
         """Nobody waits for a simulated batch but its requests."""
 
     def batches(self, warm: int) -> list[int]:

@@ -48,17 +48,12 @@ class SaturatedStreams:
         return Offer(heads, tuple(head for head in heads if allowed[head.stream]), tuple(self._progress))
 
     def _head(self, stream: int) -> Candidate:
-        program, layer = self._setting.programs[stream], self._layer[stream]
-        return Candidate(
+        return Candidate.of_stream(
+            self._setting.programs[stream],
             stream=stream,
             query=self._query[stream],
-            layer=layer,
-            fetch=program.fetch[layer],
-            compute=program.compute[layer],
+            layer=self._layer[stream],
             last_issued=self._last_issued[stream],
-            program=stream,
-            remaining=program.remaining[layer],
-            whole=program.total_work,
         )
 
     def completed(self, completion: Completion) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.engine.engine import Engine, Executor
-from weft.engine.requests import Feed, Requests
+from weft.engine.requests import Requests
+from weft.engine.tickets import Feed
 from weft.policies.base import NO_DEADLINE, Policy
 
 

@@ -62,6 +62,63 @@ class Candidate(NamedTuple):
     served: int = 0
     """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
 
+    @classmethod
+    def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
+        """The next layer of a stream that never runs dry; such a stream has one program."""
+        return cls(
+            stream=stream,
+            query=query,
+            layer=layer,
+            fetch=program.fetch[layer],
+            compute=program.compute[layer],
+            last_issued=last_issued,
+            program=stream,
+            remaining=program.remaining[layer],
+            whole=program.total_work,
+        )
+
+    @classmethod
+    def of_batch(
+        cls,
+        program: Program,
+        rests: Sequence[int],
+        number: int,
+        *,
+        stream: int,
+        query: int,
+        arrival: int,
+        deadline: int,
+        priority: int,
+        size: int,
+        layer: int = 0,
+        last_issued: int = -1,
+        dues: tuple[int, ...] = (),
+        waiting: int = 0,
+        served: int = 0,
+    ) -> Candidate:
+        """The next layer of a batch of requests.
+
+        rests: estimated ticks from each layer of its program to the end. number: of its program in the setting.
+        """
+        return cls(
+            stream=stream,
+            query=query,
+            layer=layer,
+            fetch=program.fetch[layer],
+            compute=program.compute[layer],
+            last_issued=last_issued,
+            program=number,
+            arrival=arrival,
+            deadline=deadline,
+            remaining=rests[layer],
+            whole=rests[0],
+            priority=priority,
+            size=size,
+            dues=dues,
+            waiting=waiting,
+            served=served,
+        )
+
 
 class Running(NamedTuple):
     """A layer that is being computed."""

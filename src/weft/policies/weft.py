@@ -142,15 +142,7 @@ class Weft(Policy):
         """What a policy would see next."""
         program = self.setting.programs[issued.stream]
         layer = (issued.layer + 1) % len(program)
-        follower = Candidate(
-            issued.stream,
-            issued.query + (layer == 0),
-            layer,
-            program.fetch[layer],
-            program.compute[layer],
-            -1,
-            issued.program,
-        )
+        follower = Candidate.of_stream(program, stream=issued.stream, query=issued.query + (layer == 0), layer=layer)
         heads = tuple(follower if head.stream == issued.stream else head for head in view.heads)
         progress = list(view.progress)
         progress[issued.stream] += self.gains[issued.stream][issued.layer]

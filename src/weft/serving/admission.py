@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.engine.admission import Refusal, WaitingLine
+from weft.engine.admission import Refusal
+from weft.engine.tickets import WaitingLine
 from weft.errors import Expired, Overloaded, RequestError
 from weft.serving.streams import ServedModel
 

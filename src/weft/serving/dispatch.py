@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from weft.costs.program import Program
 from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.requests import Batch, Ticket
 from weft.engine.serving import request_engine
+from weft.engine.tickets import Batch, Ticket
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
@@ -61,7 +61,7 @@ class Dispatcher:
         self.streams = ServedStreams(self._source, programs)
         self._tickets: set[ClientTicket] = set()
         self.recorder = Recorder()
-        self._last_job: dict[int, Batch] = {}
+        self._last_batch: dict[int, Batch] = {}
         self._last_end: dict[int, int] = {}
         self._hand_overs = [0, 0]
         self._pumping = False
@@ -74,7 +74,7 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Requests that no lane has begun."""
-        return self._source.line.waiting
+        return self._source.queues.line.waiting
 
     @property
     def pending(self) -> int:
@@ -93,7 +93,7 @@ class Dispatcher:
         if refusal:
             if refusal.reason == "unmeetable":
                 self.streams.doubt(stream)
-            raise refused(model, refusal, self._source.line)
+            raise refused(model, refusal, self._source.queues.line)
         model.body.leases += 1
         self._tickets.add(ticket)
         return ticket
@@ -113,10 +113,10 @@ class Dispatcher:
         """Its client went away, or nobody can answer it."""
         if ticket.gone:
             return
-        job = self._source.withdraw(ticket)
+        batch = self._source.queues.withdraw(ticket)
         self._settle(ticket, error or Cancelled("the client went away"))
-        if job and job.running and job.forsaken:
-            self.lanes.stop(ticket.stream, job.query)
+        if batch and batch.running and batch.forsaken:
+            self.lanes.stop(ticket.stream, batch.query)
         self._pump_soon()
 
     # The loop's turns
@@ -192,8 +192,8 @@ class Dispatcher:
     def exhausted(self) -> bool:
         return False
 
-    def served(self, job: Batch, completion: Completion) -> None:
-        work, stream = job.work, self.streams[completion.candidate.stream]
+    def served(self, batch: Batch, completion: Completion) -> None:
+        work, stream = batch.work, self.streams[completion.candidate.stream]
         assert isinstance(work, BatchWork)
         stream.measured = True
         if work.model.leaving:
@@ -204,8 +204,8 @@ class Dispatcher:
                 self._settle(ticket, outputs)
         self._executed(stream, work)
 
-    def leave(self, job: Batch, completion: Completion) -> list[Ticket]:
-        work, stream = job.work, self.streams[completion.candidate.stream]
+    def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
+        work, stream = batch.work, self.streams[completion.candidate.stream]
         assert isinstance(work, BatchWork)
         self._depart(work)
         if not work.tickets:
@@ -226,13 +226,13 @@ class Dispatcher:
         if moved:
             self.streams.expect_leaving(work.model)
 
-    def merged(self, job: Batch, other: Batch) -> None:
-        kept, joining = job.work, other.work
+    def merged(self, batch: Batch, other: Batch) -> None:
+        kept, joining = batch.work, other.work
         assert isinstance(kept, BatchWork) and isinstance(joining, BatchWork)
         kept.join(joining)
         for model in joining.shares():
             model.statistics.merges += 1
-        self._executed(self.streams[job.members[0].stream], joining)
+        self._executed(self.streams[batch.members[0].stream], joining)
 
     def _executed(self, stream: ServedStream, work: BatchWork) -> None:
         stream.seen += 1
@@ -252,11 +252,11 @@ class Dispatcher:
         assert isinstance(ticket, ClientTicket)
         self._settle(ticket, Overloaded(f"{ticket.model.name}: its queue is full; send it again later"))
 
-    def failed(self, job: Batch, error: Exception) -> None:
+    def failed(self, batch: Batch, error: Exception) -> None:
         """Tell whoever sent it; in a batch that may have been any of them, so each is tried alone."""
-        for ticket in job.members:
+        for ticket in batch.members:
             assert isinstance(ticket, ClientTicket)
-            if len(job.members) == 1:
+            if len(batch.members) == 1:
                 self._settle(ticket, _said(ticket.model.name, error))
             elif not ticket.gone:
                 ticket.stream, ticket.began = self.streams.of(ticket.model, ticket.inputs, alone=True).index, 0
@@ -264,10 +264,10 @@ class Dispatcher:
                 self._source.put(ticket)
                 self._pump_soon()
 
-    def ended(self, job: Batch) -> None:
-        if isinstance(job.work, BatchWork):
-            job.work.drop()
-            self._release(job.work.model)
+    def ended(self, batch: Batch) -> None:
+        if isinstance(batch.work, BatchWork):
+            batch.work.drop()
+            self._release(batch.work.model)
 
     def _release(self, body: ServedModel) -> None:
         body.leases -= 1
@@ -308,16 +308,16 @@ class Dispatcher:
     # Batches on lanes
 
     def _work_of(self, candidate: Candidate) -> BatchWork:
-        job = self._source.job_of(candidate)
-        assert job is not None
-        if not isinstance(job.work, BatchWork):
-            job.work = self._begin(candidate, job)
-        if self.lanes.runs_here(candidate, job.work):  # answers shall not wait for it
+        batch = self._source.queues.batch_of(candidate)
+        assert batch is not None
+        if not isinstance(batch.work, BatchWork):
+            batch.work = self._begin(candidate, batch)
+        if self.lanes.runs_here(candidate, batch.work):  # answers shall not wait for it
             self._post()
-        return job.work
+        return batch.work
 
-    def _begin(self, candidate: Candidate, job: Batch) -> BatchWork:
-        tickets = [ticket for ticket in job.members if isinstance(ticket, ClientTicket)]
+    def _begin(self, candidate: Candidate, batch: Batch) -> BatchWork:
+        tickets = [ticket for ticket in batch.members if isinstance(ticket, ClientTicket)]
         now = self.lanes.now()
         stream = self.streams[candidate.stream]
         for ticket in tickets:
@@ -335,12 +335,12 @@ class Dispatcher:
     def _observed(self, lane: int, completion: Completion) -> None:
         """A segment ended: count it, show it, and learn how long it takes."""
         candidate, times = completion.candidate, completion.times
-        stream, job = self.streams[candidate.stream], self._source.job_of(candidate)
+        stream, batch = self.streams[candidate.stream], self._source.queues.batch_of(candidate)
         took = times.compute_end - times.compute_start
-        assert job is not None and isinstance(job.work, BatchWork)
-        self._note_hand_over(lane, job, times)
-        self._note_preemption(lane, job)
-        job.work.compute_ns += took
+        assert batch is not None and isinstance(batch.work, BatchWork)
+        self._note_hand_over(lane, batch, times)
+        self._note_preemption(lane, batch)
+        batch.work.compute_ns += took
         self.recorder.add(
             LaneSpan(
                 lane,
@@ -354,7 +354,7 @@ class Dispatcher:
                 "aborted" if completion.aborted else "failed" if completion.error else "done",
             )
         )
-        shares = job.work.shares()
+        shares = batch.work.shares()
         for model in shares:
             model.statistics.aborts += completion.aborted
         if not completion.aborted and not completion.error:
@@ -372,20 +372,20 @@ class Dispatcher:
         count, total = self._hand_overs
         return total / count / 1e9 if count else 0.0
 
-    def _note_hand_over(self, lane: int, job: Batch, times: LayerTimes) -> None:
-        if self._last_job.get(lane) is job:
+    def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
+        if self._last_batch.get(lane) is batch:
             self._hand_overs[0] += 1
             self._hand_overs[1] += times.compute_start - self._last_end[lane]
         self._last_end[lane] = times.compute_end
 
-    def _note_preemption(self, lane: int, job: Batch) -> None:
+    def _note_preemption(self, lane: int, batch: Batch) -> None:
         """Whether this lane left another batch half-way for this one."""
-        before, self._last_job[lane] = self._last_job.get(lane), job
-        if before is None or before is job or before.running:
+        before, self._last_batch[lane] = self._last_batch.get(lane), batch
+        if before is None or before is batch or before.running:
             return
-        if self.policy.traits.refills and before.members[0].stream == job.members[0].stream:
+        if self.policy.traits.refills and before.members[0].stream == batch.members[0].stream:
             return  # it waits for others to catch up with it
-        if before in self._source.jobs(before.members[0].stream) and isinstance(before.work, BatchWork):
+        if before in self._source.queues[before.members[0].stream].batches and isinstance(before.work, BatchWork):
             for model in before.work.shares():
                 model.statistics.preemptions += 1
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from weft.costs.program import Program
-from weft.engine.admission import WaitingLine
-from weft.engine.requests import Requests, Terms
+from weft.engine.requests import Requests
+from weft.engine.tickets import Terms, WaitingLine
 from weft.errors import BadRequest
 from weft.policies.base import NO_DEADLINE, Candidate
 from weft.runtime.backend import LoadedModel
@@ -224,7 +224,7 @@ class ServedStreams:
             first, places = spare.first_program, spare.places
             self.programs[first : first + batches] = programs
             stream = ServedStream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
-            self._source.reopen(stream.index, _terms(stream), steered)
+            self._source.open(_terms(stream), steered, stream=stream.index)
         else:
             stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
             self.programs += programs
@@ -236,7 +236,7 @@ class ServedStreams:
         if len(self._by_use) < STREAMS:
             return
         for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:
-            if self._source.idle(stream.index):
+            if self._source.queues[stream.index].idle:
                 self._close(stream)
 
     def forget(self, model: ServedModel) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.engine.requests import Ticket
+from weft.engine.tickets import Ticket
 from weft.errors import RequestError
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join

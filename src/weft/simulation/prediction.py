@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from weft.costs.program import Program
 from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
-from weft.engine.admission import WaitingLine
-from weft.engine.requests import Batch, Terms, Ticket
+from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
 from weft.load.payload import served_name
@@ -231,10 +230,10 @@ class _Clients(Arrivals):
                 self._senders[ticket], ticket.stream = ticket.stream, queue
             yield ticket
 
-    def served(self, job: Batch, completion: Completion) -> None:
-        for ticket in job.members:
+    def served(self, batch: Batch, completion: Completion) -> None:
+        for ticket in batch.members:
             self._return(ticket)
-        super().served(job, completion)
+        super().served(batch, completion)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         self._return(ticket)

@@ -14,8 +14,8 @@ from weft.costs.profiles import Profile, estimate, read_profile
 from weft.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.costs.tiled import layer_times_s
 from weft.devices import Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
-from weft.engine.requests import Terms
 from weft.engine.steering import Steered, Steering
+from weft.engine.tickets import Terms
 from weft.errors import WorkloadError
 from weft.kernels.request_loop import remaining_alone
 from weft.models.layer import Model

@@ -36,7 +36,7 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
     for index, term in enumerate(case.terms):
         source.open(term, case.steered(index))
     steps = engine.run()
-    return _tallied(case, feed, source.deepest, executor, steps, _besides(case, seed))
+    return _tallied(case, feed, source.queues.deepest, executor, steps, _besides(case, seed))
 
 
 def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | SimulatedHost:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.engine.arrivals import Ending
+from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
-from weft.engine.requests import QUEUE_PLACES, most_jobs
+from weft.engine.requests import QUEUE_PLACES
 from weft.kernels import refill as k
 from weft.kernels import request_state as counted
 from weft.policies import Policy
@@ -86,7 +87,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.Ref
     rules = k.RefillRules(
         policy=KERNELS[type(policy)],
         late=late_rule(policy, late),
-        most_jobs=most_jobs(late_work(policy, late)),
+        most_jobs=most_batches(late_work(policy, late)),
         foresight=policy.foresight,
         max_batch=sizes,
         deadline=term.deadline,

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.engine.arrivals import Ending
+from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
-from weft.engine.requests import QUEUE_PLACES, most_jobs
+from weft.engine.requests import QUEUE_PLACES
 from weft.kernels import request_loop
 from weft.kernels import request_state as k
 from weft.kernels.buffer import NEVER
@@ -46,7 +47,7 @@ def late_rule(policy: Policy, late: str) -> int:
 def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool) -> Tally:
     """Run a case to its end."""
     models, terms, rules = _static(case, policy, late)
-    state = _fresh_state(case, most_jobs(late_work(policy, late)))
+    state = _fresh_state(case, most_batches(late_work(policy, late)))
     recorded = MOST_RECORDED if record else 0
     log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 3), np.int64))
     streams = len(case.terms)

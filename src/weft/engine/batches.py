@@ -1,0 +1,148 @@
+"""How a batch is formed: when what waits becomes one, of which requests, and what of it is offered to the policy.
+
+A batch is ready when it is full, its first request has waited long enough, or it would otherwise be late. A policy that
+refills is offered beginnings of every size at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+
+from weft.engine.queues import Queues, StreamQueue
+from weft.engine.tickets import Batch, Ticket
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
+
+BATCHES = 4
+"""Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
+LATE_BATCHES = 64
+"""The same where late ones wait until nothing on time does: they shall not take the places of those that can be."""
+
+
+def most_batches(late: LateWork) -> int:
+    """Batches of a stream that may be in flight, at least."""
+    return LATE_BATCHES if late is LateWork.LAST else BATCHES
+
+
+class Batcher:
+    """Offers the next layer of every batch in flight, and the first layer of every batch that could begin."""
+
+    def __init__(self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]]) -> None:
+        self._setting, self._queues, self._remaining = policy.setting, queues, remaining
+        self._refills, self._waits = policy.traits.refills, policy.waits
+
+    def ready_at(self, queue: StreamQueue) -> int:
+        """When what waits becomes a batch, full or not: its time is up, or it would be late."""
+        waiting, terms = queue.waiting, queue.terms
+        if self._refills:
+            return 0
+        if self._waits is not None:
+            return min(ticket.arrival + (ticket.due - ticket.arrival) * self._waits // 100 for ticket in waiting)
+        if not terms.timeout:
+            return 0
+        rest = self._remaining[terms.programs][0]
+        return min(min(ticket.arrival for ticket in waiting) + terms.timeout, waiting[0].due - rest)
+
+    def heads(self, queue: StreamQueue, now: int) -> list[Candidate]:
+        """What a stream has at this instant, late requests that wait not counted."""
+        if self._refills:
+            return self._refilling_heads(queue)
+        batches, most = queue.batches, queue.terms.max_batch
+        heads = [self._head(queue, batch) for batch in batches if not batch.running]
+        waiting = len(queue.waiting)
+        ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
+        if ready and len(batches) < queue.places and self._may_begin(queue, batches):
+            members = [queue.waiting[i] for i in range(min(waiting, most))]
+            heads.append(self._head(queue, _formed(queue, members)))
+        return heads
+
+    def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
+        """As many batches of a stream as there are lanes, and one that is due before all of those."""
+        on_time = [batch for batch in batches if not batch.late]
+        return len(on_time) < self._setting.lanes or queue.waiting[0].due < min(
+            min(t.due for t in batch.members) for batch in on_time
+        )
+
+    def late_heads(self, queue: StreamQueue) -> list[Candidate]:
+        """The batch of late requests that could begin, if there is one."""
+        if not queue.late or len(queue.by_query) == queue.places:
+            return []
+        members = [queue.late[i] for i in range(min(len(queue.late), queue.terms.max_batch))]
+        return [self._head(queue, _formed(queue, members, late=True))]
+
+    def _refilling_heads(self, queue: StreamQueue) -> list[Candidate]:
+        """All batches that stand still, and beginnings of every size with which these would fit into one batch.
+
+        Those that can still be on time begin first, then late ones.
+        """
+        batches, most = queue.batches, queue.terms.max_batch
+        begun = sum([len(batch.members) for batch in batches])
+        standing = [batch for batch in batches if not batch.running]
+        room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
+        first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
+        waiting = len(queue.waiting) + len(queue.late)
+        heads = [
+            self._head(queue, batch)._replace(dues=tuple([each.due for each in batch.members]), waiting=waiting)
+            for batch in standing
+        ]
+        return heads + self._beginnings(queue, first, waiting) if first else heads
+
+    def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
+        """The first of these tickets, the first two, ... as batches that could begin; *waiting*: how many there are."""
+        dues = tuple([ticket.due for ticket in first])
+        deadline = dues[0] if queue.waiting else NO_DEADLINE
+        arrival, priority, found = NO_DEADLINE, 0, []
+        for size, ticket in enumerate(first, start=1):
+            arrival, priority = min(arrival, ticket.arrival), max(priority, ticket.priority)
+            number = queue.terms.programs + size - 1
+            found.append(
+                Candidate.of_batch(
+                    self._setting.programs[number],
+                    self._remaining[number],
+                    number,
+                    stream=queue.stream,
+                    query=queue.queries,
+                    arrival=arrival,
+                    deadline=deadline,
+                    priority=priority,
+                    size=size,
+                    dues=dues[:size],
+                    waiting=waiting - size,
+                )
+            )
+        return found
+
+    def _head(self, queue: StreamQueue, batch: Batch) -> Candidate:
+        return Candidate.of_batch(
+            self._setting.programs[batch.program],
+            self._remaining[batch.program],
+            batch.program,
+            stream=queue.stream,
+            query=batch.query,
+            layer=batch.layer,
+            last_issued=batch.last_issued,
+            arrival=min([ticket.arrival for ticket in batch.members]),
+            deadline=batch.deadline,
+            priority=max([ticket.priority for ticket in batch.members]),
+            size=len(batch.members),
+            served=queue.served,
+        )
+
+    def begin(self, candidate: Candidate) -> Batch:
+        """Turn the waiting requests a candidate stands for into a batch."""
+        queue = self._queues[candidate.stream]
+        late = candidate.deadline == NO_DEADLINE
+        waiting = [
+            (queue.late if late or not queue.waiting else queue.waiting).popleft() for _ in range(candidate.size)
+        ]
+        for ticket in waiting:
+            self._queues.count(ticket, -1)
+        batch = _formed(queue, waiting, late)
+        queue.begin(batch)
+        return batch
+
+
+def _formed(queue: StreamQueue, members: list[Ticket], late: bool = False) -> Batch:
+    """A batch that could begin; requests that can be on time stand first in it."""
+    program = queue.terms.programs + len(members) - 1
+    return Batch(program, queue.queries, members, late, NO_DEADLINE if late else members[0].due)

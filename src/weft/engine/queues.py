@@ -1,0 +1,186 @@
+"""What waits and what runs of every stream, and when strict requests are due."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from weft.engine.steering import Steered
+from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
+from weft.policies.base import NO_DEADLINE, Candidate
+
+LEAST_SWEPT = 1024
+"""Watched deadlines from which on those of answered requests are swept out."""
+
+
+@dataclass(eq=False)
+class StreamQueue:
+    """One stream's requests: those that wait, and those in batches."""
+
+    stream: int
+    terms: Terms
+    places: int
+    """Batches that may be in flight."""
+    steered: Steered | None = None
+    """How sure early answers of its model must be, where it has any."""
+    waiting: deque[Ticket] = field(default_factory=deque)
+    """In order of deadlines."""
+    late: deque[Ticket] = field(default_factory=deque)
+    """Those that can no longer be on time, and give way to the others."""
+    in_flight: list[Batch | None] = field(init=False)
+    """A batch keeps its place from beginning to end."""
+    by_query: dict[int, Batch] = field(default_factory=dict)
+    """The same batches by their numbers."""
+    queries: int = 0
+    """Batches that have begun."""
+    deepest: int = 0
+    """Most requests that waited at a time."""
+    served: int = 0
+    """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
+
+    def __post_init__(self) -> None:
+        self.in_flight = [None] * self.places
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it waits or runs."""
+        return not (self.waiting or self.late or self.by_query)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Its batches in flight."""
+        return [batch for batch in self.in_flight if batch]
+
+    def put(self, ticket: Ticket) -> None:
+        if not self.waiting or self.waiting[-1].due <= ticket.due:
+            self.waiting.append(ticket)
+        else:
+            insort(self.waiting, ticket, key=due)
+
+    def begin(self, batch: Batch) -> None:
+        """Give a batch a place."""
+        self.in_flight[self.in_flight.index(None)] = batch
+        self.by_query[batch.query] = batch
+        self.queries += 1
+
+    def end(self, batch: Batch) -> None:
+        """Let a batch leave its place."""
+        self.in_flight[self.in_flight.index(batch)] = None
+        del self.by_query[batch.query]
+
+
+class Queues:
+    """The queues of all streams.
+
+    remaining: estimated ticks from each layer of each program to its end. places: how many requests may wait in all.
+    """
+
+    def __init__(self, remaining: Sequence[Sequence[int]], places: int) -> None:
+        self._remaining = remaining
+        self.line = WaitingLine(places)
+        """All requests that no lane has begun."""
+        self._streams: list[StreamQueue] = []
+        self._busy: set[int] = set()
+        """Streams that have something; those that have nothing any more are taken out when next looked at."""
+
+    def __getitem__(self, stream: int) -> StreamQueue:
+        return self._streams[stream]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def deepest(self) -> list[int]:
+        """Most requests that waited in each queue."""
+        return [queue.deepest for queue in self._streams]
+
+    def add(self, queue: StreamQueue) -> None:
+        """Open another stream, or give the number of one that has nothing left to it."""
+        if queue.stream == len(self._streams):
+            self._streams.append(queue)
+        else:
+            assert self._streams[queue.stream].idle
+            self._streams[queue.stream] = queue
+
+    def busy(self) -> list[StreamQueue]:
+        """Streams of which something waits or runs."""
+        found = [self._streams[stream] for stream in sorted(self._busy)]
+        busy = [queue for queue in found if not queue.idle]
+        if len(busy) < len(found):
+            self._busy = {queue.stream for queue in busy}
+        return busy
+
+    def batch_of(self, candidate: Candidate) -> Batch | None:
+        """The batch in flight that a candidate belongs to."""
+        return self._streams[candidate.stream].by_query.get(candidate.query)
+
+    def whole(self, stream: int, requests: int = 1) -> int:
+        """Ticks that so many requests of a stream are expected to take, in batches as large as they come."""
+        terms = self._streams[stream].terms
+        if requests <= 1:
+            return requests * self._remaining[terms.programs][0]
+        return requests * self._remaining[terms.programs + terms.max_batch - 1][0] // terms.max_batch
+
+    def rest(self, batch: Batch) -> int:
+        """Ticks that the layers of a batch are expected to take that were not issued."""
+        rests = self._remaining[batch.program]
+        return rests[batch.layer] if batch.layer < len(rests) else 0
+
+    def put(self, ticket: Ticket) -> None:
+        """Let a request wait for its turn."""
+        queue = self._streams[ticket.stream]
+        if queue.idle:
+            queue.served = max(queue.served, min((each.served for each in self.busy()), default=0))
+        queue.put(ticket)
+        self._busy.add(ticket.stream)
+        self.count(ticket, 1)
+
+    def count(self, ticket: Ticket, more: int) -> None:
+        """It waits, or waits no longer."""
+        for line in (self.line, ticket.line):
+            if line:
+                line.waiting += more
+
+    def withdraw(self, ticket: Ticket) -> Batch | None:
+        """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
+        the others, if there are any."""
+        ticket.gone = True
+        queue = self._streams[ticket.stream]
+        for waiting in (queue.waiting, queue.late):
+            if ticket in waiting:
+                waiting.remove(ticket)
+                self.count(ticket, -1)
+                return None
+        return next((batch for batch in queue.by_query.values() if ticket in batch.members), None)
+
+
+class StrictDeadlines:
+    """Strict requests by their deadlines; those that were answered are swept out now and then."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Ticket]] = []
+        self._most = LEAST_SWEPT
+        self._taken = 0
+
+    def watch(self, ticket: Ticket) -> None:
+        """Remember when a request is due."""
+        self._taken += 1
+        heapq.heappush(self._heap, (ticket.due, self._taken, ticket))
+        if len(self._heap) > self._most:
+            self._heap = [entry for entry in self._heap if not entry[2].gone]
+            heapq.heapify(self._heap)
+            self._most = max(LEAST_SWEPT, 2 * len(self._heap))
+
+    def next(self) -> int:
+        """When the next of them is due."""
+        return self._heap[0][0] if self._heap else NO_DEADLINE
+
+    def passed(self, now: int) -> Iterator[Ticket]:
+        """Those that are due and were not answered; they are forgotten."""
+        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].gone):
+            ticket = heapq.heappop(self._heap)[2]
+            if not ticket.gone:
+                yield ticket
