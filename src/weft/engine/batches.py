@@ -81,10 +81,7 @@ class Batcher:
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
-        heads = [
-            self._head(queue, batch)._replace(dues=tuple([each.due for each in batch.members]), waiting=waiting)
-            for batch in standing
-        ]
+        heads = [self._head(queue, batch, tuple([each.due for each in batch.members]), waiting) for batch in standing]
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
@@ -112,7 +109,7 @@ class Batcher:
             )
         return found
 
-    def _head(self, queue: StreamQueue, batch: Batch) -> Candidate:
+    def _head(self, queue: StreamQueue, batch: Batch, dues: tuple[int, ...] = (), waiting: int = 0) -> Candidate:
         return Candidate.of_batch(
             self._setting.programs[batch.program],
             self._remaining[batch.program],
@@ -125,6 +122,8 @@ class Batcher:
             deadline=batch.deadline,
             priority=max([ticket.priority for ticket in batch.members]),
             size=len(batch.members),
+            dues=dues,
+            waiting=waiting,
             served=queue.served,
         )
 

@@ -107,11 +107,14 @@ class Queues:
 
     def busy(self) -> list[StreamQueue]:
         """Streams of which something waits or runs."""
-        found = [self._streams[stream] for stream in sorted(self._busy)]
-        busy = [queue for queue in found if not queue.idle]
-        if len(busy) < len(found):
-            self._busy = {queue.stream for queue in busy}
-        return busy
+        found = [queue for stream in sorted(self._busy) if not (queue := self._streams[stream]).idle]
+        if len(found) < len(self._busy):
+            self._busy = {queue.stream for queue in found}
+        return found
+
+    def waiting(self) -> Iterator[StreamQueue]:
+        """Streams of which something waits."""
+        return (self._streams[stream] for stream in self._busy if self._streams[stream].waiting)
 
     def batch_of(self, candidate: Candidate) -> Batch | None:
         """The batch in flight that a candidate belongs to."""

@@ -74,7 +74,7 @@ class Requests:
         return self._feed.exhausted() and not self.queues.busy()
 
     def next_event(self) -> int:
-        waits = [self._batcher.ready_at(queue) for queue in self.queues.busy() if queue.waiting]
+        waits = [self._batcher.ready_at(queue) for queue in self.queues.waiting()]
         later = [wait for wait in waits if wait > self._now]
         return max(self._now, min([self._feed.next_arrival(), self._deadlines.next(), *later]))
 

@@ -32,7 +32,11 @@ class LateWork(Enum):
 
 
 class Candidate(NamedTuple):
-    """The next unissued layer of one query: of a stream, or of a batch of requests."""
+    """The next unissued layer of one query: of a stream, or of a batch of requests.
+
+    ``of_stream`` and ``of_batch`` are called for all there is at every step, and build it by position: keywords would
+    take twice as long.
+    """
 
     stream: int
     query: int
@@ -66,16 +70,9 @@ class Candidate(NamedTuple):
     def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
         """The next layer of a stream that never runs dry; such a stream has one program."""
         return cls(
-            stream=stream,
-            query=query,
-            layer=layer,
-            fetch=program.fetch[layer],
-            compute=program.compute[layer],
-            last_issued=last_issued,
-            program=stream,
-            remaining=program.remaining[layer],
-            whole=program.total_work,
-        )
+            stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, stream, 0, NO_DEADLINE,
+            program.remaining[layer], program.total_work,
+        )  # fmt: skip
 
     @classmethod
     def of_batch(
@@ -96,28 +93,14 @@ class Candidate(NamedTuple):
         waiting: int = 0,
         served: int = 0,
     ) -> Candidate:
-        """The next layer of a batch of requests.
+        """The next layer of a batch of requests, in flight or one that could begin.
 
         rests: estimated ticks from each layer of its program to the end. number: of its program in the setting.
         """
         return cls(
-            stream=stream,
-            query=query,
-            layer=layer,
-            fetch=program.fetch[layer],
-            compute=program.compute[layer],
-            last_issued=last_issued,
-            program=number,
-            arrival=arrival,
-            deadline=deadline,
-            remaining=rests[layer],
-            whole=rests[0],
-            priority=priority,
-            size=size,
-            dues=dues,
-            waiting=waiting,
-            served=served,
-        )
+            stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
+            rests[layer], rests[0], priority, size, dues, waiting, served,
+        )  # fmt: skip
 
 
 class Running(NamedTuple):
