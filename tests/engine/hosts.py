@@ -32,7 +32,7 @@ from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving
 from weft.serving.streams import ServedModel
-from weft.serving.tickets import Ask, BatchWork, ClientTicket
+from weft.serving.tickets import BatchWork, ClientTicket
 
 PATIENCE_S = 600
 """After that a test that would hang fails instead; no test is meant to come near it."""
@@ -549,7 +549,8 @@ class Machine:
             if reply:
                 reply(ticket, outcome)
 
-        sent.ticket = self.dispatcher.submit(model, inputs, Ask(self.clock.ticks + round(due_ms * MS), **ask), replied)
+        sent.ticket = ClientTicket(model, inputs, replied, self.clock.ticks + round(due_ms * MS), **ask)
+        self.dispatcher.submit(sent.ticket)
         self.sent.append(sent)
         return sent
 

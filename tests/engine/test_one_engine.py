@@ -338,7 +338,9 @@ BUSY = Load((kind(4, 4, batch=2), kind(30)), tuple(Order(n % 2, 7 * n, 7 * n + 5
 def test_every_issue_of_either_world_is_a_step_of_the_loop(steps, monkeypatch):
     simulated = run_load("edf", scaled(BUSY))
     machine = served_by_machine(monkeypatch, "edf", BUSY)
-    assert steps["WatchedHost", True] == steps["LaneExecutor", True] == len(simulated.issues) == len(machine.issues) > 12
+    assert (
+        steps["WatchedHost", True] == steps["LaneExecutor", True] == len(simulated.issues) == len(machine.issues) > 12
+    )
     assert steps["WatchedHost", False] > 0
     assert steps["LaneExecutor", False] > 0
 

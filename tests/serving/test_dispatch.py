@@ -33,7 +33,7 @@ from weft.serving.dispatch import Dispatcher
 from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
 from weft.serving.streams import ServedModel
-from weft.serving.tickets import Ask, ClientTicket
+from weft.serving.tickets import ClientTicket
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_requests_of_one_turn_share_a_batch_and_each_gets_its_own_rows(machine):
     sent = [one.send(model, value=value) for value in (1, 2, 3)]
     one.run()
     assert [each.outcome["y"].tolist() for each in sent] == [[[2]], [[4]], [[6]]]
-    assert [each.ticket.batch for each in sent] == [3, 3, 3]
+    assert [each.ticket.batch_size for each in sent] == [3, 3, 3]
     assert [each.end_ms for each in sent] == [7, 7, 7]
     statistics = model.statistics
     assert (statistics.executions, statistics.inferences, statistics.mean_batch) == (1, 3, 3.0)
@@ -92,7 +92,7 @@ def test_a_batch_takes_no_more_than_the_model_can(machine):
     model = one.model([5], [6])
     sent = [one.send(model, due_ms=1000 + value, value=value) for value in range(5)]
     one.run()
-    assert [each.ticket.batch for each in sent] == [2, 2, 2, 2, 1]
+    assert [each.ticket.batch_size for each in sent] == [2, 2, 2, 2, 1]
     assert [each.outcome["y"].item() for each in sent] == [0, 2, 4, 6, 8]
 
 
@@ -102,7 +102,7 @@ def test_several_rows_of_one_request_stay_together(machine):
     pair = [one.send(model, rows=2, value=value) for value in (1, 2)]
     one.run()
     assert [each.outcome["y"].tolist() for each in pair] == [[[2], [2]], [[4], [4]]]
-    assert [each.ticket.batch for each in pair] == [2, 2]
+    assert [each.ticket.batch_size for each in pair] == [2, 2]
     assert model.statistics.inferences == 4
 
 
@@ -111,7 +111,7 @@ def test_more_rows_than_a_batch_holds_run_alone(machine):
     model = one.model([5], [6])
     sent = [one.send(model, rows=3, value=value) for value in (1, 2)]
     one.run()
-    assert [each.ticket.batch for each in sent] == [1, 1]
+    assert [each.ticket.batch_size for each in sent] == [1, 1]
     assert sent[1].outcome["y"].tolist() == [[4]] * 3
 
 
@@ -120,7 +120,7 @@ def test_different_shapes_are_not_mixed(machine):
     model = one.model([5], [6], [7], [8])
     sent = [one.send(model, rows=rows) for rows in (1, 2, 1, 2)]
     one.run()
-    assert [each.ticket.batch for each in sent] == [2, 2, 2, 2]
+    assert [each.ticket.batch_size for each in sent] == [2, 2, 2, 2]
     assert [len(each.outcome["y"]) for each in sent] == [1, 2, 1, 2]
     assert model.statistics.executions == 2
 
@@ -130,7 +130,7 @@ def test_inputs_whose_rows_differ_are_refused(machine):
     model = one.model([5], [6])
     inputs = {"x": np.zeros((2, 1), np.float32), "z": np.zeros((3, 1), np.float32)}
     with pytest.raises(BadRequest, match=r"m0: its inputs must have the same first dimension, not \[2, 3\]"):
-        one.dispatcher.submit(model, inputs, Ask(one.clock.ticks + MS), lambda *_: None)
+        one.dispatcher.submit(ClientTicket(model, inputs, lambda *_: None, one.clock.ticks + MS))
     at_rest(one, model)
 
 
@@ -141,7 +141,7 @@ def test_a_batch_that_is_not_full_goes_when_its_time_is_up(machine):
     one.at(4, lambda: sent.append(one.send(model)))
     one.run()
     assert [each.end_ms for each in sent] == [16, 16]
-    assert [each.ticket.batch for each in sent] == [2, 2]
+    assert [each.ticket.batch_size for each in sent] == [2, 2]
 
 
 def test_a_full_batch_does_not_wait(machine):
@@ -364,7 +364,7 @@ def test_one_that_leaves_before_anybody_looked(machine):
     one.dispatcher.withdraw(gone.ticket)
     assert isinstance(gone.outcome, Cancelled)
     one.run()
-    assert (stays.outcome["y"].item(), stays.ticket.batch) == (8, 1)
+    assert (stays.outcome["y"].item(), stays.ticket.batch_size) == (8, 1)
     assert model.loaded.ran == {0: 1}
     at_rest(one, model)
 
@@ -595,7 +595,7 @@ def test_the_others_of_a_poisoned_batch_get_their_results(machine):
     one.run()
     assert [each.fate for each in sent] == ["served", "internal", "served"]
     assert [sent[0].outcome["y"].item(), sent[2].outcome["y"].item()] == [24, 28]
-    assert [each.ticket.batch for each in sent] == [1, 1, 1]  # tried again, each alone
+    assert [each.ticket.batch_size for each in sent] == [1, 1, 1]  # tried again, each alone
     assert model.statistics.success == 2
     at_rest(one, model)
 
@@ -702,7 +702,7 @@ def test_shapes_never_seen_are_guessed_cautiously_and_then_known(machine, width,
     model = one.model([40], factor=3)
     model.loaded.batchable = False
     inputs = {"x": np.zeros((1, width), np.float32)}
-    one.dispatcher.submit(model, inputs, Ask(one.clock.ticks + 1000 * MS), lambda *_: None)
+    one.dispatcher.submit(ClientTicket(model, inputs, lambda *_: None, one.clock.ticks + 1000 * MS))
     assert expected_ms(one, model) == [guess]
     one.run()
     assert expected_ms(one, model) == [120]
@@ -1025,7 +1025,9 @@ def happen(machine: Machine, models: list[ServedModel], what: Any, refused: Coun
         refused[error.reason] += 1
     waiting = sum(not each.replies and not each.ticket.began for each in machine.sent)
     assert machine.dispatcher.waiting == waiting == sum(each.line.waiting for each in models)
-    assert machine.dispatcher.pending == sum(not each.replies for each in machine.sent)
+    outbox = {ticket for ticket, _, _ in machine.dispatcher._outbox}  # what ended at this instant goes out next
+    unanswered = sum(not each.replies and each.ticket not in outbox for each in machine.sent)
+    assert machine.dispatcher.pending == unanswered
 
 
 def check_books(machine: Machine, models: list[ServedModel], refused: Counter[str], asked: int) -> None:
@@ -1120,7 +1122,7 @@ class Client:
                 future.set_result((ticket, outcome))
 
             due = self.dispatcher.lanes.now() + round(due_s * 1e9)
-            self.dispatcher.submit(model, inputs, Ask(due, **ask), replied)
+            self.dispatcher.submit(ClientTicket(model, inputs, replied, due, **ask))
             return future
 
         return with_inputs
@@ -1173,11 +1175,11 @@ def test_requests_of_one_turn_of_a_real_loop_are_one_batch(small):
     async def test(client: Client) -> None:
         model = ServedModel("small", small)
         answers = [await each for each in [client.send(model)(x=drawn(1, 64, seed=seed)) for seed in range(4)]]
-        assert [ticket.batch for ticket, _ in answers] == [4] * 4
+        assert [ticket.batch_size for ticket, _ in answers] == [4] * 4
         assert [outputs["y"].shape for _, outputs in answers] == [(1, 10)] * 4
         alone = [await client.send(model)(x=drawn(1, 64, seed=seed)) for seed in range(4)]
         for (_, together), (ticket, by_itself) in zip(answers, alone, strict=True):
-            assert ticket.batch == 1
+            assert ticket.batch_size == 1
             np.testing.assert_allclose(together["y"], by_itself["y"], rtol=1e-5, atol=1e-5)
 
     on_loop(test)
@@ -1212,7 +1214,7 @@ def test_real_inputs_of_every_length(free, monkeypatch):
             futures = [client.send(model)(x=drawn(1, length, seed=seed)) for seed in range(2)]
             for seed, future in enumerate(futures):
                 ticket, outputs = await future
-                assert ticket.batch == 2
+                assert ticket.batch_size == 2
                 assert np.array_equal(outputs["y"], 2 * drawn(1, length, seed=seed))
             assert len(model.streams) <= 8
 

@@ -29,7 +29,7 @@ from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.leaving import CONFIDENCE, EXIT, Leaving
 from weft.serving.streams import ServedModel
-from weft.serving.tickets import Ask, BatchWork, ClientTicket
+from weft.serving.tickets import BatchWork, ClientTicket
 
 REFILLING = [name for name, policy in POLICIES.items() if policy.traits.refills]
 SERVING = [*REFILLING, "adaptive", "punctual", "fifo", "edf", "layerweaver+"]
@@ -140,7 +140,8 @@ def send(machine: Machine, model: ServedModel, inputs: np.ndarray, due_ms: float
         sent.replies.append((machine.clock.ticks - machine.start, outcome))
 
     due = machine.clock.ticks + round(due_ms * MS)
-    sent.ticket = machine.dispatcher.submit(model, sent.inputs, Ask(due, **ask), replied)
+    sent.ticket = ClientTicket(model, sent.inputs, replied, due, **ask)
+    machine.dispatcher.submit(sent.ticket)
     machine.sent.append(sent)
     return sent
 
@@ -259,7 +260,7 @@ def test_newcomers_catch_up_and_join(machine, prepared, references):
     assert model.loaded.ran == [(0, 1), (0, 2), (1, 3), (2, 3)]
     assert [each.end_ms for each in sent] == [13, 13, 13]
     assert [each.ticket.compute_ns / MS for each in sent] == [2 + 8, 3 + 8, 3 + 8]
-    assert [each.ticket.batch for each in sent] == [3, 3, 3]
+    assert [each.ticket.batch_size for each in sent] == [3, 3, 3]
     counted = model.statistics
     assert (counted.merges, counted.preemptions, counted.executions, counted.inferences) == (1, 0, 2, 3)
     assert counted.batches == {1: [1, 10 * MS], 2: [1, 3 * MS]}, "what is computed together counts once"

@@ -28,7 +28,7 @@ from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.stitched import TaskSpec, read_tasks, tasks_in
 from weft.serving.repository import Repository
 from weft.serving.streams import ServedModel
-from weft.serving.tickets import Ask, ClientTicket, MixedWork
+from weft.serving.tickets import ClientTicket, MixedWork
 from weft.simulation.prediction import predict
 from weft.stitching.lowering import lower
 from weft.stitching.metadata import METADATA_KEY, metadata
@@ -262,7 +262,8 @@ def ask(machine: Machine, served: ServedModel, given: np.ndarray, due_ms: float 
         sent.replies.append((machine.clock.ticks - machine.start, outcome))
 
     due = machine.clock.ticks + round(due_ms * MS)
-    sent.ticket = machine.dispatcher.submit(served, sent.inputs, Ask(due, **how), replied)
+    sent.ticket = ClientTicket(served, sent.inputs, replied, due, **how)
+    machine.dispatcher.submit(sent.ticket)
     machine.sent.append(sent)
     return sent
 
@@ -283,7 +284,7 @@ def test_requests_for_several_models_that_wait_together_run_in_one_go(machine, p
     assert served[0].loaded.ran == [(0, 4)]
     for at, (task, each) in enumerate(zip(order, sent, strict=True)):
         check(each.outcome, NETS[task], pictures(seed=at))
-        assert (each.end_ms, each.ticket.batch) == (5, 4)
+        assert (each.end_ms, each.ticket.batch_size) == (5, 4)
     at_rest(one, served)
 
 
@@ -310,7 +311,7 @@ def test_several_rows_of_one_request_stay_together(machine, prepared):
     sent = [ask(one, served[task], pictures(2, seed=task)) for task in (1, 0, 1)]
     empty = ask(one, served[2], pictures(0))
     one.run()
-    assert [each.ticket.batch for each in sent] == [2, 2, 1], "of four rows at most"
+    assert [each.ticket.batch_size for each in sent] == [2, 2, 1], "of four rows at most"
     for task, each in zip((1, 0, 1), sent, strict=True):
         check(each.outcome, NETS[task], pictures(2, seed=task))
     assert empty.outcome[NETS[2].outputs[0].name].shape == (0, *NETS[2].outputs[0].shape)
@@ -322,7 +323,7 @@ def test_who_is_due_first_goes_first_whatever_its_model(machine, prepared):
     served = models(one, prepared)
     sent = [ask(one, served[at % 3], pictures(seed=at), due_ms=1000 - at) for at in range(6)]
     one.run()
-    assert [each.ticket.batch for each in sent] == [2, 2, 4, 4, 4, 4]
+    assert [each.ticket.batch_size for each in sent] == [2, 2, 4, 4, 4, 4]
     assert [each.end_ms for each in sent] == [8, 8, 5, 5, 5, 5]
     for at, each in enumerate(sent):
         check(each.outcome, NETS[at % 3], pictures(seed=at))
@@ -401,7 +402,7 @@ def test_inputs_whose_rows_differ_are_refused(machine, prepared, monkeypatch):
     monkeypatch.setattr(first, "task", first.task.model_copy(update={"inputs": {"image": "a", "mask": "b"}}))
     inputs = {"image": pictures(2), "mask": pictures(3)}
     with pytest.raises(BadRequest, match=rf"{NAMES[0]}: its inputs must have the same first dimension, not \[2, 3\]"):
-        one.dispatcher.submit(first, inputs, Ask(one.clock.ticks + MS), lambda *_: None)
+        one.dispatcher.submit(ClientTicket(first, inputs, lambda *_: None, one.clock.ticks + MS))
 
 
 def test_another_model_goes_between_the_segments_of_a_mixed_batch(machine, segments):
@@ -507,7 +508,7 @@ def test_a_graph_that_needs_rows_of_every_task_gets_them(machine, both):
     sent = [ask(one, a, given[0])]
     one.at(1, lambda: sent.extend(ask(one, each, row) for each, row in zip((b, a, b), given[1:], strict=True)))
     one.run()
-    assert [each.ticket.batch for each in sent] == [1, 3, 3, 3]
+    assert [each.ticket.batch_size for each in sent] == [1, 3, 3, 3]
     for name, each, row in zip("abab", sent, given, strict=True):
         np.testing.assert_allclose(each.outcome["y"], alone(both, name, row), rtol=1e-5)
 

@@ -26,7 +26,7 @@ from weft.serving.admission import refused
 from weft.serving.leaving import EXIT
 from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.streams import Remaining, ServedModel, ServedStream, ServedStreams
-from weft.serving.tickets import Ask, BatchWork, ClientTicket, MixedWork, Reply
+from weft.serving.tickets import BatchWork, ClientTicket, MixedWork, Reply
 
 log = logging.getLogger("weft.engine")
 
@@ -83,12 +83,12 @@ class Dispatcher:
 
     # Requests in
 
-    def submit(self, model: ServedModel, inputs: dict[str, Array], ask: Ask, reply: Reply) -> ClientTicket:
-        """Take a request, or raise why not; ``reply`` is called once, on this thread."""
-        now, inputs = self.lanes.now(), model.inward(inputs)
-        stream = self.streams.of(model, inputs)
+    def submit(self, ticket: ClientTicket) -> None:
+        """Take a request, or raise why not; its ``reply`` is called once, on this thread."""
+        now, model = self.lanes.now(), ticket.model
+        stream = self.streams.of(model, ticket.inputs)
         self._account()
-        ticket = ClientTicket(model, stream, inputs, now, ask, reply)
+        ticket.enter(stream, now)
         refusal = self._source.admit(ticket, now)
         if refusal:
             if refusal.reason == "unmeetable":
@@ -96,7 +96,6 @@ class Dispatcher:
             raise refused(model, refusal, self._source.queues.line)
         model.body.leases += 1
         self._tickets.add(ticket)
-        return ticket
 
     def _account(self) -> None:
         """See what has ended, so that nobody is refused for work that is done; answers go out in the next turn."""
@@ -321,7 +320,7 @@ class Dispatcher:
         now = self.lanes.now()
         stream = self.streams[candidate.stream]
         for ticket in tickets:
-            ticket.began, ticket.batch = now, len(tickets)
+            ticket.began, ticket.batch_size = now, len(tickets)
         stream.model.leases += 1
         return (MixedWork if tickets[0].model.task else BatchWork)(stream.model, tickets)
 

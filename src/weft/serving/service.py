@@ -12,12 +12,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError, Unauthorised
 from weft.runtime.tensors import Array
-from weft.serving.config import ModelConfig, ServerConfig
+from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
@@ -25,7 +25,7 @@ from weft.serving.readiness import why_not_ready
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
-from weft.serving.tickets import Ask, ClientTicket
+from weft.serving.tickets import ClientTicket, Reply
 from weft.serving.wire import InferRequest, ModelSpec, Parameter
 from weft.version import __version__
 
@@ -85,9 +85,10 @@ class InferCall:
         slot.used_ns = self.arrival
         try:
             self.request = request = decode(slot.spec)
-            ask = self._service.ask(request.parameters, slot.config, self.arrival, self.deadline)
+            ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied)
             slot.statistics.input_ns += time.monotonic_ns() - began
-            self.ticket = self._service.dispatcher.submit(slot.served, request.inputs, ask, self._replied)
+            self._service.dispatcher.submit(ticket)
+            self.ticket = ticket
         except RequestError as error:
             slot.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
             self._done(error)
@@ -103,7 +104,7 @@ class InferCall:
         told: dict[str, Parameter] = {
             "weft_queue_us": (ticket.began - ticket.arrival) // 1000,
             "weft_compute_us": ticket.compute_ns // 1000,
-            "weft_batch": ticket.batch,
+            "weft_batch": ticket.batch_size,
         }
         if ticket.model.leaving:
             told[THRESHOLD] = ticket.threshold
@@ -203,29 +204,40 @@ class Service:
             call.waiting = None
             call.begin(slot, decode)
 
-    def ask(self, parameters: Mapping[str, Parameter], model: ModelConfig, now: int, deadline: int | None) -> Ask:
-        """A request's deadline and priority: its own, else its model's, else the server's."""
+    def ticket(
+        self, slot: ModelSlot, request: InferRequest, arrival: int, deadline: int | None, reply: Reply
+    ) -> ClientTicket:
+        """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
+        assert slot.served
+        parameters, model = request.parameters, slot.config
         threshold = _threshold(parameters)
-        return replace(self._due(parameters, model, now, deadline), exit_threshold=threshold)
-
-    def _due(self, parameters: Mapping[str, Parameter], model: ModelConfig, now: int, deadline: int | None) -> Ask:
-        priority = _whole(parameters, "priority") or model.priority
-        weight = PRIORITIES.get(priority, 1)
+        weight = PRIORITIES.get(_whole(parameters, "priority") or model.priority, 1)
         timeout_us = _whole(parameters, "timeout")
         slo_ms = _milliseconds(parameters, "weft_slo_ms")
-        if _true(parameters, "weft_best_effort"):
-            return Ask(now + round(self.config.best_effort_ms * 1e6), weight, best_effort=True)
-        strict = [now + timeout_us * 1000] if timeout_us else []
+        best_effort = _true(parameters, "weft_best_effort")
+        strict = [arrival + timeout_us * 1000] if timeout_us else []
         if deadline is not None:
             strict.append(deadline)
         if not strict and slo_ms is None and model.timeout_ms is not None:
-            strict.append(now + round(model.timeout_ms * 1e6))
-        if strict:
-            return Ask(min(strict), weight, strict=True)
-        soft_ms = slo_ms if slo_ms is not None else model.slo_ms
-        if soft_ms is None:
-            return Ask(now + round(self.config.default_slo_ms * 1e6), weight, best_effort=True)
-        return Ask(now + round(soft_ms * 1e6), weight)
+            strict.append(arrival + round(model.timeout_ms * 1e6))
+        if best_effort:
+            due, strict = arrival + round(self.config.best_effort_ms * 1e6), []
+        elif strict:
+            due = min(strict)
+        else:
+            soft_ms = slo_ms if slo_ms is not None else model.slo_ms
+            best_effort = soft_ms is None
+            due = arrival + round((self.config.default_slo_ms if soft_ms is None else soft_ms) * 1e6)
+        return ClientTicket(
+            slot.served,
+            request.inputs,
+            reply,
+            due,
+            priority=weight,
+            strict=bool(strict),
+            best_effort=best_effort,
+            exit_threshold=threshold,
+        )
 
     # Descriptions
 

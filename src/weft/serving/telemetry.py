@@ -89,7 +89,7 @@ def _attributes(ticket: ClientTicket, now: int) -> dict[str, str | int | bool]:
     found: dict[str, str | int | bool] = {
         "weft.model": ticket.model.name,
         "weft.rows": ticket.rows,
-        "weft.batch": ticket.batch,
+        "weft.batch": ticket.batch_size,
         "weft.priority": ticket.priority,
         "weft.queue_us": (ticket.began - ticket.arrival) // 1000,
         "weft.compute_us": ticket.compute_ns // 1000,

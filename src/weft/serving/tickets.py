@@ -1,9 +1,8 @@
-"""A request among the scheduler's things: what its client asked for, the ticket it waits with, the batch it runs in."""
+"""A request among the scheduler's things: the ticket it waits with, and what lanes compute for the batch it runs in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,48 +16,51 @@ from weft.serving.leaving import Leaving, Reached, RequestRows
 from weft.serving.streams import ServedModel, ServedStream
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a client wants besides its result."""
-
-    due: int
-    """On the clock of the lanes, in nanoseconds."""
-    priority: int = 1
-    strict: bool = False
-    """Without a result after its deadline."""
-    best_effort: bool = False
-    """Its deadline only orders it; nobody counts it."""
-    exit_threshold: float | None = None
-    """How sure an early answer must be; as its model says where left out."""
-
-
 class ClientTicket(Ticket):
-    """A request of a real client."""
+    """A request of a real client: what it asks for besides its result, and how far it is.
+
+    due: on the clock of the lanes, in nanoseconds. strict: without a result after its deadline.
+    best_effort: its deadline only orders it; nobody counts it.
+    exit_threshold: how sure an early answer must be; as its model says where left out.
+    """
 
     __slots__ = (
-        "batch", "began", "best_effort", "compute_ns", "inputs", "model", "progress", "reply", "rows",
+        "batch_size", "began", "best_effort", "compute_ns", "inputs", "model", "progress", "reply", "rows",
     )  # fmt: skip
 
     def __init__(
-        self, model: ServedModel, stream: ServedStream, inputs: dict[str, Array], now: int, ask: Ask, reply: Reply
+        self,
+        model: ServedModel,
+        inputs: dict[str, Array],
+        reply: Reply,
+        due: int,
+        *,
+        priority: int = 1,
+        strict: bool = False,
+        best_effort: bool = False,
+        exit_threshold: float | None = None,
     ) -> None:
-        super().__init__(stream.index, now, ask.due, ask.priority, ask.strict)
-        self.line, self.guessed, self.wanted = model.line, not stream.measured, ask.exit_threshold
-        self.model, self.rows = model, stream.rows
-        self.inputs, self.reply = inputs, reply
-        self.best_effort = ask.best_effort
+        super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
+        self.model, self.inputs, self.reply = model, model.inward(inputs), reply
+        self.best_effort = best_effort
+        self.rows = 0
         self.began = 0
-        self.batch = 0
+        self.batch_size = 0
         self.compute_ns = 0
         self.progress: RequestRows | None = None
         """Where it has several rows, those that have left their exits behind."""
+
+    def enter(self, stream: ServedStream, now: int) -> None:
+        """It has come, and belongs to a stream."""
+        self.stream, self.rows, self.guessed = stream.index, stream.rows, not stream.measured
+        self.arrival = now
 
 
 Reply = Callable[[ClientTicket, "dict[str, Array] | RequestError"], None]
 
 
 class BatchWork:
-    """The work of one job, on whatever lane runs it; its rows are in the order of its tickets.
+    """What is computed for one batch, on whatever lane; its rows are in the order of its tickets.
 
     Who leaves and who joins is only noted where that happens; the backend cuts tensors and puts them together.
     """
@@ -134,7 +136,7 @@ class BatchWork:
         self.tickets += other.tickets
         self._parts += other._parts
         for ticket in self.tickets:
-            ticket.batch = max(ticket.batch, len(self.tickets))
+            ticket.batch_size = max(ticket.batch_size, len(self.tickets))
 
     def drop(self) -> None:
         """Nobody goes on; what is in the device's memory is free."""
