@@ -19,6 +19,7 @@ WeftError
     ├── NotFound          no such model, version or path
     ├── TooLarge          its body or its headers exceed a limit
     ├── Overloaded        a queue or the memory is full, or the server is going down
+    │   └── LoadFailed    its model cannot be loaded as it is
     ├── Expired           its deadline passed, or cannot be met any more
     ├── Cancelled         its client went away
     └── Failed            our own fault
@@ -134,6 +135,13 @@ class Overloaded(RequestError):
     def __init__(self, message: str, *, reason: str = "queue_full", retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.reason, self.retry_after_s = reason, retry_after_s
+
+
+class LoadFailed(Overloaded):
+    """Its model cannot be loaded as it is."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="load_failed")
 
 
 class Expired(RequestError):

@@ -127,18 +127,18 @@ class Gate:
         """*after*: so many segments pass."""
         served = live.server.service.library.find(model).served
         assert served is not None
-        self._prepared, self._rows, self._after, self._foreseen = served.loaded, rows, after, foreseen
+        self._loaded, self._rows, self._after, self._foreseen = served.loaded, rows, after, foreseen
         self._reached, self._opened = threading.Event(), threading.Event()
         self._now = live.server.backend.now
 
     def __enter__(self) -> Gate:
-        self._prepared.start = self._start  # type: ignore[method-assign]
-        self._prepared.times_at = self._times  # type: ignore[method-assign]
+        self._loaded.start = self._start  # type: ignore[method-assign]
+        self._loaded.times_at = self._times  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.open()
-        del self._prepared.start, self._prepared.times_at
+        del self._loaded.start, self._loaded.times_at
 
     def wait(self) -> None:
         """Return when something is held."""
@@ -148,7 +148,7 @@ class Gate:
         self._opened.set()
 
     def _start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        begin = partial(type(self._prepared).start, self._prepared, step, lane, ended)
+        begin = partial(type(self._loaded).start, self._loaded, step, lane, ended)
         if step.segment < self._after or step.rows != self._rows:
             return begin(here=here)
         self._reached.set()
@@ -156,8 +156,8 @@ class Gate:
 
     def _times(self, batch: int) -> tuple[float, ...]:
         if batch == self._rows and self._foreseen:
-            return (100.0,) * len(self._prepared.segments)
-        return type(self._prepared).times_at(self._prepared, batch)
+            return (100.0,) * len(self._loaded.segments)
+        return type(self._loaded).times_at(self._loaded, batch)
 
 
 @contextlib.contextmanager

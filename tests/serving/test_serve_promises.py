@@ -107,9 +107,9 @@ def test_a_file_that_cannot_be_loaded_is_tried_once(tmp_path: Path, monkeypatch:
     times(tmp_path / "good.onnx", 2)
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     tried: list[Path] = []
-    prepare = library.Library._prepared
+    prepare = library.Library._opened
     monkeypatch.setattr(
-        library.Library, "_prepared", lambda self, entry: tried.append(entry.path) or prepare(self, entry)
+        library.Library, "_opened", lambda self, entry: tried.append(entry.path) or prepare(self, entry)
     )
     with live.running(tmp_path, grpc_port=None) as server:
         for _ in range(3):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from weft.engine.steering import Steering
-from weft.errors import ModelError, NotFound, Overloaded, WeftError
+from weft.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
 from weft.serving.dispatch import Dispatcher
 from weft.serving.leaving import Leaving, record_beside
@@ -91,7 +91,7 @@ class Library:
                 if slot.shut:
                     raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
                 if slot.failed_on and slot.failed_on == signature(slot.entry.path):
-                    raise Overloaded(f"{slot.entry.name} cannot be loaded: {slot.message}", reason="load_failed")
+                    raise LoadFailed(f"{slot.entry.name} cannot be loaded: {slot.message}")
                 await asyncio.shield(self._start_loading(slot))
         finally:
             slot.waiters -= 1
@@ -109,7 +109,7 @@ class Library:
             each.entry = self.repository.entry(each.entry.name, each.entry.version)
         await asyncio.shield(self._start_loading(slot))
         if slot.served is None and slot.failed_on:
-            raise Overloaded(f"{name} cannot be loaded: {slot.message}", reason="load_failed")
+            raise LoadFailed(f"{name} cannot be loaded: {slot.message}")
 
     async def rescan(self) -> None:
         """Look again at the disk; models whose files have gone leave."""
@@ -183,7 +183,7 @@ class Library:
             for slot in slots:
                 slot.fail(said)
             log.warning("%s %s cannot be loaded: %s", entry.body or entry.name, entry.version, said)
-            raise Overloaded(f"{entry.name} cannot be loaded: {said}", reason="load_failed") from error
+            raise LoadFailed(f"{entry.name} cannot be loaded: {said}") from error
         finally:
             for slot in slots:
                 slot.loading = None

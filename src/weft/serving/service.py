@@ -15,7 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import BadRequest, Cancelled, Expired, Failed, NotFound, Overloaded, RequestError, Unauthorised
+from weft.errors import (
+    BadRequest,
+    Cancelled,
+    Expired,
+    Failed,
+    LoadFailed,
+    NotFound,
+    Overloaded,
+    RequestError,
+    Unauthorised,
+)
 from weft.runtime.tensors import Array
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -325,8 +335,8 @@ class Service:
     async def load(self, name: str) -> None:
         try:
             await self.library.load(name)
-        except Overloaded as error:
-            raise BadRequest(str(error)) if error.reason == "load_failed" else error from error
+        except LoadFailed as error:
+            raise BadRequest(str(error)) from error
         finally:
             self._tell_readiness()
 
@@ -350,9 +360,10 @@ class Service:
                 say(slot.entry.name)
             try:
                 await self.library.ensure(slot)
+            except LoadFailed:
+                pass  # that is logged where it happens
             except Overloaded as error:
-                if error.reason != "load_failed":  # that is logged where it happens
-                    log.warning("%s", error)
+                log.warning("%s", error)
         self.started = True
         self._tell_readiness()
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from weft.errors import UnfitInputs
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
-from weft.runtime.onnxruntime_cpu.sessions import first_line
+from weft.runtime.onnxruntime_cpu.sessions import RAISED, first_line
 
 
 class Computing(Protocol):
@@ -90,6 +90,6 @@ class CpuLane:
 
 def _explained(error: Exception) -> Exception:
     """What ONNX Runtime raises is mostly a free dimension that a model cannot take, or a lack of memory."""
-    if not type(error).__module__.startswith("onnxruntime"):
+    if not isinstance(error, RAISED):
         return error
     return (MemoryError if "allocate" in str(error) else UnfitInputs)(first_line(error))

@@ -17,9 +17,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from weft import errors
 from weft.errors import ModelError
+
+RAISED = tuple(
+    kind for kind in vars(onnxruntime_pybind11_state).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
+"""All that ONNX Runtime raises: a dozen kinds that have no root of their own."""
 
 WEIGHTS = "weights.bin"
 """The file beside an optimised model that holds its large initialisers."""
