@@ -1,9 +1,11 @@
-"""The shape of the package: dependencies point one way, heavy imports stay where they are used."""
+"""The shape of the package: dependencies point one way, heavy imports stay where they are used, a name is one thing."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ import weft_papers
 SOURCES = Path(weft.__file__).parent
 PAPERS = Path(weft_papers.__file__).parent
 MODULES = sorted([*SOURCES.rglob("*.py"), *PAPERS.rglob("*.py")])
+
+MOST_SHARED_NAMES = 10
+"""Class names that may stand for something in more than one file."""
 
 STOREYS = (
     "version", "errors", "files", "jsonfile", "kernels", "numbers", "models", "workloads", "devices", "costs",
@@ -73,6 +78,14 @@ def part_of(path: Path) -> str:
     return name_of(path).split("/")[0].removesuffix(".py")
 
 
+def dotted(path: Path) -> str:
+    """As it is imported."""
+    return ".".join(path.relative_to(SOURCES.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+DOTTED = frozenset(map(dotted, MODULES))
+
+
 @cache
 def imported(path: Path) -> frozenset[str]:
     """Every module a file imports, wherever in it; ``from weft import x`` counts as ``weft.x``."""
@@ -82,7 +95,8 @@ def imported(path: Path) -> frozenset[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{name_of(path)} imports relatively"
-            found.update([f"weft.{alias.name}" for alias in node.names] if node.module == "weft" else [node.module])
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(names if node.module == "weft" or names <= DOTTED else {node.module, *names & DOTTED})
     return frozenset(found)
 
 
@@ -100,6 +114,21 @@ def test_dependencies_point_one_way(path):
     part = part_of(path)
     below = STOREYS[:-2] if part == "__init__" else STOREYS[: STOREYS.index(part)]
     assert parts_imported(path) <= ALONE.get(part, set(below))
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {dotted(path): (imported(path) & DOTTED) - {dotted(path)} for path in MODULES}
+    TopologicalSorter(graph).prepare()  # a CycleError names the circle
+
+
+def test_few_class_names_are_shared_between_files():
+    files = defaultdict(set)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files[node.name].add(name_of(path))
+    shared = {name: where for name, where in files.items() if len(where) > 1}
+    assert len(shared) <= MOST_SHARED_NAMES, shared
 
 
 @pytest.mark.parametrize("package", ONLY_IN)
