@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError
-from weft.serving.http import ClientLimits, Handler, HttpExchange, HttpResponse, HttpServer
+from weft.serving.http import ClientLimits, Handler, HttpServer
+from weft.serving.http_messages import HttpExchange, HttpResponse
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 PATIENCE_S = 600.0  # no test waits for it; it only ends a hanging one

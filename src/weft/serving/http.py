@@ -1,33 +1,37 @@
 """A small HTTP/1.1 server: one event loop, one protocol object per connection, no coroutine per request.
 
 - ``HttpServer`` listens, keeps the connections and sweeps them for timeouts; ``ClientLimits`` bounds their cost.
-- ``HttpExchange`` is one request and the way to answer it, now or later; ``gone`` is called if the client leaves first.
-- ``HttpResponse`` is a status, a body and headers.
+- ``HttpExchange`` (``http_messages``) is one request and the way to answer it, now or later.
 
 llhttp (through ``httptools``) does the parsing. It cannot stop between two requests, so a connection feeds it slices
 that never reach past the end of a request: to the end of a known body, or else to the next empty line. Thus at most one
 request per connection exists, what a client pipelines waits as bytes, and soon in the kernel.
-All of it runs in the thread of the event loop; ``HttpExchange.respond`` must be called there too.
+All of it runs in the thread of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from email.utils import formatdate
-from functools import lru_cache
-from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, cast
-from urllib.parse import unquote_to_bytes
 
 import httptools
 
 from weft.errors import InputError
+from weft.serving.http_messages import (
+    NO_BODY,
+    HttpExchange,
+    HttpResponse,
+    Target,
+    error_response,
+    header_lines,
+    opening,
+    parse_target,
+)
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -39,14 +43,7 @@ _WAITING_BYTES = 64 * 1024  # pipelined bytes kept here; the rest stays in the k
 _JOINED_BYTES = 64 * 1024  # up to here one copy is cheaper than a second system call
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_NO_BODY = frozenset({204, 304})
 _GIVEN_ONCE = frozenset({"authorization", "content-length", "content-type", "expect", "host", "transfer-encoding"})
-_OURS = frozenset({"connection", "content-length", "content-type", "date", "server", "transfer-encoding"})
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_ABSOLUTE = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
 _SPENT_PARSER = httptools.HttpRequestParser(object())
 
 
@@ -72,76 +69,8 @@ class ClientLimits:
                 raise InputError(f"HTTP limit {field.name} is {value!r}; it must be above zero")
 
 
-class HttpResponse(NamedTuple):
-    """An answer; ``Content-Length``, ``Server``, ``Date`` and ``Connection`` are added when it is sent."""
-
-    status: int
-    body: bytes | list[bytes] = b""
-    content_type: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-class HttpExchange:
-    """One request and the way to answer it.
-
-    ``path`` is decoded and free of control characters; ``raw_path`` is as sent, so ``%2F`` can be told from ``/``.
-    Header names are in lower case; a header given several times is joined by commas.
-    Set ``gone`` before the handler returns: it is called once, if the client leaves before ``respond``.
-    """
-
-    __slots__ = (
-        "_connection",
-        "body",
-        "gone",
-        "headers",
-        "method",
-        "path",
-        "peer",
-        "query",
-        "raw_path",
-        "received_ns",
-    )
-
-    def __init__(
-        self,
-        connection: _Connection | None,
-        method: str,
-        target: _Target,
-        headers: dict[str, str],
-        body: bytes,
-        peer: str,
-    ) -> None:
-        self._connection = connection
-        self.method = method
-        self.path, self.raw_path, self.query = target
-        self.headers = headers
-        self.body = body
-        self.peer = peer
-        self.received_ns = time.monotonic_ns()
-        self.gone: Callable[[], None] | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether an answer is still wanted."""
-        return self._connection is not None
-
-    def respond(self, response: HttpResponse) -> None:
-        """Answer, once; an answer too many, or to a client who left, is dropped.
-
-        Raises ValueError for a header or status that cannot be sent; the exchange then stays open.
-        """
-        if self._connection is not None:
-            self._connection.answer(self, response)
-
-
 Handler = Callable[[HttpExchange], None]
 AccessLog = Callable[[HttpExchange, HttpResponse, int], None]
-
-
-class _Target(NamedTuple):
-    path: str
-    raw_path: str
-    query: str
 
 
 class _Refusal(NamedTuple):
@@ -149,59 +78,7 @@ class _Refusal(NamedTuple):
     error: str
 
 
-_NO_TARGET = _Target("", "", "")
-
-
-def error_response(status: int, error: str, headers: tuple[tuple[str, str], ...] = ()) -> HttpResponse:
-    """An answer whose body is ``{"error": ...}``."""
-    return HttpResponse(status, json.dumps({"error": error}).encode(), headers=headers)
-
-
-def _parse_target(url: bytes) -> _Target | None:
-    """Path and query of a request target, or None when it is not one we serve."""
-    raw = url.decode("latin-1")
-    if not raw.startswith("/"):
-        if raw == "*":
-            return _Target(raw, raw, "")
-        raw, found = _ABSOLUTE.subn("", raw, count=1)
-        if not found:
-            return None
-        raw = raw if raw.startswith("/") else "/" + raw
-    if "#" in raw or not raw.isascii() or not raw.isprintable():
-        return None
-    raw_path, _, query = raw.partition("?")
-    if "%" not in raw_path:
-        return _Target(raw_path, raw_path, query)
-    try:
-        path = unquote_to_bytes(raw_path).decode()
-    except UnicodeDecodeError:
-        return None
-    return None if _BAD_ESCAPE.search(raw_path) or _CONTROL.search(path) else _Target(path, raw_path, query)
-
-
-@lru_cache(maxsize=512)
-def _opening(status: int, content_type: str) -> bytes:
-    """The status line and the content type."""
-    if not 200 <= status <= 599:
-        raise ValueError(f"response status is {status}; a final answer has 200 to 599")
-    if not _VALUE.fullmatch(content_type):
-        raise ValueError(f"content type {content_type!r} cannot be sent; remove control characters")
-    phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Unknown"
-    line = f"HTTP/1.1 {status} {phrase}\r\n"
-    return (line if status in _NO_BODY else f"{line}Content-Type: {content_type}\r\n").encode("latin-1")
-
-
-def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
-    lines = []
-    for name, value in headers:
-        if not _TOKEN.fullmatch(name) or name.lower() in _OURS:
-            raise ValueError(
-                f"response header {name!r} cannot be set; use a token that the server does not write itself"
-            )
-        if not _VALUE.fullmatch(value):
-            raise ValueError(f"response header {name} has the value {value!r}; remove line ends and control characters")
-        lines.append(f"{name}: {value}\r\n")
-    return "".join(lines).encode("latin-1")
+_NO_TARGET = Target("", "", "")
 
 
 def _peer_name(transport: asyncio.Transport) -> str:
@@ -334,7 +211,7 @@ class _Connection(asyncio.Protocol):
             return _Refusal(505, f"HTTP version {version} is not served; use 1.1")
         if not self._old and "host" not in self._headers:
             return _Refusal(400, "header host is missing; HTTP/1.1 asks for it")
-        target = _parse_target(self._url)
+        target = parse_target(self._url)
         if target is None:
             return _Refusal(400, "request target is not valid; send a path in percent-encoded UTF-8 without controls")
         self._target = target
@@ -457,7 +334,7 @@ class _Connection(asyncio.Protocol):
             body = bytes(self._chunks)
         else:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        exchange = HttpExchange(self, self._method, self._target, self._headers, body, self._peer)
+        exchange = HttpExchange(self._answer, self._method, self._target, self._headers, body, self._peer)
         self._exchange = exchange
         self._parts, self._chunks = [], None
         self._began_s = None
@@ -470,10 +347,10 @@ class _Connection(asyncio.Protocol):
 
     # Answering.
 
-    def answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
+    def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
         keep = self._keep_alive and not self._server.draining
         sent_bytes = self._write(exchange.method, response, keep)
-        exchange._connection = exchange.gone = None
+        exchange.end()
         self._exchange = None
         self._server.in_flight -= 1
         self._server.record(exchange, response, sent_bytes)
@@ -489,14 +366,14 @@ class _Connection(asyncio.Protocol):
         """Send an answer; gives the bytes of its body that were sent."""
         body = response.body
         body_bytes = len(body) if isinstance(body, bytes) else sum(map(len, body))
-        length = b"" if response.status in _NO_BODY else b"Content-Length: %d\r\n" % body_bytes
+        length = b"" if response.status in NO_BODY else b"Content-Length: %d\r\n" % body_bytes
         connection = (
             b"" if keep and not self._old else b"Connection: keep-alive\r\n" if keep else b"Connection: close\r\n"
         )
-        extra = _header_lines(response.headers) if response.headers else b""
-        opening = _opening(response.status, response.content_type)
-        head = b"%b%b%b%b%b\r\n" % (opening, self._server.signature, length, connection, extra)
-        if method == "HEAD" or response.status in _NO_BODY:
+        extra = header_lines(response.headers) if response.headers else b""
+        begin = opening(response.status, response.content_type)
+        head = b"%b%b%b%b%b\r\n" % (begin, self._server.signature, length, connection, extra)
+        if method == "HEAD" or response.status in NO_BODY:
             body, body_bytes = b"", 0
         transport = self._transport
         if transport is None:
@@ -511,7 +388,7 @@ class _Connection(asyncio.Protocol):
     def _refuse(self, refusal: _Refusal, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """Answer what never became a request, and end the connection."""
         response = error_response(refusal.status, refusal.error, headers)
-        target = self._target if self._target.path else _Target(self._url.decode("latin-1"), "", "")
+        target = self._target if self._target.path else Target(self._url.decode("latin-1"), "", "")
         exchange = HttpExchange(None, self._method, target, self._headers, b"", self._peer)
         sent_bytes = self._write(self._method, response, keep=False)
         self._server.record(exchange, response, sent_bytes)
@@ -548,8 +425,7 @@ class _Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        gone = exchange.gone
-        exchange._connection = exchange.gone = None
+        gone = exchange.end()
         self._server.in_flight -= 1
         if gone is not None:
             try:

@@ -14,7 +14,7 @@ import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
 from weft.serving import dashboard, metrics, openapi, state
-from weft.serving.http import HttpExchange, HttpResponse, error_response
+from weft.serving.http_messages import HttpExchange, HttpResponse, error_response
 from weft.serving.service import InferResponse, Service, internal
 from weft.serving.wire import ModelSpec, decode, encode
 

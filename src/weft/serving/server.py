@@ -21,7 +21,8 @@ from weft.runtime.backends import make_backend
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.grpc_service import GrpcFace, credentials
-from weft.serving.http import ClientLimits, HttpExchange, HttpResponse, HttpServer
+from weft.serving.http import ClientLimits, HttpServer
+from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.library import Library
 from weft.serving.repository import Repository
 from weft.serving.routes import Routes
