@@ -57,7 +57,7 @@ class Batcher:
         return heads
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
-        """As many batches of a stream as there are lanes, and one that is due before all of those."""
+        """Whether one more may begin: as many as there are lanes, and one that is due before all of those."""
         on_time = [batch for batch in batches if not batch.late]
         return len(on_time) < self._setting.lanes or queue.waiting[0].due < min(
             min(t.due for t in batch.members) for batch in on_time

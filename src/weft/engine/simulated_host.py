@@ -121,7 +121,7 @@ class SimulatedHost:
         return found if any(layer.stoppable for layer in found) else ()
 
     def _rest(self, layer: _Segment) -> int:
-        """As far as anybody knows who expects what it usually takes."""
+        """How many ticks it runs on, as far as one knows who expects what it usually takes."""
         if self._crowd is None or layer.aborted:
             return layer.end - self._now
         return max(0, layer.begin + layer.candidate.compute - self._now)

@@ -77,12 +77,12 @@ class Steered:
         self._pressure.feel(now_ns, queue_ns, spare_ns)
 
     def relax(self, now_ns: int) -> None:
-        """Nobody waits."""
+        """The model has no queue: the pressure falls."""
         self._pressure.feel(now_ns, 0, self._spare_ns)
 
     @property
     def threshold(self) -> float:
-        """Of requests that state none."""
+        """How sure answers to requests that state no threshold must be now."""
         return self.steering.threshold(self._pressure.value)
 
 
@@ -92,7 +92,7 @@ class ExitShares:
     def __init__(self, expected: Sequence[float]) -> None:
         self._counts = [each * WEIGHT for each in expected]
         self.told = tuple(expected)
-        """As they were when they last moved by more than is noticed."""
+        """The shares as they were when they last moved by more than is noticed."""
 
     def left(self, exit_index: int) -> bool:
         """A sample left; whether that moved the shares."""

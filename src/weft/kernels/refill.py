@@ -94,7 +94,7 @@ class RefillState(NamedTuple):
     """Everything that changes."""
 
     clocks: Ints
-    """As in ``online``; the time is CHANNEL."""
+    """The same as in ``request_loop``; the time is CHANNEL."""
     queue: Ints
     """(places, 2): arrival and layers each needs, a ring; where it begins and how long it is stands in queue_at."""
     queue_at: Ints

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 MAX_HEAD_BYTES = 1 << 16
 MAX_KEPT_BYTES = 1 << 16
-"""As much of an error's text is kept; the rest is read and forgotten."""
+"""How much of an error's text is kept; the rest is read and forgotten."""
 
 _HEADERS = re.compile(
     rb"\r\n(content-length|transfer-encoding|connection|inference-header-content-length)[ \t]*:[ \t]*([^\r\n]*)",
@@ -39,7 +39,7 @@ class AnswerParser:
 
     def __init__(self, *, keep_bytes: int = 0) -> None:
         self.keep_bytes = keep_bytes
-        """As much of a 200's body is kept."""
+        """How much of a 200's body is kept."""
         self._reset()
 
     def _reset(self) -> None:

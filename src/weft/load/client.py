@@ -38,7 +38,7 @@ class Taker(Protocol):
 
     @property
     def keep_bytes(self) -> int:
-        """As much of a good answer's body it wants to see."""
+        """How much of a good answer's body it wants to see."""
         ...
 
     def request(self, number: int) -> bytes: ...
@@ -257,7 +257,7 @@ class _Call:
         return self._request
 
     def sent(self, number: int, now_s: float) -> None:
-        """Nobody asks when."""
+        """A request left; nobody asks when."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         if not self.future.done():

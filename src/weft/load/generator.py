@@ -63,7 +63,7 @@ SAMPLING = 2
 """Of a seed's independent sequences, the one that samples are drawn from; the others are the workload's."""
 
 ANSWER_HEAD_BYTES = 64 << 10
-"""Of an answer, in which its parameters are looked for."""
+"""How much of an answer is searched for its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Preparation:
 
     server: dict[str, Any]
     payloads: tuple[Payload, ...]
-    """Of each stream."""
+    """What is sent for each stream."""
     tell_exits: tuple[bool, ...]
     """Whether the answers to each tell at which exit they left."""
     transport_s: float

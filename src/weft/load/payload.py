@@ -33,7 +33,7 @@ TRITON_PRIORITY = {9: 1, 3: 2, 1: 3}
 WORD = b"weft"
 MAX_TENSOR_BYTES = 1 << 30
 MAX_STREAM_BYTES = 1 << 30
-"""Of all requests that are kept ready for a stream, one for every sample."""
+"""The most that the requests kept ready for a stream, one for every sample, may take."""
 
 
 class Payload(NamedTuple):

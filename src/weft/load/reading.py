@@ -27,7 +27,7 @@ OURS = "weft_"
 
 SHOWN_CHARACTERS = 200
 MAX_ANSWER_BYTES = 1 << 24
-"""As much of an answer is read; one that is longer cannot be."""
+"""How much of an answer is read; one that is longer cannot be."""
 NO_CLASS, NO_EXIT = -1, 0
 
 
@@ -178,7 +178,7 @@ class Readings:
             self._problem = self._problem or str(problem)[:SHOWN_CHARACTERS]
 
     def said(self, rows: Ints | None, exit_count: int) -> Said:
-        """Of all requests; *rows*: the sample of each; *exit_count*: how many exits the model has."""
+        """What all requests were told; *rows*: the sample of each; *exit_count*: how many exits the model has."""
         return Said(
             rows,
             np.array(self._exit, np.int64) if self._exits else None,

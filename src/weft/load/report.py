@@ -24,7 +24,7 @@ LOST = -1
 
 MOST_LAG_S = 1e-3
 MOST_LAG_SHARE = 0.05
-"""Of the median latency."""
+"""The part of the median latency that requests may leave too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StreamFigures:
 
     scheduled: int
     answered: int
-    """With status 200."""
+    """How many came back with status 200."""
     statuses: Mapping[int, int]
     """Status -> answers that had it, 200 included."""
     broken: int
@@ -43,7 +43,7 @@ class StreamFigures:
     met: int
     """Answered with 200 within the deadline."""
     met_share: float | None
-    """Of all that were scheduled; None where none was, or where there is no deadline."""
+    """The share of all that were scheduled; None where none was, or where there is no deadline."""
     mean_s: float | None
     """These are of the answers with status 200, from the scheduled time on."""
     p50_s: float | None
@@ -69,7 +69,7 @@ class StreamLoad:
     scheduled_s: Floats
     """From the start of the run."""
     lag_s: Floats
-    """Of a request that was never sent: until the end of the run."""
+    """How late each was sent; one that was never sent, until the end of the run."""
     latency_s: Floats
     """NaN where there was no answer."""
     status: Ints

@@ -13,7 +13,7 @@ import sys
 
 if sys.platform == "linux":
     _HIGHEST_DESCRIPTOR = 1023
-    """Of those that select() takes."""
+    """The highest that select() takes."""
 
     class PreciseSelector(selectors.EpollSelector):
         """Waits for epoll's own descriptor with select(), which counts microseconds, and asks epoll then."""

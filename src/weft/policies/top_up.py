@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     layer: int
     size: int
     dues: Sequence[int]
-    """Of those whose deadlines are known, in order."""
+    """When those are due whose deadlines are known, in order."""
 
 
 class Road(NamedTuple):

@@ -30,7 +30,7 @@ PRICE_UNIT = 2**20
 NEARER = 16
 """Layers per stream of the second rollouts that are tried."""
 THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
-"""Of ``aimt``, coarser than a sweep's: it is seldom the best, and then by little."""
+"""Pairs that ``aimt`` is tried with, coarser than a sweep's: it is seldom the best, and then by little."""
 
 
 @dataclass(frozen=True)

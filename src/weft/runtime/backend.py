@@ -36,11 +36,11 @@ class LoadOptions:
     """Wanted length of a segment at batch 1."""
     max_pieces: int = 64
     threads: int = 1
-    """That work on one segment."""
+    """How many work on one segment."""
     max_batch: int | None = None
     """None: up to 8, as far as batching pays."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of inputs with free dimensions, at batch 1, to warm up and measure with."""
+    """The shapes of inputs with free dimensions, at batch 1, to warm up and measure with."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Inputs that must hold a certain number then, such as a sampling rate."""
     exits: tuple[str, ...] = ()
@@ -89,16 +89,16 @@ class Step(NamedTuple):
     segment: int
     parts: Sequence[BatchPart]
     rows: int
-    """Of all who go on."""
+    """How many rows go on, in all parts."""
 
 
 class StepOutput(NamedTuple):
     """What became of a batch, or of a part that was computed by itself."""
 
     values: Values
-    """For the next segment."""
+    """What the next segment begins with."""
     answers: dict[str, Array]
-    """For clients: what the exit gives that the segment ends with, and all outputs after the last."""
+    """What clients are told: what the exit gives that the segment ends with, and all outputs after the last."""
 
 
 class StepEnd(NamedTuple):
@@ -137,9 +137,9 @@ class LoadedModel(Protocol):
     outputs: tuple[TensorSpec, ...]
     segments: tuple[str, ...]
     steady: tuple[bool, ...]
-    """Of each segment, whether it takes as long as it did before, whatever its inputs hold."""
+    """Whether each segment takes as long as it did before, whatever its inputs hold."""
     warm_shapes: Mapping[str, tuple[int, ...]] | None
-    """Of the inputs at batch 1, as it was measured; None where it was not."""
+    """The shapes of the inputs at batch 1, as it was measured; None where it was not."""
     times_s: Mapping[int, tuple[float, ...]]
     """Rows of a batch -> seconds of each segment, as measured."""
     batchable: bool
@@ -153,7 +153,7 @@ class LoadedModel(Protocol):
     tasks: tuple[TaskSpec, ...]
     """The models that were stitched into it; none of an ordinary model."""
     memory_bytes: int
-    """Of the device, that it holds."""
+    """How much of the device's memory it holds."""
     remarks: tuple[str, ...]
 
     def times_at(self, batch: int) -> tuple[float, ...]:

@@ -21,18 +21,18 @@ from weft.runtime.values import unsteady
 BANDWIDTH_BYTES_PER_S = 5e9
 """At which a tensor that crosses a cut is taken to be written and read once more."""
 CUT_COST_S = 15e-6
-"""Of one more call of ONNX Runtime."""
+"""What one more call of ONNX Runtime costs."""
 WORTH_CUTTING = 1.6
 """A model shorter than this many grains stays whole."""
 _GROWTH = 1.1
-"""Of the grain, while there are too many pieces."""
+"""By how much the grain grows while there are too many pieces."""
 
 
 class SeenTensor(NamedTuple):
     """A tensor inside a graph, as it came up in a run."""
 
     element_type: int
-    """As ONNX numbers them."""
+    """Its type, as ONNX numbers them."""
     size_bytes: int
 
 
@@ -104,7 +104,7 @@ def _ancestors(graph: GraphProto, output: str) -> set[int]:
 
 
 def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
-    """Of two exits, the deeper one has more in common with the others, and needs more nodes if that does not tell."""
+    """Refuse exits out of order: the deeper one has more in common with the others, or else needs more nodes."""
     if not needed[0]:
         raise ModelError(f"exit {exits[0]!r} is known before anything is computed; name exits shallow to deep")
     depths = [(_shared(each, needed), len(each)) for each in needed]
@@ -238,7 +238,7 @@ def _piece(
 
 
 def _value(name: str, declared: Mapping[str, ValueInfoProto], types: Mapping[str, int]) -> ValueInfoProto:
-    """Without a shape where the graph states none: it depends on the batch."""
+    """How a value is declared; without a shape where the graph states none, for it depends on the batch."""
     return declared[name] if name in declared else helper.make_tensor_value_info(name, types[name], None)
 
 
@@ -255,7 +255,7 @@ def scratch_bytes(graph: GraphProto, tensors: Mapping[str, SeenTensor]) -> int:
 
 
 def weight_bytes(graph: GraphProto) -> int:
-    """Of the initialisers, wherever they lie, and of what the bodies of control flow hold."""
+    """How much the initialisers hold, wherever they lie, those in the bodies of control flow included."""
     own: int = sum(
         math.prod(each.dims) * helper.tensor_dtype_to_np_dtype(each.data_type).itemsize for each in graph.initializer
     )

@@ -64,12 +64,12 @@ class _Case:
 
     node: NodeProto
     version: int
-    """Of the standard operators."""
+    """The version of the standard operators."""
     facts: Sequence[Fact]
     spreads: Sequence[Spread]
     weights: Mapping[str, TensorProto]
     go_on: bool
-    """Of a loop: whether values decide, inside, that it goes on."""
+    """Whether values decide, inside a loop, that it goes on."""
 
     @property
     def attributes(self) -> Attributes:
@@ -205,7 +205,7 @@ def _batch_statistics(case: _Case) -> bool:
 
 
 def _product(left: int, right: int) -> Rule:
-    """Of matrices: the axis that is summed over."""
+    """The rule of a product of matrices: the axis that is summed over."""
 
     def rule(case: _Case) -> bool:
         flip_left, flip_right = (case.attributes.integer(name, 0) for name in ("transA", "transB"))
@@ -231,7 +231,7 @@ def _convolution(case: _Case) -> bool:
 
 
 def _picked(case: _Case) -> bool:
-    """By numbers that a request brings, along an axis of samples."""
+    """Whether values are picked by numbers that a request brings, along an axis of samples."""
     return case.valued(1) and case.over([case.attributes.integer("axis", 0)])
 
 

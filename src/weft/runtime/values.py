@@ -13,7 +13,7 @@ from typing import NamedTuple
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
-"""Of operators whose manners are known; any other counts as unsteady."""
+"""The domains of operators whose manners are known; any other counts as unsteady."""
 
 _CONTROL = frozenset({"If", "Loop"})
 
@@ -55,7 +55,7 @@ class Fact(NamedTuple):
 
 FIXED = Fact()
 Facts = dict[str, Fact]
-"""By name; what is not there is a weight, and fixed."""
+"""What is known of each tensor, by name; what is not there is a weight, and fixed."""
 
 
 def inputs_of(graph: GraphProto) -> Facts:
@@ -69,7 +69,7 @@ def inputs_of(graph: GraphProto) -> Facts:
 
 
 def unsteady(model: ModelProto) -> list[bool]:
-    """Of each node of the graph, whether its cost or the shapes it meets depend on values."""
+    """Whether the cost of each node of the graph, or the shapes it meets, depend on values."""
     return Follower(model.functions).through(model.graph.node, inputs_of(model.graph))
 
 

@@ -93,7 +93,7 @@ class ModelConfig(BaseModel):
     preload: bool = True
     """Loaded at start; on demand otherwise."""
     tasks: dict[Name, TaskConfig] = {}
-    """Of a stitched file: model -> what is set for it alone."""
+    """In a stitched file: model -> what is set for it alone."""
 
     def for_task(self, name: str) -> ModelConfig:
         """The settings of one of the models of a stitched file."""
@@ -171,7 +171,7 @@ class ServerConfig:
     late: Literal["weave", "keep", "demote"] = "weave"
     """What becomes of requests that missed a deadline which is not strict (``engine.lateness``)."""
     memory_budget_bytes: Bytes | None = None
-    """For loaded models together; no limit where left out."""
+    """What loaded models may hold together; no limit where left out."""
     default_slo_ms: Milliseconds = 1000.0
     """Deadline where neither the request nor its model has one."""
     best_effort_ms: Milliseconds = 60000.0

@@ -61,7 +61,7 @@ class Leaving:
 
     @property
     def threshold(self) -> float:
-        """Of requests that state none."""
+        """How sure answers to requests that state no threshold must be now."""
         return self.steered.threshold
 
     @property

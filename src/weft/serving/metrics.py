@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
     value: float
     labels: str = ""
-    """As they are written, without braces."""
+    """The labels as they are written, without braces."""
     suffix: str = ""
 
 

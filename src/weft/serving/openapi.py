@@ -22,7 +22,7 @@ ABOUT = (
 )
 HEADER_LENGTH = "Inference-Header-Content-Length"
 LARGEST = 2**62 - 1
-"""Of the whole numbers among a request's parameters."""
+"""The largest whole number that a request's parameter may be."""
 
 STATUSES = {
     400: "The request cannot be understood, or does not fit the model.",

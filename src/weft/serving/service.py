@@ -149,7 +149,7 @@ class Service:
         """Why it was not ready when the log was last told."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.http_answers: Counter[int] = Counter()
-        """By status, whatever was asked."""
+        """How many answers had each status, whatever was asked."""
         self.refused = Statistics()
         """Requests that met no model."""
 

@@ -37,7 +37,7 @@ class ModelSlot:
     shut: bool = False
     """Somebody unloaded it, so that requests do not bring it back."""
     statistics: Statistics = field(default_factory=Statistics)
-    """Of all times it was loaded."""
+    """What is counted of it, over all times it was loaded."""
     size_bytes: int = 0
     """What it held when it was last loaded."""
     failed_on: tuple[int, int] | None = None

@@ -45,7 +45,7 @@ class Statistics:
 
     success: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """How many requests failed for each reason."""
     inferences: int = 0
     """Rows computed."""
     executions: int = 0

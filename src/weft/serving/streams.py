@@ -124,7 +124,7 @@ class ServedStreams:
     def __init__(self, source: Requests, programs: list[Program]) -> None:
         self._source, self.programs = source, programs
         self._by_use: OrderedDict[int, ServedStream] = OrderedDict()
-        """By their numbers, the one used least recently first."""
+        """The streams by their numbers, the one used least recently first."""
         self._spare: list[ServedStream] = []
 
     def __len__(self) -> int:
@@ -291,7 +291,7 @@ def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Prog
 
 
 def _elements(shapes: Shapes, rows: int) -> float:
-    """Of one row."""
+    """How many elements one row of the inputs has."""
     return sum(int(np.prod(shape)) for _, shape in shapes) / max(1, rows)
 
 

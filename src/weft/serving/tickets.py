@@ -162,7 +162,7 @@ class MixedWork(BatchWork):
     def __init__(self, model: ServedModel, tickets: list[ClientTicket]) -> None:
         super().__init__(model, tickets)
         self._named: list[frozenset[str]] = []
-        """Of each part that was begun, the outputs of those models that it has samples of."""
+        """For each part that was begun, the outputs of those models that it has samples of."""
 
     def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         super().take(segment, made)

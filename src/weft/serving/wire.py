@@ -73,7 +73,7 @@ class InferRequest:
     id: str
     """Empty if the client gave none."""
     parameters: dict[str, Parameter]
-    """Without those that only say how tensors travel."""
+    """What the client says besides, without what only says how tensors travel."""
     wanted: tuple[Wanted, ...]
     """In the order of the answer."""
 

@@ -150,10 +150,10 @@ class Prediction:
     """A bench run beside its simulation."""
 
     policy: str
-    """Of the simulation."""
+    """The policy of the simulation."""
     policy_options: dict[str, Option]
     measured_policy: str
-    """Of the server, when it was measured."""
+    """The policy of the server, when it was measured."""
     measured_options: dict[str, Option]
     lanes: int
     hand_over_s: float
@@ -244,12 +244,12 @@ class _Clients(Arrivals):
         super().refused(ticket, now)
 
     def _return(self, ticket: Ticket) -> None:
-        """To whoever sent it."""
+        """Give a request back to the stream that sent it."""
         ticket.stream = self._senders.pop(ticket, ticket.stream)
 
 
 def _queues(bench: _BenchFile, profile: _Profile) -> list[int]:
-    """Of each stream, the first one whose model has the same body."""
+    """For each stream, the first one whose model has the same body."""
     bodies = [profile.models[served_name(stream.model)].body for stream in bench.streams]
     return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
 
@@ -324,7 +324,7 @@ def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: 
 
 
 def _due_s(bench: _BenchFile, index: int) -> float:
-    """By when the server took a request to be due."""
+    """How long after its arrival the server took a request to be due."""
     stated_s, profile = bench.streams[index].deadline_s, bench.profile
     if stated_s is not None and (bench.deadlines != "none" or profile is None):
         return stated_s

@@ -63,7 +63,7 @@ class Sustained:
     stp: float
     """Standalone time's worth of requests offered per unit of time at the sustained rate."""
     violation_rate: float
-    """Of the stream that suffers most, there."""
+    """The rate of the stream that suffers most, there."""
     noise_limited: bool
     """Whether single seeds would move the answer by more than the search's own tolerance."""
     lowest_rate: float
@@ -72,7 +72,7 @@ class Sustained:
     """No seed passed above this."""
     runs: int
     p99_s: tuple[float | None, ...] = ()
-    """Of each stream at the sustained load, of all seeds the largest."""
+    """The latency of each stream at the sustained load, of all seeds the largest."""
     load: float | None = None
     """Share of a host's lanes' time in use there."""
 

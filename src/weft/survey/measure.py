@@ -41,9 +41,9 @@ WARM_S = 0.3
 LEAST_RUNS, LONGEST_S = 12, 60.0
 """Runs to see of a model, however long that takes, up to a limit."""
 MOST_RUNS, MOST_GAPS = 400, 800
-"""That are kept."""
+"""How many runs and gaps are kept."""
 BUSY, LEAST_RATE = 0.75, 0.2
-"""Of what lanes can do, when they are watched together; requests per second of a model, at least."""
+"""The part of what lanes can do, when they are watched together; requests per second of a model, at least."""
 OVERHEADS = 25
 """Single requests, to see what they take besides their segments."""
 NO_HURRY_MS = 1e7
@@ -54,7 +54,7 @@ class Subject:
     """A model to measure."""
 
     source: str
-    """As ``weft serve`` takes it: a file or a known name."""
+    """What ``weft serve`` takes: a file or a known name."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape of one sample's request, where the model has free dimensions."""
 
@@ -243,7 +243,7 @@ class _Survey:
     def _spreads(
         self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """Of every model, its runs as factors of the mean times, what it lost to other lanes taken off."""
+        """The runs of every model as factors of the mean times, what it lost to other lanes taken off."""
         beside = dict(zip(spans, beside_each(spans, list(models), self._cores), strict=True))
         found = {}
         for name, model in models.items():
@@ -349,7 +349,7 @@ def _get(url: str, path: str) -> Any:
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    """To a tenth of a microsecond."""
+    """The values, rounded to a tenth of a microsecond."""
     return tuple(round(each, 7) for each in values)
 
 

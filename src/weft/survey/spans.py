@@ -68,7 +68,7 @@ def runs(spans: Iterable[SeenSpan], model: str, segments: int) -> list[list[Seen
 
 
 def mean_times(found: Sequence[Sequence[SeenSpan]]) -> tuple[float, ...]:
-    """Of each segment over all runs."""
+    """The mean time of each segment over all runs."""
     return tuple(float(np.mean([span.took_s for span in column])) for column in zip(*found, strict=True))
 
 
@@ -106,7 +106,7 @@ def losses(
 
 
 def beside_each(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
-    """Of each span: the seconds it had a core, and for how many of these each model ran on another lane, summed up."""
+    """For each span, the seconds it had a core, and for how many of these each model ran on another lane, summed up."""
     lanes = Lanes(tuple(f"{lane}" for lane in range(1 + max((span.lane for span in spans), default=0))), cores)
     number = {model: place for place, model in enumerate(models)}
     found: list[tuple[float, list[float]]] = []
@@ -124,7 +124,7 @@ def beside_each(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) ->
 
 
 def _met(spans: Sequence[SeenSpan]) -> list[list[SeenSpan]]:
-    """Of each span, those that ran at the same time; spans are in order of their start."""
+    """For each span, those that ran at the same time; spans are in order of their start."""
     found: list[list[SeenSpan]] = [[] for _ in spans]
     running: list[int] = []
     for place, span in enumerate(spans):

@@ -31,13 +31,13 @@ SIZES = (2, 4, 8)
 CLOCK_STEP_S = 1e-6
 """A clock may stand still for the length of a very short run."""
 LEAST_GAIN = 0.05
-"""Of time per sample, over the size before."""
+"""The part of the time per sample that a size must save over the one before."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
 """Repeats of a measurement: of long runs, of others, and of very short ones."""
 _BUDGET_S, _LONG_S, _ALL_S = 0.5, 0.5, 9.0
-"""Of the repeats of short runs; from when a round is long; and after which no larger batch is tried unasked."""
+"""How long short runs are repeated; from when a round is long; and after which no larger batch is tried unasked."""
 _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(np.float64): 1e-8}
-"""Of a batched result, by the largest value of the output; other types must be equal."""
+"""How far a batched result may be off, as a part of the output's largest value; other types must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _samples(model: CpuModel, shapes: Shapes) -> list[dict[str, Array]]:
 
 
 def _gain(bench: _Workbench, before: int, size: int) -> float:
-    """Of time per sample; by the fastest runs, which noise moves least."""
+    """The part of the time per sample that it saves, by the fastest runs, which noise moves least."""
     bench.repeat(before, size)
     return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
 

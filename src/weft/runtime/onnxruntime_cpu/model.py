@@ -44,7 +44,7 @@ class Blueprint(BaseModel):
     outputs: tuple[TensorSpec, ...]
     segments: tuple[SegmentSpec, ...]
     warm_shapes: dict[str, tuple[int, ...]] | None
-    """Of the inputs at batch 1; None where they are not known."""
+    """The shapes of the inputs at batch 1; None where they are not known."""
     values: dict[str, float] = {}
     """Inputs that hold a certain number when it is warmed up."""
     batchable: bool = False

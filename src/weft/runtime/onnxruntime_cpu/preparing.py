@@ -365,7 +365,7 @@ def _readied(model: ModelProto, session: Any) -> ModelProto:
 
 
 def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
-    """Of the model in one segment, before anything is measured."""
+    """The blueprint of the model in one segment, before anything is measured."""
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     if optimised is not None:
         check_ranks(optimised.graph.input)
@@ -435,7 +435,7 @@ def _fastest_s(model: CpuModel, feed: dict[str, Array], clock_s: Clock) -> float
 
 
 def _identical(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
-    """To the last bit, so that a NaN equals itself."""
+    """Whether two results are equal to the last bit, so that a NaN equals itself."""
     return all(
         each.shape == got[name].shape and each.tobytes() == got[name].tobytes()
         if each.dtype != np.object_

@@ -20,7 +20,7 @@ from weft.runtime.onnxruntime_cpu.sessions import open_session
 from weft.runtime.tensors import Array
 
 _BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12
-"""Of the profiled runs."""
+"""How long profiled runs may take, and how many there are at least and at most."""
 _STRING_BYTES = 32
 """Taken for a string, the object included."""
 _NODE = "weft@"
@@ -56,7 +56,7 @@ def profile(model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Ar
 def made_shapes(
     model: ModelProto, folder: Path, threads: int, feeds: Sequence[Mapping[str, Array]]
 ) -> list[dict[str, tuple[int, ...]]]:
-    """Of every tensor that is taken or made when *model* runs on each of the *feeds*."""
+    """The shape of every tensor that is taken or made when *model* runs on each of the *feeds*."""
     session = _opened(model, folder, threads)
     for feed in feeds:
         session.run(None, dict(feed))

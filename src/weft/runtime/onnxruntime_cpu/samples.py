@@ -23,7 +23,7 @@ _DATATYPE_OF = {
     "tensor(float16)": "FP16",
     **{f"tensor({name.lower()})": name for name in DATATYPES if name not in ("FP16", "FP32", "FP64", "BYTES")},
 }
-"""As ONNX Runtime names types -> as the protocol does."""
+"""A type as ONNX Runtime names it -> as the protocol does."""
 
 
 def specs(arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:

@@ -37,9 +37,9 @@ class Case:
     device: Device
     clock: Clock
     setting: Setting
-    """For policies that are asked at every layer."""
+    """The run for policies that are asked at every layer."""
     at_exits: Setting
-    """For those that are asked only where samples may leave; the same on an NPU that fetches ahead."""
+    """The run for those that are asked only where samples may leave; the same on an NPU that fetches ahead."""
     terms: tuple[Terms, ...]
     alone_s: tuple[float, ...]
     """Standalone time of one request of each stream."""

@@ -35,7 +35,7 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
 
 
 def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
-    """Of each stream, endless ticks that its requests take besides their segments."""
+    """For each stream, endless ticks that its requests take besides their segments."""
     host, rng = _host(case), _rng(case, seed)
     rng.integers(1 << 30, size=len(case.terms) + 1)  # those of the segments
     return [

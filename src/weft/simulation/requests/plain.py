@@ -46,7 +46,7 @@ def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | 
 
 
 def _besides(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
-    """Of each stream, what its requests take besides what is simulated."""
+    """For each stream, what its requests take besides what is simulated."""
     return host.overheads(case, seed) if isinstance(case.device, Host) else [repeat(0) for _ in case.terms]
 
 
