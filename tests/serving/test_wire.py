@@ -16,7 +16,7 @@ from tritonclient.utils import serialize_byte_tensor
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.wire import InferRequest, ModelSpec, Wanted, decode, encode
+from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode
 
 TWO = ModelSpec(
     "two",
@@ -412,7 +412,7 @@ def test_which_outputs_come_back_and_how():
 def test_a_json_answer():
     request = InferRequest({}, "7", {}, (Wanted("y", False), Wanted("s", False)))
     outputs = {"y": np.array([[0.1, -1]], np.float32), "s": np.array([b"a", "ü"], np.object_)}
-    parts, header_length = encode(request, TWO, outputs, {"late": True})
+    parts, header_length = encode(InferResponse(request, TWO, outputs, {"late": True}))
     assert header_length is None
     assert orjson.loads(b"".join(parts)) == {
         "model_name": "two",
@@ -427,14 +427,14 @@ def test_a_json_answer():
 
 
 def test_an_answer_says_nothing_where_there_is_nothing_to_say():
-    parts, _ = encode(InferRequest({}, "", {}, ()), TWO, {})
+    parts, _ = encode(InferResponse(InferRequest({}, "", {}, ()), TWO, {}))
     assert orjson.loads(parts[0]) == {"model_name": "two", "model_version": "3", "outputs": []}
 
 
 def test_a_mixed_answer():
     request = InferRequest({}, "", {}, (Wanted("s", True), Wanted("y", False)))
     outputs = {"y": np.array([[0.5, 1]], np.float32), "s": np.array(["ü", b"\xff"], np.object_)}
-    parts, header_length = encode(request, TWO, outputs)
+    parts, header_length = encode(InferResponse(request, TWO, outputs))
     assert header_length == len(parts[0])
     assert b"".join(parts[1:]) == b"\x02\x00\x00\x00\xc3\xbc\x01\x00\x00\x00\xff"
     result = read(parts, header_length)
@@ -444,22 +444,30 @@ def test_a_mixed_answer():
 
 def test_json_has_no_infinities_and_binary_does():
     array = np.array([[np.nan, np.inf, -np.inf]], np.float32)
-    parts, _ = encode(InferRequest({}, "", {}, (Wanted("y", False),)), same("FP32"), {"y": array})
+    parts, _ = encode(InferResponse(InferRequest({}, "", {}, (Wanted("y", False),)), same("FP32"), {"y": array}))
     assert orjson.loads(parts[0])["outputs"][0]["data"] == [None, None, None]
-    parts, header_length = encode(InferRequest({}, "", {}, (Wanted("y", True),)), same("FP32"), {"y": array})
+    parts, header_length = encode(
+        InferResponse(InferRequest({}, "", {}, (Wanted("y", True),)), same("FP32"), {"y": array})
+    )
     assert_array_equal(read(parts, header_length).as_numpy("y"), array)
 
 
 def test_arrays_need_not_be_contiguous():
     array = np.arange(6, dtype=np.float32).reshape(3, 2).T
     for binary in (False, True):
-        parts, header_length = encode(InferRequest({}, "", {}, (Wanted("y", binary),)), same("FP32"), {"y": array})
+        parts, header_length = encode(
+            InferResponse(InferRequest({}, "", {}, (Wanted("y", binary),)), same("FP32"), {"y": array})
+        )
         assert_array_equal(read(parts, header_length).as_numpy("y"), array)
 
 
 def test_bytes_that_are_no_text_come_back_in_binary_only():
     with pytest.raises(BadRequest, match="output 'y' is not UTF-8; ask for it with the parameter binary_data"):
-        encode(InferRequest({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array([b"\xff"], np.object_)})
+        encode(
+            InferResponse(
+                InferRequest({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array([b"\xff"], np.object_)}
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -473,14 +481,18 @@ def test_bytes_that_are_no_text_come_back_in_binary_only():
 def test_an_output_that_is_not_what_the_model_promised_is_our_fault(outputs, error):
     request = InferRequest({}, "", {}, (Wanted("y", False),))
     with pytest.raises(Failed, match=error):
-        encode(request, same("FP32"), outputs)
+        encode(InferResponse(request, same("FP32"), outputs))
     with pytest.raises(Failed, match=error):
-        grpc_wire.encode_infer(request, same("FP32"), outputs)
+        grpc_wire.encode_infer(InferResponse(request, same("FP32"), outputs))
 
 
 def test_text_that_is_no_unicode_is_our_fault():
     with pytest.raises(Failed, match="cannot be written as JSON"):
-        encode(InferRequest({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array(["\ud800"], np.object_)})
+        encode(
+            InferResponse(
+                InferRequest({}, "", {}, (Wanted("y", False),)), same("BYTES"), {"y": np.array(["\ud800"], np.object_)}
+            )
+        )
 
 
 # the client
@@ -500,7 +512,7 @@ def test_a_client_gets_back_what_it_sent(datatype, binary, named):
     assert_array_equal(request.inputs["x"], array)
     assert request.parameters == {"priority": 2, "timeout": 9, "slo_ms": 5}
     assert request.wanted == (Wanted("y", binary or not named),)
-    result = read(*encode(request, same(datatype), {"y": array}))
+    result = read(*encode(InferResponse(request, same(datatype), {"y": array})))
     assert result.get_response()["id"] == "r"
     got = result.as_numpy("y")
     assert got.dtype == array.dtype or datatype == "BYTES"
@@ -549,7 +561,7 @@ def test_raw_contents(datatype):
     assert_array_equal(request.inputs["x"], array)
     assert request.inputs["x"].dtype == array.dtype and request.id == "r"
     assert request.wanted == (Wanted("y", True),)
-    response = grpc_wire.encode_infer(request, same(datatype), {"y": array}, {})
+    response = grpc_wire.encode_infer(InferResponse(request, same(datatype), {"y": array}, {}))
     result = InferResult(service_pb2.ModelInferResponse.FromString(response.SerializeToString()))
     assert_array_equal(result.as_numpy("y"), array)
     assert (response.model_name, response.model_version, response.id) == ("same", "1", "r")
@@ -562,7 +574,7 @@ def test_typed_contents_are_answered_in_kind(datatype):
     got = request.inputs["x"]
     assert_array_equal(got, array)
     assert (got.dtype, got.shape) == (array.dtype, array.shape)
-    response = grpc_wire.encode_infer(request, same(datatype), {"y": array})
+    response = grpc_wire.encode_infer(InferResponse(request, same(datatype), {"y": array}))
     assert not response.raw_output_contents
     assert list(getattr(response.outputs[0].contents, CONTENTS[datatype])) == array.reshape(-1).tolist()
 
@@ -571,7 +583,7 @@ def test_one_output_without_typed_contents_makes_all_of_them_raw():
     outputs = (TensorSpec("y", "FP32", (-1, 3)), TensorSpec("h", "FP16", (-1, 3)))
     model = same("FP32")._replace(outputs=outputs)
     request = grpc_wire.decode_infer(grpc_request(SAMPLES["FP32"], "FP32", typed=True), model)
-    response = grpc_wire.encode_infer(request, model, {"y": SAMPLES["FP32"], "h": SAMPLES["FP16"]})
+    response = grpc_wire.encode_infer(InferResponse(request, model, {"y": SAMPLES["FP32"], "h": SAMPLES["FP16"]}))
     assert list(response.raw_output_contents) == [SAMPLES["FP32"].tobytes(), SAMPLES["FP16"].tobytes()]
     assert not any(output.HasField("contents") for output in response.outputs)
 
@@ -585,7 +597,7 @@ def test_grpc_parameters_both_ways():
     request = grpc_wire.decode_infer(message, same("FP32"))
     assert request.parameters == values
     assert {key: type(value) for key, value in request.parameters.items()} == {key: type(values[key]) for key in values}
-    response = grpc_wire.encode_infer(request, same("FP32"), {"y": SAMPLES["FP32"]}, values)
+    response = grpc_wire.encode_infer(InferResponse(request, same("FP32"), {"y": SAMPLES["FP32"]}, values))
     assert response.parameters == message.parameters
 
 

@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 from weft.errors import BadRequest
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.wire import InferRequest, ModelSpec, Wanted, decode, encode, to_binary
+from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode, to_binary
 
 MODEL = ModelSpec(
     "fuzzed",
@@ -55,8 +55,8 @@ def fits(request: InferRequest, model: ModelSpec) -> None:
     assert names and len(set(names)) == len(names) and set(names) <= {"y", "s"}
     assert isinstance(request.id, str) and len(request.id) <= 256
     assert all(isinstance(value, str | int | float) for value in request.parameters.values())
-    encode(request, model, OUTPUTS)
-    grpc_wire.encode_infer(request, model, OUTPUTS)
+    encode(InferResponse(request, model, OUTPUTS))
+    grpc_wire.encode_infer(InferResponse(request, model, OUTPUTS))
 
 
 def survives(body: bytes, header_length: int | None) -> bool:
@@ -277,7 +277,7 @@ def as_request(parts: list[bytes], header_length: int | None) -> tuple[bytes, in
 def test_what_we_answer_we_can_read(datatype, binary, data):
     array = data.draw(tensors(datatype, json=not binary))
     model = same(datatype, array)
-    parts, header_length = encode(InferRequest({}, "", {}, (Wanted("x", binary),)), model, {"x": array})
+    parts, header_length = encode(InferResponse(InferRequest({}, "", {}, (Wanted("x", binary),)), model, {"x": array}))
     request = decode(*as_request(parts, header_length), model)
     identical(request.inputs["x"], array)
 
@@ -301,7 +301,9 @@ def test_nested_data_means_the_same_as_flat_data(datatype, data):
 def test_what_we_answer_over_grpc_we_can_read(datatype, typed, data):
     array = data.draw(tensors(datatype, json=False))
     model = same(datatype, array)
-    answer = grpc_wire.encode_infer(InferRequest({}, "", {}, (Wanted("x", not typed),)), model, {"x": array})
+    answer = grpc_wire.encode_infer(
+        InferResponse(InferRequest({}, "", {}, (Wanted("x", not typed),)), model, {"x": array})
+    )
     answer = proto.ModelInferResponse.FromString(answer.SerializeToString())
     request = proto.ModelInferRequest(raw_input_contents=answer.raw_output_contents)
     for output in answer.outputs:

@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError
 
 from weft.errors import BadRequest, InputError, RequestError
 from weft.serving import grpc_wire, proto
-from weft.serving.service import InferCall, InferResponse, Service, internal
+from weft.serving.service import InferCall, Service, internal
+from weft.serving.wire import InferResponse
 
 log = logging.getLogger("weft.grpc")
 access = logging.getLogger("weft.access")
@@ -268,7 +269,7 @@ class GrpcFace:
 def _computed(outcome: InferResponse | RequestError) -> Any:
     if isinstance(outcome, RequestError):
         raise outcome
-    return grpc_wire.encode_infer(outcome.request, outcome.model, outcome.outputs, outcome.parameters)
+    return grpc_wire.encode_infer(outcome)
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:

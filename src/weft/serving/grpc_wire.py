@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving import proto, wire
-from weft.serving.wire import Fitted, InferRequest, ModelSpec, Parameter, Wanted
+from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -35,7 +35,7 @@ _CONTENTS = {
 
 _INT64_LIMIT = 2**63
 
-_InferResponse = proto.CLASSES["ModelInferResponse"]
+_ModelInferResponse = proto.CLASSES["ModelInferResponse"]
 
 
 def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
@@ -65,26 +65,21 @@ def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     )
 
 
-def encode_infer(
-    request: InferRequest,
-    model: ModelSpec,
-    outputs: Mapping[str, Array],
-    parameters: Mapping[str, Parameter] | None = None,
-) -> Any:
+def encode_infer(response: InferResponse) -> Any:
     """The ``ModelInferResponse`` with the wanted outputs, raw unless the request came typed."""
-    response = _InferResponse(model_name=model.name, model_version=model.version, id=request.id)
-    if parameters:
-        _fill_parameters(response.parameters, parameters)
+    request, model = response.request, response.model
+    message = _ModelInferResponse(model_name=model.name, model_version=model.version, id=request.id)
+    _fill_parameters(message.parameters, response.parameters)
     specs = {spec.name: spec for spec in model.outputs}
-    arrays = [(specs[wanted.name], wire.produced(outputs, specs[wanted.name])) for wanted in request.wanted]
+    arrays = [(specs[wanted.name], wire.produced(response.outputs, specs[wanted.name])) for wanted in request.wanted]
     raw = any([wanted.binary or specs[wanted.name].datatype == "FP16" for wanted in request.wanted])
     for spec, array in arrays:
-        tensor = response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+        tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         if raw:
-            response.raw_output_contents.append(wire.to_binary(array))
+            message.raw_output_contents.append(wire.to_binary(array))
         else:
             _fill_contents(tensor.contents, spec, array)
-    return response
+    return message
 
 
 def model_metadata(answer: Mapping[str, Any]) -> Any:

@@ -15,8 +15,8 @@ import orjson
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
 from weft.serving import dashboard, metrics, openapi, state
 from weft.serving.http_messages import HttpExchange, HttpResponse, error_response
-from weft.serving.service import InferResponse, Service, internal
-from weft.serving.wire import ModelSpec, decode, encode
+from weft.serving.service import Service, internal
+from weft.serving.wire import InferResponse, ModelSpec, decode, encode
 
 log = logging.getLogger("weft.http")
 
@@ -238,7 +238,7 @@ def _encoded(result: InferResponse) -> HttpResponse:
 
 
 def _computed(result: InferResponse) -> HttpResponse:
-    parts, header = encode(result.request, result.model, result.outputs, result.parameters)
+    parts, header = encode(result)
     if header is None:
         return HttpResponse(200, parts)
     length = ("Inference-Header-Content-Length", str(header))

@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import (
@@ -36,7 +35,7 @@ from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
-from weft.serving.wire import InferRequest, ModelSpec, Parameter
+from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter
 from weft.version import __version__
 
 log = logging.getLogger("weft.server")
@@ -52,17 +51,6 @@ EXTENSIONS = (
 GOING_DOWN = "the server is going down"
 PRIORITIES = {1: 9, 2: 3}
 """Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferResponse:
-    """A computed request."""
-
-    request: InferRequest
-    model: ModelSpec
-    outputs: Mapping[str, Array]
-    parameters: dict[str, Parameter]
-    """What the answer says about how it was served."""
 
 
 Decode = Callable[[ModelSpec], InferRequest]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -78,6 +78,17 @@ class InferRequest:
     """In the order of the answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """A computed request."""
+
+    request: InferRequest
+    model: ModelSpec
+    outputs: Mapping[str, Array]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    """What the answer says about how it was served."""
+
+
 Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
 """A tensor's description that fits the model, and the number of its elements; its data is still to be read."""
 
@@ -111,27 +122,23 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
     return InferRequest(inputs, request_id, parameters, _wanted(message.get("outputs"), binary, model))
 
 
-def encode(
-    request: InferRequest,
-    model: ModelSpec,
-    outputs: Mapping[str, Array],
-    parameters: Mapping[str, Parameter] | None = None,
-) -> tuple[list[bytes], int | None]:
+def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     """The parts of the response body, and the length of its JSON part if binary tensors follow it.
 
     JSON has no NaN and no infinities: they become null there. Binary outputs keep them.
     """
+    request, model = response.request, response.model
     message: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
     if request.id:
         message["id"] = request.id
-    if parameters:
-        message["parameters"] = dict(parameters)
+    if response.parameters:
+        message["parameters"] = response.parameters
     specs = {spec.name: spec for spec in model.outputs}
     tensors: list[dict[str, Any]] = []
     parts = [b""]
     for wanted in request.wanted:
         spec = specs[wanted.name]
-        array = produced(outputs, spec)
+        array = produced(response.outputs, spec)
         tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": array.shape}
         if wanted.binary:
             part = to_binary(array)
