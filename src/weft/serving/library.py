@@ -208,6 +208,7 @@ class Library:
             return ServedModel(
                 entry.body or entry.name,
                 loaded,
+                version=entry.version,
                 queue_size=config.queue_size,
                 batch_timeout_ms=config.batch_timeout_ms,
                 leaving=_leaving(entry, loaded, steering),
@@ -263,7 +264,7 @@ class Library:
         """Out of reach for new requests; a body that no model has any more is closed when its last lease ends."""
         bodies = {slot.served.body for slot in slots if slot.served}
         for slot in slots:
-            slot.served, slot.spec, slot.message = None, None, message
+            slot.served, slot.message = None, message
             if slot.state != "loading":
                 slot.state = "unloaded"
         for body in bodies - self._loaded().keys():

@@ -62,12 +62,10 @@ Done = Callable[["InferResponse | RequestError"], None]
 class InferCall:
     """One request for a result, from the client's first byte to its answer."""
 
-    __slots__ = ("_done", "_service", "_slot", "_spec", "arrival", "deadline", "request", "ticket", "waiting")
+    __slots__ = ("_done", "_service", "arrival", "deadline", "request", "ticket", "waiting")
 
     def __init__(self, service: Service, done: Done, deadline: int | None) -> None:
         self._service, self._done = service, done
-        self._slot: ModelSlot | None = None
-        self._spec: ModelSpec | None = None
         self.arrival = service.now()
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
@@ -77,12 +75,11 @@ class InferCall:
 
     def begin(self, slot: ModelSlot, decode: Decode) -> None:
         """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
-        assert slot.served and slot.spec
+        assert slot.served
         began = time.monotonic_ns()
-        self._slot, self._spec = slot, slot.spec
         slot.used_ns = self.arrival
         try:
-            self.request = request = decode(slot.spec)
+            self.request = request = decode(slot.served.spec)
             ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied)
             slot.statistics.input_ns += time.monotonic_ns() - began
             self._service.dispatcher.submit(ticket)
@@ -98,7 +95,7 @@ class InferCall:
         if isinstance(outcome, RequestError):
             self._done(outcome)
             return
-        assert self.request and self._slot and self._spec
+        assert self.request
         told: dict[str, Parameter] = {
             "weft_queue_us": (ticket.began - ticket.arrival) // 1000,
             "weft_compute_us": ticket.compute_ns // 1000,
@@ -108,8 +105,8 @@ class InferCall:
             told[THRESHOLD] = ticket.threshold
         self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
-        self._done(InferResponse(self.request, self._spec, outcome, told))
-        self._slot.statistics.output_ns += time.monotonic_ns() - ended
+        self._done(InferResponse(self.request, ticket.model.spec, outcome, told))
+        ticket.model.statistics.output_ns += time.monotonic_ns() - ended
 
     def cancel(self) -> None:
         """Its client went away."""
@@ -268,28 +265,30 @@ class Service:
 
     async def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         slot = await self.loaded(name, version)
-        assert slot.spec
+        assert slot.served
+        spec = slot.served.spec
         return {
             "name": name,
             "versions": self.library.repository.versions(name) if not version else [slot.entry.version],
             "platform": self.library.backend.platform,
-            "inputs": [_tensor(spec) for spec in slot.spec.inputs],
-            "outputs": [_tensor(spec) for spec in slot.spec.outputs],
+            "inputs": list(map(_tensor, spec.inputs)),
+            "outputs": list(map(_tensor, spec.outputs)),
         }
 
     async def model_config(self, name: str, version: str = "") -> dict[str, Any]:
         """Triton's ModelConfig, with our own settings as parameters."""
         slot = await self.loaded(name, version)
-        assert slot.spec and slot.served
-        batch = slot.served.loaded.max_batch if slot.served.loaded.batchable else 0
+        assert slot.served
+        loaded, spec = slot.served.loaded, slot.served.spec
+        batch = loaded.max_batch if loaded.batchable else 0
         settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
         return {
             "name": name,
             "platform": self.library.backend.platform,
             "backend": self.library.backend.name,
             "max_batch_size": batch,
-            "input": [_configured(spec, batched=batch > 0) for spec in slot.spec.inputs],
-            "output": [_configured(spec, batched=batch > 0) for spec in slot.spec.outputs],
+            "input": [_configured(each, batched=batch > 0) for each in spec.inputs],
+            "output": [_configured(each, batched=batch > 0) for each in spec.outputs],
             "parameters": {f"weft_{key}": {"string_value": str(value)} for key, value in settings.items()},
         }
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel
-from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig
-from weft.serving.leaving import outputs_of
 from weft.serving.repository import ModelEntry
 from weft.serving.statistics import Statistics
 from weft.serving.streams import ServedModel
-from weft.serving.wire import ModelSpec
 
 State = Literal["unloaded", "loading", "ready", "failed"]
 
@@ -29,7 +25,6 @@ class ModelSlot:
     state: State = "unloaded"
     message: str = ""
     served: ServedModel | None = None
-    spec: ModelSpec | None = None
     loading: asyncio.Task[None] | None = None
     waiters: int = 0
     """Requests that wait for it to be loaded."""
@@ -54,7 +49,6 @@ class ModelSlot:
             return
         served = self._of(body)
         served.statistics = self.statistics
-        self.spec = _spec(self.entry, served)
         self.served, self.state, self.message = served, "ready", _said(body.loaded, self.entry)
         self.used_ns, self.size_bytes, self.failed_on = now_ns, body.loaded.memory_bytes, None
 
@@ -95,18 +89,3 @@ def signature(path: Path) -> tuple[int, int] | None:
 def _said(loaded: LoadedModel, entry: ModelEntry) -> str:
     family = [f"one of {len(loaded.tasks)} with the body {entry.body}"] if loaded.tasks else []
     return "; ".join([*family, *loaded.remarks])
-
-
-def _spec(entry: ModelEntry, served: ServedModel) -> ModelSpec:
-    """What requests for a model must look like: with names of its own, where it was stitched to others."""
-    loaded, task = served.loaded, served.task
-    inputs, outputs = loaded.inputs, outputs_of(loaded)
-    if task:
-        inputs, outputs = _renamed(inputs, task.inputs.items()), _renamed(outputs, task.outputs.items())
-    early = tuple(each.output for each in loaded.exits[:-1])
-    return ModelSpec(entry.name, entry.version, inputs, outputs, early)
-
-
-def _renamed(specs: tuple[TensorSpec, ...], names: Iterable[tuple[str, str]]) -> tuple[TensorSpec, ...]:
-    found = {spec.name: spec for spec in specs}
-    return tuple(found[inner]._replace(name=name) for name, inner in names)

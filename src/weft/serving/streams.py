@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from weft.policies.base import NO_DEADLINE, Candidate
 from weft.runtime.backend import LoadedModel
 from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.stitched import TaskSpec
-from weft.runtime.tensors import Array
-from weft.serving.leaving import Leaving
+from weft.runtime.tensors import Array, TensorSpec
+from weft.serving.leaving import Leaving, outputs_of
 from weft.serving.statistics import Statistics
+from weft.serving.wire import ModelSpec
 
 STREAMS = 1024
 """Shapes of requests that are told apart at a time."""
@@ -51,11 +53,12 @@ class ServedModel:
         name: str,
         loaded: LoadedModel,
         *,
+        version: str = "",
         queue_size: int = 256,
         batch_timeout_ms: float = 0.0,
         leaving: Leaving | None = None,
     ) -> None:
-        self.name, self.loaded, self.leaving = name, loaded, leaving
+        self.name, self.version, self.loaded, self.leaving = name, version, loaded, leaving
         self.body = self
         self.task: TaskSpec | None = None
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
@@ -70,9 +73,18 @@ class ServedModel:
 
     def for_task(self, task: TaskSpec, *, queue_size: int = 256) -> ServedModel:
         """One of the models that have this body."""
-        model = ServedModel(task.name, self.loaded, queue_size=queue_size)
+        model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size)
         model.body, model.task = self, task
         return model
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """What requests for it must look like: with names of its own, where it was stitched to others."""
+        inputs, outputs = self.loaded.inputs, outputs_of(self.loaded)
+        if self.task:
+            inputs, outputs = _renamed(inputs, self.task.inputs), _renamed(outputs, self.task.outputs)
+        early = tuple(each.output for each in self.loaded.exits[:-1])
+        return ModelSpec(self.name, self.version, inputs, outputs, early)
 
     @property
     def memory_bytes(self) -> int:
@@ -247,6 +259,12 @@ class ServedStreams:
     def _close(self, stream: ServedStream) -> None:
         del self._by_use[stream.index], stream.model.streams[stream.shapes, stream.alone]
         self._spare.append(stream)
+
+
+def _renamed(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:
+    """The tensors of one task, as its model calls them."""
+    found = {spec.name: spec for spec in specs}
+    return tuple(found[inner]._replace(name=name) for name, inner in names.items())
 
 
 class Remaining(Sequence[Sequence[int]]):
