@@ -664,7 +664,7 @@ def test_model_metadata():
         for kind in ("inputs", "outputs")
     }
     told = {"name": "two", "versions": ["1", "3"], "platform": "onnxruntime_onnx", **tensors}
-    message = grpc_wire.model_metadata(told)
+    message = grpc_wire.filled("ModelMetadataResponse", told)
     parsed = service_pb2.ModelMetadataResponse.FromString(message.SerializeToString())
     assert (parsed.name, list(parsed.versions), parsed.platform) == ("two", ["1", "3"], "onnxruntime_onnx")
     assert [(entry.name, entry.datatype, list(entry.shape)) for entry in parsed.inputs] == [
@@ -674,7 +674,7 @@ def test_model_metadata():
 
 
 def test_server_metadata():
-    message = grpc_wire.server_metadata({"name": "weft", "version": "1", "extensions": ["statistics"]})
+    message = grpc_wire.filled("ServerMetadataResponse", {"name": "weft", "version": "1", "extensions": ["statistics"]})
     parsed = service_pb2.ServerMetadataResponse.FromString(message.SerializeToString())
     assert (parsed.name, parsed.version, list(parsed.extensions)) == ("weft", "1", ["statistics"])
 
@@ -692,7 +692,7 @@ def test_model_config():
         "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": 100},
         "something_of_ours": 1,
     }
-    message = grpc_wire.model_config(answer)
+    message = grpc_wire.filled("ModelConfigResponse", {"config": answer})
     config = service_pb2.ModelConfigResponse.FromString(message.SerializeToString()).config
     assert (config.name, config.platform, config.backend, config.max_batch_size) == (
         "m", "onnxruntime_onnx", "onnxruntime", 8,
@@ -720,7 +720,7 @@ def test_model_statistics():
             }
         ]
     }
-    message = grpc_wire.model_statistics(answer)
+    message = grpc_wire.filled("ModelStatisticsResponse", answer)
     stats = service_pb2.ModelStatisticsResponse.FromString(message.SerializeToString()).model_stats[0]
     assert (stats.name, stats.last_inference, stats.inference_count) == ("m", 1700000000000, 5)
     assert (stats.inference_stats.queue.count, stats.inference_stats.queue.ns) == (2, 10**12)
@@ -729,15 +729,15 @@ def test_model_statistics():
 
 def test_repository_index_and_parameters():
     rows = [{"name": "m", "version": "1", "state": "READY", "reason": ""}, {"name": "n"}]
-    message = grpc_wire.repository_index(rows)
+    message = grpc_wire.filled("RepositoryIndexResponse", {"models": rows})
     parsed = service_pb2.RepositoryIndexResponse.FromString(message.SerializeToString())
     assert [(row.name, row.version, row.state) for row in parsed.models] == [("m", "1", "READY"), ("n", "", "")]
     request = proto.RepositoryModelLoadRequest(model_name="m")
     request.parameters["config"].string_param = "{}"
     request.parameters["file:1/model.onnx"].bytes_param = b"\x08"
-    assert grpc_wire.repository_parameters(request) == {"config": "{}", "file:1/model.onnx": b"\x08"}
+    assert grpc_wire.parameters_of(request) == {"config": "{}", "file:1/model.onnx": b"\x08"}
 
 
 def test_an_answer_that_fits_no_message_is_our_fault():
     with pytest.raises(Failed, match="ServerMetadataResponse cannot be made"):
-        grpc_wire.server_metadata({"name": 5})
+        grpc_wire.filled("ServerMetadataResponse", {"name": 5})

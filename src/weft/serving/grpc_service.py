@@ -175,7 +175,7 @@ class GrpcFace:
             message.model_version,
             lambda model: grpc_wire.decode_infer(message, model),
             done,
-            lambda: grpc_wire.repository_parameters(message),
+            lambda: grpc_wire.parameters_of(message),
             deadline,
         )
         return call, answer
@@ -241,22 +241,25 @@ class GrpcFace:
         return proto.CLASSES["ModelReadyResponse"](ready=ready)
 
     async def _server_metadata(self, message: Any, context: Any) -> Any:
-        return grpc_wire.server_metadata(self._service.metadata())
+        return grpc_wire.filled("ServerMetadataResponse", self._service.metadata())
 
     async def _model_metadata(self, message: Any, context: Any) -> Any:
-        return grpc_wire.model_metadata(await self._service.model_metadata(message.name, message.version))
+        answer = await self._service.model_metadata(message.name, message.version)
+        return grpc_wire.filled("ModelMetadataResponse", answer)
 
     async def _model_config(self, message: Any, context: Any) -> Any:
-        return grpc_wire.model_config(await self._service.model_config(message.name, message.version))
+        answer = await self._service.model_config(message.name, message.version)
+        return grpc_wire.filled("ModelConfigResponse", {"config": answer})
 
     async def _model_statistics(self, message: Any, context: Any) -> Any:
-        return grpc_wire.model_statistics(self._service.statistics(message.name, message.version))
+        answer = self._service.statistics(message.name, message.version)
+        return grpc_wire.filled("ModelStatisticsResponse", answer)
 
     async def _index(self, message: Any, context: Any) -> Any:
-        return grpc_wire.repository_index(await self._service.index(message.ready))
+        return grpc_wire.filled("RepositoryIndexResponse", {"models": await self._service.index(message.ready)})
 
     async def _load(self, message: Any, context: Any) -> Any:
-        if grpc_wire.repository_parameters(message):
+        if grpc_wire.parameters_of(message):
             raise BadRequest("load takes no parameters here: models come from the repository as they are")
         await self._service.load(message.model_name)
         return proto.CLASSES["RepositoryModelLoadResponse"]()

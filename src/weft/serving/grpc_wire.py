@@ -6,7 +6,7 @@ the way the request came. FP16 has no typed contents, so an answer with such an 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -82,38 +82,13 @@ def encode_infer(response: InferResponse) -> Any:
     return message
 
 
-def model_metadata(answer: Mapping[str, Any]) -> Any:
-    """The ``ModelMetadataResponse`` of what GET v2/models/NAME answers."""
-    return _filled("ModelMetadataResponse", answer)
-
-
-def server_metadata(answer: Mapping[str, Any]) -> Any:
-    """The ``ServerMetadataResponse`` of what GET v2 answers."""
-    return _filled("ServerMetadataResponse", answer)
-
-
-def model_config(answer: Mapping[str, Any]) -> Any:
-    """The ``ModelConfigResponse`` of what GET v2/models/NAME/config answers."""
-    return _filled("ModelConfigResponse", {"config": answer})
-
-
-def model_statistics(answer: Mapping[str, Any]) -> Any:
-    """The ``ModelStatisticsResponse`` of what GET v2/models/NAME/stats answers."""
-    return _filled("ModelStatisticsResponse", answer)
-
-
-def repository_index(answer: Iterable[Mapping[str, Any]]) -> Any:
-    """The ``RepositoryIndexResponse`` of what POST v2/repository/index answers."""
-    return _filled("RepositoryIndexResponse", {"models": list(answer)})
-
-
-def repository_parameters(message: Any) -> dict[str, str | int | bool | bytes]:
-    """The parameters of a request to load or to unload a model."""
+def parameters_of(message: Any) -> dict[str, str | int | bool | bytes]:
+    """The parameters of a request, whatever it is for."""
     return _values(message.parameters)
 
 
-def _filled(name: str, answer: Mapping[str, Any]) -> Any:
-    """A message with the fields of *answer*; those the protocol's message does not have are left out."""
+def filled(name: str, answer: Mapping[str, Any]) -> Any:
+    """The message of this name that says what REST answers; fields that it does not have are left out."""
     try:
         return json_format.ParseDict(answer, proto.CLASSES[name](), ignore_unknown_fields=True)
     except json_format.ParseError as error:

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple
@@ -37,48 +38,32 @@ class Target(NamedTuple):
     """What a request is for."""
 
     path: str
+    """Decoded and free of control characters."""
     raw_path: str
+    """As sent, so that ``%2F`` can be told from ``/``."""
     query: str
 
 
+@dataclass(eq=False, slots=True)
 class HttpExchange:
     """One request and the way to answer it.
 
-    ``path`` is decoded and free of control characters; ``raw_path`` is as sent, so ``%2F`` can be told from ``/``.
     Header names are in lower case; a header given several times is joined by commas.
     Set ``gone`` before the handler returns: it is called once, if the client leaves before ``respond``.
     """
 
-    __slots__ = (
-        "_answer",
-        "body",
-        "gone",
-        "headers",
-        "method",
-        "path",
-        "peer",
-        "query",
-        "raw_path",
-        "received_ns",
-    )
+    _answer: Callable[[HttpExchange, HttpResponse], None] | None
+    method: str
+    target: Target
+    headers: dict[str, str]
+    body: bytes
+    peer: str
+    received_ns: int = field(default_factory=time.monotonic_ns)
+    gone: Callable[[], None] | None = None
 
-    def __init__(
-        self,
-        answer: Callable[[HttpExchange, HttpResponse], None] | None,
-        method: str,
-        target: Target,
-        headers: dict[str, str],
-        body: bytes,
-        peer: str,
-    ) -> None:
-        self._answer = answer
-        self.method = method
-        self.path, self.raw_path, self.query = target
-        self.headers = headers
-        self.body = body
-        self.peer = peer
-        self.received_ns = time.monotonic_ns()
-        self.gone: Callable[[], None] | None = None
+    @property
+    def path(self) -> str:
+        return self.target.path
 
     @property
     def open(self) -> bool:

@@ -182,7 +182,7 @@ class Routes:
             case ["weft", "state"]:
                 return _get(exchange, lambda: state.state(self._service))
             case ["weft", "timeline"]:
-                return _get(exchange, lambda: state.timeline(self._service, _number(exchange.query, "since")))
+                return _get(exchange, lambda: state.timeline(self._service, _number(exchange.target.query, "since")))
             case ["weft", "profile"]:
                 return _get(exchange, lambda: state.profile(self._service))
             case ["weft", "trace"]:

@@ -274,5 +274,5 @@ def _grpc_tls(config: ServerConfig) -> Any:
 
 def _log_access(exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
     took_ms = (time.monotonic_ns() - exchange.received_ns) / 1e6
-    line = exchange.peer, exchange.method or "-", exchange.raw_path or "-", response.status, sent_bytes, took_ms
+    line = exchange.peer, exchange.method or "-", exchange.target.raw_path or "-", response.status, sent_bytes, took_ms
     access.info("%s %s %s %d %d bytes %.3f ms", *line)

@@ -205,10 +205,10 @@ class Service:
         """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
         assert slot.served
         parameters, model = request.parameters, slot.config
-        threshold = _threshold(parameters)
+        threshold = _above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
         weight = PRIORITIES.get(_whole(parameters, "priority") or model.priority, 1)
         timeout_us = _whole(parameters, "timeout")
-        slo_ms = _milliseconds(parameters, "weft_slo_ms")
+        slo_ms = _above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
         best_effort = _true(parameters, "weft_best_effort")
         strict = [arrival + timeout_us * 1000] if timeout_us else []
         if deadline is not None:
@@ -429,21 +429,12 @@ def _whole(parameters: Mapping[str, Parameter], key: str) -> int:
     return value
 
 
-def _milliseconds(parameters: Mapping[str, Parameter], key: str) -> float | None:
+def _above_zero(parameters: Mapping[str, Parameter], key: str, what: str) -> float | None:
     value = parameters.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
-        raise BadRequest(f"parameter {key} = {value!r} must be a number of milliseconds above 0")
-    return float(value)
-
-
-def _threshold(parameters: Mapping[str, Parameter]) -> float | None:
-    value = parameters.get(THRESHOLD)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
-        raise BadRequest(f"parameter {THRESHOLD} = {value!r} must be a number above 0; above 1 nobody leaves early")
+        raise BadRequest(f"parameter {key} = {value!r} must be {what}")
     return float(value)
 
 
