@@ -27,7 +27,7 @@ class StreamQueue:
     steered: Steered | None = None
     """How sure early answers of its model must be, where it has any."""
     waiting: deque[Ticket] = field(default_factory=deque)
-    """In order of deadlines."""
+    """Requests that no batch has taken, in order of deadlines."""
     late: deque[Ticket] = field(default_factory=deque)
     """Those that can no longer be on time, and give way to the others."""
     in_flight: list[Batch | None] = field(init=False)
@@ -142,7 +142,7 @@ class Queues:
         self.count(ticket, 1)
 
     def count(self, ticket: Ticket, more: int) -> None:
-        """It waits, or waits no longer."""
+        """Note that a request waits, or waits no longer."""
         for line in (self.line, ticket.line):
             if line:
                 line.waiting += more

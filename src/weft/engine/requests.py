@@ -275,6 +275,6 @@ def _regroup(queue: StreamQueue, batch: Batch, members: list[Ticket]) -> None:
 
 
 def _depart(tickets: Iterable[Ticket]) -> None:
-    """They have their answers."""
+    """Mark requests that have their answers."""
     for ticket in tickets:
         ticket.gone = True

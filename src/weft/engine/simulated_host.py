@@ -27,7 +27,7 @@ class DrawnWork(NamedTuple):
     before: int
     """Ticks until its lane begins with it."""
     ticks: float
-    """On a lane alone."""
+    """What it takes on a lane alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class SimulatedHost:
         return ended
 
     def idle_until(self, tick: int) -> None:
-        """Until then; at once to the next end where that has passed."""
+        """Let time pass until then, or to the next end where that has passed."""
         began = self._now
         while True:
             ends = [each.end for each in self._running]

@@ -45,5 +45,5 @@ class SimulatedNpu:
         raise AssertionError("an NPU computes what it has begun")
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """Until the array is through with all that was issued."""
+        """The last layer, and the ticks until the array is through with all that was issued."""
         return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []

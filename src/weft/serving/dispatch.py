@@ -182,7 +182,7 @@ class Dispatcher:
     # The feed of ``Requests``
 
     def take(self, now: int) -> Iterable[Ticket]:
-        """They were put there as they came."""
+        """Requests of clients are put into the queues as they come."""
         return ()
 
     def next_arrival(self) -> int:

@@ -30,7 +30,7 @@ from weft.version import __version__
 
 MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
 MOST_NAMES_SHOWN = 64
-"""In an answer about an unknown name; looking for near ones takes time for each."""
+"""How many an answer about an unknown name may list; looking for near ones takes time for each."""
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _NO_NAME = (

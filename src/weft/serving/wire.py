@@ -75,7 +75,7 @@ class InferRequest:
     parameters: dict[str, Parameter]
     """What the client says besides, without what only says how tensors travel."""
     wanted: tuple[Wanted, ...]
-    """In the order of the answer."""
+    """The outputs it asks for, in the order of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
