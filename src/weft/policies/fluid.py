@@ -27,7 +27,7 @@ class Fluid(Refilling):
         return more if rules.slack(halted.deadline, now, self._overhead(halted, more), 100) > 0 else halted
 
     def _overhead(self, halted: Candidate, more: Candidate) -> int:
-        """Ticks until the end: newcomers up to this exit, then all together; nobody is expected to leave (equation 4)."""
+        """Ticks until the end: newcomers up to this exit, then all; nobody is expected to leave (equation 4)."""
         together = halted.size + more.size
         there = self.rest(more, halted.layer, more.size)
         return rules.fluid_overhead(self.rest(more, 0, more.size), there, self.rest(halted, halted.layer, together))
