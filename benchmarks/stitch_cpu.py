@@ -19,7 +19,6 @@ import numpy as np
 from machine import machine
 
 from weft.jsonfile import write_json
-from weft.runtime.stitching import GraphRunner, GraphTimer, Times, race
 from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
@@ -29,6 +28,7 @@ from weft.stitching.making.generator import Generated, generate
 from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.planner import ANYWHERE, Plan, lower_plan, plan
 from weft.stitching.reading.alignment import align
+from weft.stitching.running.racing import GraphRunner, GraphTimer, Times, race
 from weft.stitching.slabs import slabs
 
 RESULTS = Path(__file__).parent / "results" / "stitch_cpu.json"

@@ -20,17 +20,18 @@ from tests import ROOT
 from tests.stitching.files import model, node, numbers
 from weft.cli.common import console
 from weft.cli.main import main
-from weft.cli.stitch_steps import ROUNDS
-from weft.reports.stitching import percents
-from weft.runtime.stitched import METADATA_KEY, tasks_in
-from weft.runtime.stitching import Times
+from weft.errors import StitchError
+from weft.reports.stitching import percents, stitching_report
+from weft.runtime.stitched import tasks_in
+from weft.stitching import stitch
 from weft.stitching.counts import count
 from weft.stitching.forms import FORMS
 from weft.stitching.graph import Graph
 from weft.stitching.making.architectures import ARCHITECTURES
 from weft.stitching.making.generator import generate
 from weft.stitching.making.model_files import save_nets
-from weft.stitching.metadata import METADATA_KEY as WRITTEN_KEY
+from weft.stitching.running.racing import Times
+from weft.stitching.steps import ROUNDS
 
 QUICK = "--no-measure"
 
@@ -151,7 +152,6 @@ def test_three_files_become_one_that_answers_as_they_do(planned: Planned) -> Non
 
 
 def test_the_file_names_its_models_under_the_key_that_the_server_reads(weft: Run, three: list[str]) -> None:
-    assert WRITTEN_KEY == METADATA_KEY
     assert weft("stitch", *three, "-o", "pets.onnx", QUICK, "--form", "split", "-b", "2,1,3").code == 0
     tasks = tasks_in(Path("pets.onnx"))
     assert [task.batch for task in tasks] == [2, 1, 3]
@@ -233,10 +233,72 @@ def test_what_is_shown_is_what_was_chosen_by(
         made_up = {name: size if rounds == ROUNDS else 1 / (1 + size) for name, size in sizes.items()}
         return {name: Times((seconds,), (seconds,)) for name, seconds in made_up.items()}
 
-    monkeypatch.setattr("weft.runtime.stitching.race", race)
+    monkeypatch.setattr("weft.stitching.running.racing.race", race)
     found = ways(stitched(*alike))
     assert found["stitched"]["measured_s"] == found["stitched"]["weight_bytes"]
     assert found["stitched"]["weight_bytes"] == min(way["weight_bytes"] for way in found.values())
+
+
+def test_the_command_and_the_function_make_the_same(weft: Run, tmp_path: Path) -> None:
+    """In groups, with names and rows of their own, and by the described machine, on which every run is alike."""
+    nets = generate("tinynet", 3, sharing=0.0, pruning=0.4).nets
+    files = [str(path) for path in save_nets(nets, tmp_path / "models", dynamic=True)]
+    arguments = ("--names", "a,b,c", "-b", "2", QUICK, "--form", "mts", "--memory-cap", "1g", "--no-slabs")
+    answer = weft("stitch", *files, "-o", "typed.onnx", "--json", "typed.json", *arguments)
+    assert answer.code == 0, answer.error
+    settings = {"form": "mts", "measure": False, "memory_cap_bytes": 1 << 30, "slabs": False}
+    made = stitch(files, names=["a", "b", "c"], batches=2, **settings)
+    written = made.to_onnx("called.onnx")
+    typed = [Path(f"typed.{number}.onnx") for number in range(len(made.groups))]
+    assert len(written) > 1
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in typed]
+    assert json.loads(Path("typed.json").read_text()) == json.loads(json.dumps(stitching_report(made, typed)))
+
+
+def test_the_command_and_the_function_choose_alike_by_a_clock(
+    weft: Run, alike: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is made up, the rest is as usual: measured, in slabs, compared with the models."""
+
+    def race(contenders: dict[str, list[Graph]], **_: Any) -> dict[str, Times]:
+        sizes = {name: 1e-6 * sum(count(graph).launches for graph in graphs) for name, graphs in contenders.items()}
+        return {name: Times((seconds,), (seconds,)) for name, seconds in sizes.items()}
+
+    monkeypatch.setattr("weft.stitching.running.racing.race", race)
+    assert weft("stitch", *alike, "-o", "typed.onnx", "--json", "typed.json").code == 0
+    made = stitch(alike)
+    made.to_onnx("called.onnx")
+    assert Path("called.onnx").read_bytes() == Path("typed.onnx").read_bytes()
+    report = json.loads(json.dumps(stitching_report(made, ["typed.onnx"])))
+    assert json.loads(Path("typed.json").read_text()) == report and report["settings"]["measured"]
+
+
+def test_a_model_is_not_written_over_by_the_function_either(three: list[str]) -> None:
+    made = stitch(three, form="split", measure=False, check=False)
+    with pytest.raises(StitchError, match="is one of the models"):
+        made.to_onnx(three[1])
+
+
+def test_json_goes_to_standard_output_alone(weft: Run, three: list[str]) -> None:
+    answer = weft("stitch", *three, "-o", "pets.onnx", QUICK, "--form", "split", "--json", "-")
+    assert json.loads(answer.out)["kind"] == "stitching" and "one after another" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"slack": -0.1}, "slack = -0.1: give 0"),
+        ({"latency_target_s": 0}, "latency_target_s = 0: give seconds above 0"),
+        ({"batches": [1, 0, 1]}, "batches = 1,0,1: give rows from 1"),
+        ({"threads": 0}, "threads = 0: give 1 or more"),
+        ({"form": "fused", "measure": True}, "form = fused in torch only"),
+        ({"form": "split", "slack": 0.0}, "slack = 0.0 does not apply to form = split"),
+        ({"machine": "h200", "slabs": True}, "slabs = True does not apply to machine = h200"),
+    ],
+)
+def test_the_function_names_its_arguments(three: list[str], options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(StitchError, match=re.escape(complaint)):
+        stitch(three, **options)
 
 
 # --- what it says ---
@@ -479,7 +541,7 @@ def test_a_result_that_differs_is_not_written(weft: Run) -> None:
     files = [small(f"{name}.onnx", seed=seed, nodes=nodes) for seed, name in enumerate("ab")]
     settings = ("-o", "out.onnx", QUICK, "--form", "split")
     answer = weft("stitch", *files, *settings)
-    assert answer.code == 2 and "1e-05 is allowed; nothing is written (--no-check" in answer.error
+    assert answer.code == 2 and "1e-05 is allowed; nothing is made of it (--no-check" in answer.error
     assert not Path("out.onnx").exists()
     assert weft("stitch", *files, *settings, "--no-check").code == 0 and Path("out.onnx").exists()
 
@@ -489,8 +551,8 @@ def test_a_result_that_differs_is_not_written(weft: Run) -> None:
     [
         (("--form", "spilt"), "did you mean split"),
         (("--form", "fused"), "runs in torch on CUDA only"),
-        (("--names", "a,b"), "names 2 for 3 models"),
-        (("--names", "a,b,a"), "two models one name"),
+        (("--names", "a,b"), "--names a,b: 2 names for 3 models"),
+        (("--names", "a,b,a"), "--names a,b,a: two models have one name"),
         (("--batch", "1,2"), "nor 3 of them"),
         (("--batch", "0"), "neither a number from 1"),
         (("--threads", "0"), "give 1 or more"),
@@ -507,9 +569,9 @@ def test_a_result_that_differs_is_not_written(weft: Run) -> None:
         (("--sharing", "missing.json"), "cannot read the file"),
         (("--json", "nowhere/out.json"), "there is no folder nowhere"),
         (("--json", "."), "it is a folder"),
-        (("--write-sharing", "out.onnx"), "written already"),
+        (("--write-sharing", "out.onnx"), "--write-sharing out.onnx: --output is written there already"),
         (("-o", "nowhere/out.onnx"), "there is no folder nowhere"),
-        (("-o", "out.bin"), "name an .onnx file"),
+        (("-o", "out.bin"), "--output out.bin: its name ends in .onnx"),
         (("--shape", "x"), "is not of the form"),
     ],
 )
@@ -542,7 +604,7 @@ def test_files_that_are_no_models_and_models_that_would_be_overwritten(weft: Run
 def test_generated_models_share_what_was_asked_for(weft: Run, stitched: Callable[..., Any]) -> None:
     arguments = ("tinynet", "--tasks", "2", "--sharing", "0.8", "--classes", "3,5", "-o", "made")
     answer = weft("models", "generate", *arguments)
-    assert answer.code == 0 and answer.out.split() == ["wrote", "made/tinynet-0.onnx", "wrote", "made/tinynet-1.onnx"]
+    assert answer.code == 0 and answer.out.split() == ["model", "made/tinynet-0.onnx", "model", "made/tinynet-1.onnx"]
     assert session("made/tinynet-1.onnx").get_outputs()[0].shape[1] == 5
     report = stitched("made/tinynet-0.onnx", "made/tinynet-1.onnx", QUICK, "--form", "split")
     assert {row["by_all"] / sum(row["widths"]) for row in group(report)["spaces"] if row["inner"]} == {0.8}
@@ -743,9 +805,12 @@ def test_models_that_share_nothing_get_a_hint_at_folded_normalisations(weft: Run
     ("given", "complaint"),
     [
         ((".", "-o", "out.onnx"), ".: is a folder; give its files, as in ./*.onnx"),
-        (("cats.onnx", "dogs.onnx", "-o", "out.onnx", "--names", "a/b,c d"), "--names: 'a/b' is no name for a model"),
+        (
+            ("cats.onnx", "dogs.onnx", "-o", "out.onnx", "--names", "a/b,c d"),
+            "--names a/b,c d: 'a/b' is no name for a model",
+        ),
         (("cats.onnx", "a b.onnx", "-o", "out.onnx", "--dynamic"), "a b.onnx: its name is none that weft serve takes"),
-        (("cats.onnx", "dogs.onnx", "-o", "out.onnx", "--json", "-"), "-: name a file"),
+        (("cats.onnx", "dogs.onnx", "-o", "out.onnx", "--write-sharing", "-"), "--write-sharing -: name a file"),
         (("cats.onnx", "dogs.onnx", "-o", "out.onnx", "--sharing", "cats.onnx"), "cats.onnx: not a JSON file"),
     ],
 )

@@ -123,11 +123,14 @@ MNIST = ("models", "export", "mnist-vit", "-o", "m.onnx")
         (("bench", "-s", "a:rate=1,deadline=9", "--save-latencies"), "name the file with --json"),
         (("map", "--seed", "1", "dynamic", "x.toml"), "--seed: weft map dynamic takes none of the options before"),
         (("map", "-s", "xavier", "-m", "p.json", "--shape", "x=1x3"), "p.json: a profile is for one size of input"),
-        ((*STITCH, "--form", "split", "--slack", "0"), "--slack does not apply to --form split"),
-        ((*STITCH, "--memory-cap", "1g", "--slack", "0.1"), "--slack does not apply to --memory-cap"),
+        ((*STITCH, "--form", "split", "--slack", "0"), "--slack 0.0 does not apply to --form split"),
+        ((*STITCH, "--memory-cap", "1g", "--slack", "0.1"), "--slack 0.1 does not apply to --memory-cap"),
         ((*STITCH, "--machine", "h200", "--slabs"), "--slabs does not apply to --machine h200"),
-        ((*STITCH, "--no-measure", "--no-check", "--threads", "2"), "--threads does not apply to --no-measure"),
-        (("tune", "lenet", "--scale", "1/255"), "--scale 0.00392157 multiplies the samples of --data and --test"),
+        ((*STITCH, "--no-measure", "--no-check", "--threads", "2"), "--threads 2 does not apply to --no-measure"),
+        (
+            ("tune", "lenet", "--scale", "1/255"),
+            "--scale 0.00392157 multiplies samples of files; name them, as --data",
+        ),
     ],
 )
 def test_an_option_that_would_come_to_nothing_is_refused(

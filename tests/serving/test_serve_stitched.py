@@ -23,6 +23,7 @@ from tests.stitching.nets import macs, run, tiny
 from weft.cli.serve import _announce
 from weft.errors import BadRequest, Cancelled, Expired, InputError, ModelError, NotFound, Overloaded
 from weft.models.sources import load_model
+from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.stitched import TaskSpec, read_tasks, tasks_in
@@ -31,7 +32,7 @@ from weft.serving.streams import ServedModel
 from weft.serving.tickets import ClientTicket, MixedWork
 from weft.simulation.prediction import predict
 from weft.stitching.lowering import lower
-from weft.stitching.metadata import METADATA_KEY, metadata
+from weft.stitching.metadata import metadata
 from weft.stitching.net import Net
 from weft.stitching.onnx_writer import write_onnx
 from weft.stitching.reading.alignment import align
@@ -52,7 +53,7 @@ def stitched(path: Path, tasks: int = 3, form: str = "split", *, dynamic: bool =
 
 def said(tasks: Sequence[TaskSpec]) -> dict[str, str]:
     """The metadata of a file with these tasks."""
-    return {METADATA_KEY: json.dumps({"version": 1, "tasks": [task.model_dump() for task in tasks]})}
+    return {STITCHED_KEY: json.dumps({"version": 1, "tasks": [task.model_dump() for task in tasks]})}
 
 
 def pictures(rows: int = 1, seed: int = 0) -> np.ndarray:
@@ -125,7 +126,7 @@ TASK = {"name": "a", "inputs": {"x": "a.x"}, "outputs": {"y": "a.y"}}
 def test_tasks_that_cannot_be_are_one_line(text: str, message: str) -> None:
     with pytest.raises(ModelError) as error:
         read_tasks(text)
-    assert message in str(error.value) and METADATA_KEY in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and STITCHED_KEY in str(error.value) and "\n" not in str(error.value)
 
 
 def renamed(source: Path, target: Path, **changes: dict[str, str]) -> Path:
@@ -583,13 +584,13 @@ def test_names_that_clash_or_cannot_be_are_problems(file: Path, tmp_path: Path) 
     first, *others = tasks_in(file)
     helper.set_model_props(proto, said([first.model_copy(update={"name": "../up"}), *others]))
     onnx.save(proto, tmp_path / "odd.onnx")
-    helper.set_model_props(proto, {METADATA_KEY: "{}"})
+    helper.set_model_props(proto, {STITCHED_KEY: "{}"})
     onnx.save(proto, tmp_path / "worse.onnx")
     repository = Repository([tmp_path], tmp_path / "scratch")
     assert repository.names() == sorted(NAMES) and {repository.entry(name).body for name in NAMES} == {"body"}
     assert "body.onnx and copy.onnx both hold a model" in repository.problems[NAMES[0]]
     assert "its task '../up' is not a name for a model" in repository.problems["odd"]
-    assert METADATA_KEY in repository.problems["worse"]
+    assert STITCHED_KEY in repository.problems["worse"]
     with pytest.raises(InputError, match="are both called"):
         Repository([tmp_path / "body.onnx", tmp_path / "copy.onnx"], tmp_path / "scratch")
 

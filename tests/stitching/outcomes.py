@@ -16,8 +16,6 @@ from weft.cli.stitch import command
 from weft.errors import WeftError
 from weft.runtime.stitched import tasks_in
 
-CALLED = typer.Context(TyperCommand("stitch"))
-"""What the command sees of its own line: it is called, and nothing was typed."""
 STITCHED = "stitched"
 NOT_RUNNABLE = "not runnable"
 """ONNX Runtime does not take the models themselves."""
@@ -110,11 +108,12 @@ def outcome(models: Sequence[onnx.ModelProto], folder: Path, *, jumpy: bool = Fa
 
     *jumpy*: a last bit may change much of the answers, which the command may then find and refuse.
     """
-    files = save(models, folder)
+    files, called = save(models, folder), typer.Context(TyperCommand("stitch"))
     if not runnable(files):
         return NOT_RUNNABLE
     try:
-        command(CALLED, [str(path) for path in files], str(folder / "out.onnx"), **{"measure": False} | settings)
+        called.params = {"measure": False} | settings
+        command(called, [str(path) for path in files], str(folder / "out.onnx"), **called.params)
     except WeftError as error:
         text = str(error)
         assert error.exit_code == 2

@@ -196,7 +196,7 @@ def test_the_first_difference_is_told_in_words(case):
     with pytest.raises(StitchError) as caught:
         align([chain("a"), chain("same"), other])
     assert str(caught.value).startswith(words)
-    assert str(caught.value).endswith("; --islands runs what differs separately")
+    assert str(caught.value).endswith("; islands = True runs what differs separately")
 
 
 def test_settings_are_told():

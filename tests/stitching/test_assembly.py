@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,21 +14,26 @@ import pytest
 import torch
 
 import weft.stitching
+from tests import ROOT
 from tests.stitching.files import model, node, numbers
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
 from weft.errors import StitchError
-from weft.runtime.stitch_check import largest_difference
-from weft.stitching import Modelled, Net, Sharing, Stitched, align, discover, generate, stitch
+from weft.stitching import Stitched, generate, stitch
 from weft.stitching.assembly import assemble, uniform
 from weft.stitching.counts import count
+from weft.stitching.discovery import discover
 from weft.stitching.emit import plain_graph
 from weft.stitching.forms import FORMS
 from weft.stitching.making.model_files import save_nets
+from weft.stitching.net import Net
 from weft.stitching.parts import kinds, part
 from weft.stitching.planning.budget import BudgetLimits, stitch_groups
+from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.groups import Unmet
 from weft.stitching.planning.signatures import signature
+from weft.stitching.reading.alignment import align
+from weft.stitching.running.checking import largest_difference
 from weft.stitching.sharing_map import write_sharing
 from weft.stitching.spaces import wire
 from weft.stitching.summary import SLABBED
@@ -57,8 +63,16 @@ def module(seed: int, shared: torch.nn.Module) -> torch.nn.Module:
 # --- the call ---
 
 
+def graph_of(models, *, cost=None, **settings) -> Stitched:
+    """One graph by the described machine, or by *cost*; nothing is run."""
+    if cost is not None:
+        family = align(models)
+        return assemble(family, discover(family), cost=cost, **settings)
+    return stitch(models, measure=False, check=False, **{"slabs": False} | settings).groups[0]
+
+
 def test_nets_files_and_models_in_memory_give_one_graph(nets, files):
-    made = stitch([nets[0], str(files[1]), onnx.load(files[2])], names=["a", "b", "c"], form="split")
+    made = graph_of([nets[0], str(files[1]), onnx.load(files[2])], names=["a", "b", "c"], form="split")
     assert made.names == ("a", "b", "c") and set(made.forms.values()) == {"split"}
     assert [tensor.name for tensor in made.graph.outputs] == ["a.logits", "b.logits", "c.logits"]
     pictures = images(nets)
@@ -69,20 +83,20 @@ def test_torch_modules_become_one_torch_module():
     torch.manual_seed(0)
     shared = torch.nn.Conv2d(3, 6, 3)
     models = [module(seed, shared) for seed in (1, 2)]
-    made = stitch(models, example_inputs=(torch.zeros(2, 3, 8, 8),), names=["one", "two"], form="split")
+    made = graph_of(models, example_inputs=(torch.zeros(2, 3, 8, 8),), names=["one", "two"], form="split")
     pictures = [torch.randn(2, 3, 8, 8) for _ in models]
     with torch.no_grad():
         for got, model, given in zip(made.module()(*pictures), models, pictures, strict=True):
             torch.testing.assert_close(got, model(given), rtol=1e-5, atol=1e-5)
     assert made.report.kernels.by_all == shared.weight.numel()
     different = [(torch.zeros(rows, 3, 8, 8),) for rows in (1, 3)]
-    assert stitch(models, example_inputs=different, form="mts").batches == (1, 3)
+    assert graph_of(models, example_inputs=different, form="mts").batches == (1, 3)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_runs_in_torch_also_where_channels_are_filtered_one_by_one(form):
     nets = tiny("tiny-mobile", tasks=2).nets
-    made = stitch(nets, form=form)
+    made = graph_of(nets, form=form)
     pictures = images(nets)
     with torch.no_grad():
         found = made.module()(*map(torch.from_numpy, pictures))
@@ -96,14 +110,14 @@ def test_a_plan_is_the_default_and_goes_by_the_cost_it_is_given(nets):
         def seconds(self, graphs):
             return [float(count(graph).launches) for graph in graphs]
 
-    planned = stitch(nets, cost=Launches(), slack=0)
+    planned = graph_of(nets, cost=Launches(), slack=0)
     assert planned.plan is not None and count(planned.graph).launches == min(planned.plan.seconds.values())
-    mapping = stitch(nets, form=planned.forms)
+    mapping = graph_of(nets, form=planned.forms)
     assert mapping.plan is None and count(mapping.graph).launches == count(planned.graph).launches
 
 
 def test_slack_is_kept_to_and_weights_are_saved(nets):
-    plans = {slack: stitch(nets, slack=slack) for slack in (0, 0.3, 9)}
+    plans = {slack: graph_of(nets, slack=slack) for slack in (0, 0.3, 9)}
     seconds = {slack: made.report.stitched.predicted_s for slack, made in plans.items()}
     sizes = [made.graph.weight_bytes for made in plans.values()]
     assert sizes[0] > sizes[1] >= sizes[2]
@@ -113,8 +127,8 @@ def test_slack_is_kept_to_and_weights_are_saved(nets):
 
 
 def test_forms_used_throughout_are_light_enough_for_much_slack(nets):
-    made = stitch(nets, slack=99)
-    assert made.graph.weight_bytes <= min(stitch(nets, form=form).graph.weight_bytes for form in ("split", "half"))
+    made = graph_of(nets, slack=99)
+    assert made.graph.weight_bytes <= min(graph_of(nets, form=form).graph.weight_bytes for form in ("split", "half"))
 
 
 def test_slack_holds_for_whole_graphs_whatever_layers_take_alone(nets):
@@ -126,7 +140,7 @@ def test_slack_holds_for_whole_graphs_whatever_layers_take_alone(nets):
             pairs = zip(graphs, whole, strict=True)
             return [float(count(graph).launches) if all_ else 1e-9 * graph.weight_bytes for graph, all_ in pairs]
 
-    made = stitch(nets, cost=Whole(), slack=0.1)
+    made = graph_of(nets, cost=Whole(), slack=0.1)
     allowed = [each for each in made.contest.plans if each.weight_bytes <= made.contest.most_bytes]
     least = min(count(made.planned(each).graph).launches for each in allowed)
     assert len({each.own_s for each in allowed}) > 2 and count(made.graph).launches <= 1.1 * least
@@ -136,10 +150,10 @@ def test_slack_holds_for_whole_graphs_whatever_layers_take_alone(nets):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_plan_stores_no_more_than_the_models_unless_only_speed_counts(settings, dynamic):
     nets = generate("tinynet", 3, **{"sharing": 0.5, **settings}).nets
-    ways = stitch(nets, dynamic=dynamic, slabs=True).report
+    ways = graph_of(nets, dynamic=dynamic, slabs=True).report
     assert ways.stitched.weight_bytes <= ways.sequential.weight_bytes
     if not dynamic:
-        assert stitch(nets, slabs=True, slack=0).report.stitched.weight_bytes > ways.sequential.weight_bytes
+        assert graph_of(nets, slabs=True, slack=0).report.stitched.weight_bytes > ways.sequential.weight_bytes
 
 
 def test_a_cost_is_asked_once_for_graphs_that_differ_in_numbers(nets):
@@ -150,19 +164,19 @@ def test_a_cost_is_asked_once_for_graphs_that_differ_in_numbers(nets):
             asked.extend(signature(graph) for graph in graphs)
             return Modelled().seconds(graphs)
 
-    stitch(nets, cost=Counting(), slack=0.3)
+    graph_of(nets, cost=Counting(), slack=0.3)
     assert len(asked) == len(set(asked)) > 10
 
 
 def test_sharing_can_be_given_as_a_map_or_a_file(nets, tmp_path):
-    found = stitch(nets, form="split")
+    found = graph_of(nets, form="split")
     write_sharing(tmp_path / "map.json", found.sharing, found.family)
     for given in (found.sharing, tmp_path / "map.json", str(tmp_path / "map.json")):
-        assert stitch(nets, form="split", sharing=given).graph.weight_bytes == found.graph.weight_bytes
+        assert graph_of(nets, form="split", sharing=given).graph.weight_bytes == found.graph.weight_bytes
 
 
 def test_files_are_written_with_the_names_of_the_models(nets, tmp_path):
-    made = stitch(nets, form="split", dynamic=True)
+    made = graph_of(nets, form="split", dynamic=True)
     made.to_onnx(tmp_path / "all.onnx")
     (entry,) = onnx.load(tmp_path / "all.onnx").metadata_props
     assert {entry.key: entry.value} == made.metadata
@@ -179,25 +193,25 @@ def test_files_are_written_with_the_names_of_the_models(nets, tmp_path):
 )
 def test_settings_that_do_not_fit_are_named(nets, settings, complaint):
     with pytest.raises(StitchError, match=complaint):
-        stitch(nets, **settings)
+        graph_of(nets, **settings)
 
 
 def test_things_that_are_no_models_are_refused(files):
     with pytest.raises(StitchError, match="is one model; give a list"):
-        stitch(str(files[0]))
+        graph_of(str(files[0]))
     with pytest.raises(StitchError, match="int is no model"):
-        stitch([1])
+        graph_of([1])
     with pytest.raises(StitchError, match="give what it is called with as example_inputs"):
-        stitch([torch.nn.ReLU().eval()])
+        graph_of([torch.nn.ReLU().eval()])
     with pytest.raises(StitchError, match="no models to stitch"):
-        stitch([])
+        graph_of([])
 
 
 # --- the report ---
 
 
 def test_the_report_counts_the_graph_and_the_models(nets):
-    made = stitch(nets, form="split")
+    made = graph_of(nets, form="split")
     report, counts = made.report, count(made.graph)
     assert report.models == made.names and report.form == "split"
     assert (report.stitched.macs, report.stitched.weight_bytes) == (counts.macs, counts.weight_bytes)
@@ -208,13 +222,13 @@ def test_the_report_counts_the_graph_and_the_models(nets):
 
 
 def test_a_dynamic_graph_is_counted_with_the_rows_it_was_made_for(nets):
-    fixed, free = (stitch(nets, form="split", dynamic=dynamic).report.stitched for dynamic in (False, True))
+    fixed, free = (graph_of(nets, form="split", dynamic=dynamic).report.stitched for dynamic in (False, True))
     assert (free.macs, free.weight_bytes, free.predicted_s) == (fixed.macs, fixed.weight_bytes, fixed.predicted_s)
     assert free.launches > fixed.launches
 
 
 def test_forms_that_cannot_do_it_say_why(nets):
-    made = stitch([replace(net, batch=task + 1) for task, net in enumerate(nets)], form="split")
+    made = graph_of([replace(net, batch=task + 1) for task, net in enumerate(nets)], form="split")
     summary = made.summarise(compare=("mts", "grouped"))
     assert [way.name for way in summary.ways] == ["sequential", "stitched", "mts"]
     assert "the batches [1, 2, 3] are not equal" in summary.impossible["grouped"]
@@ -222,7 +236,7 @@ def test_forms_that_cannot_do_it_say_why(nets):
 
 def test_what_slabs_gain_without_stitching_is_told():
     nets = generate("tinynet", 2, resolution=32).nets
-    made = stitch(nets, slabs=True, slack=0)
+    made = graph_of(nets, slabs=True, slack=0)
     assert made.slabs
     ways = {way.name: way for way in made.summarise(compare=("grouped",)).ways}
     assert list(ways) == ["sequential", "stitched", SLABBED, "grouped"]
@@ -232,7 +246,7 @@ def test_what_slabs_gain_without_stitching_is_told():
 @pytest.mark.parametrize(("ratio", "tasks"), [(0.8, 3), (0.5, 2), (0.0, 2), (1.0, 3)])
 def test_the_formulas_of_the_documentation_hold_for_an_inner_layer(ratio, tasks):
     """See the table of forms in docs/stitching.md."""
-    made = stitch(generate("tinynet", tasks, sharing=ratio).nets, form="split")
+    made = graph_of(generate("tinynet", tasks, sharing=ratio).nets, form="split")
     wide = ratio + tasks * (1 - ratio)
     unique = (ratio**2 + tasks * (1 - ratio**2)) / tasks
     macs = {"separate": 1, "grouped": 1, "split": 1, "fused": 1, "mts": wide**2, "half": ratio * wide + 1 - ratio}
@@ -258,16 +272,16 @@ def upsampling(seed: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2)])
 def test_what_is_different_is_what_is_stored_also_with_islands(seeds):
-    made = stitch([upsampling(seed) for seed in seeds], names=["a", "b"], islands=True, form="separate")
+    made = graph_of([upsampling(seed) for seed in seeds], names=["a", "b"], islands=True, form="separate")
     assert 4 * made.report.kernels.unique == made.report.stitched.weight_bytes
     assert 4 * made.report.kernels.separate == made.report.sequential.weight_bytes
 
 
 def test_what_adds_up_slabs_is_no_weight():
     nets = generate("tinynet", 2, resolution=32).nets
-    made = stitch(nets, slabs=True, form="separate")
+    made = graph_of(nets, slabs=True, form="separate")
     assert made.slabs and made.report.stitched.weight_bytes == made.report.sequential.weight_bytes
-    assert made.report.stitched.table_bytes > stitch(nets, form="separate").report.stitched.table_bytes
+    assert made.report.stitched.table_bytes > graph_of(nets, form="separate").report.stitched.table_bytes
 
 
 # --- some of the models ---
@@ -327,7 +341,7 @@ def test_a_refusal_tells_the_best_of_all_ways_to_group():
 
 
 def test_the_check_sees_a_weight_that_is_wrong(nets, files):
-    made = stitch(files, form="split")
+    made = graph_of(files, form="split")
     close = largest_difference(made.graph, made.family, files, made.batches)
     assert 0 <= close.relative < 1e-5
     name = next(name for name in sorted(made.graph.weights) if made.graph.constants[name].ndim == 4)
@@ -338,7 +352,7 @@ def test_the_check_sees_a_weight_that_is_wrong(nets, files):
 
 
 def test_the_check_runs_models_a_batch_at_a_time_and_nets_without_a_file(nets, files):
-    made = stitch(files, form="mts", dynamic=True)
+    made = graph_of(files, form="mts", dynamic=True)
     rows = (3, 1, 2)  # the files are fixed to one row
     assert largest_difference(made.graph, made.family, [files[0], None, files[2]], rows).relative < 1e-5
 
@@ -346,12 +360,23 @@ def test_the_check_runs_models_a_batch_at_a_time_and_nets_without_a_file(nets, f
 # --- the package's face ---
 
 
+def test_its_names_are_those_of_the_page():
+    page = (ROOT / "docs/stitching.md").read_text()
+    assert [name for name in weft.stitching.__all__ if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_what_is_made_is_shown_in_a_line(nets):
+    made = stitch(nets, form="split", measure=False)
+    kilobytes = made.after.weight_bytes, made.before.weight_bytes
+    weights = "{:.3g} MB of weights, {:.3g} MB before".format(*(each / 1e6 for each in kilobytes))
+    assert repr(made) == f"Stitching(tinynet-0, tinynet-1, tinynet-2 as one graph; {weights})"
+    assert all("\n" not in repr(each) and len(repr(each)) < 120 for each in (made, *made.groups, *made.summaries))
+
+
 def test_its_names_exist_and_are_sorted():
     assert all(hasattr(weft.stitching, name) for name in weft.stitching.__all__)
     assert list(weft.stitching.__all__) == sorted(weft.stitching.__all__)
-    assert (Stitched, Sharing, Modelled) == tuple(
-        getattr(weft.stitching, name) for name in ("Stitched", "Sharing", "Modelled")
-    )
+    assert weft.stitch is weft.stitching.stitch
     with pytest.raises(AttributeError, match="no attribute 'stich'"):
         weft.stitching.stich  # noqa: B018
 
@@ -365,8 +390,8 @@ package = types.ModuleType("weft")
 package.__path__ = [{str(Path(weft.stitching.__file__).parent.parent)!r}]
 sys.modules["weft"] = package
 from weft.stitching import generate, stitch
-made = stitch(generate("tinynet", 2).nets, form="split")
-assert made.report.stitched.weight_bytes < made.report.sequential.weight_bytes
+made = stitch(generate("tinynet", 2).nets, form="split", measure=False, check=False)
+assert made.after.weight_bytes < made.before.weight_bytes
 print([name for name in {heavy} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

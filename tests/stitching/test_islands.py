@@ -181,7 +181,7 @@ TIED = {
 def test_models_that_mix_their_rows_are_not_stitched_for_any_number_of_them(case, tmp_path):
     models = family(*TIED[case], **({"sizes": np.array([1, 4, 12, 12])} if case == "sizes" else {}))
     refused = outcome(models, tmp_path, islands=True, dynamic=True)
-    assert refused == "m0 answers a row by the rows beside it in y; leave out --dynamic"
+    assert refused == "m0 answers a row by the rows beside it in y; leave out dynamic = True"
     assert outcome(models, tmp_path, islands=True) == STITCHED
 
 
@@ -199,7 +199,7 @@ def test_a_model_for_one_number_of_rows_is_not_stitched_for_any(tmp_path):
         "start": numbers(1, 1, 2),
     }
     refused = outcome(family(*nodes, **constants), tmp_path, islands=True, dynamic=True)
-    assert refused == "m0 runs with the number of rows in its file (1) only; leave out --dynamic"
+    assert refused == "m0 runs with the number of rows in its file (1) only; leave out dynamic = True"
     assert outcome(family(*nodes, **constants), tmp_path, islands=True) == STITCHED
 
 

@@ -361,7 +361,7 @@ def test_an_open_batch_is_one_or_what_is_asked_for():
 def test_an_open_size_is_asked_for_and_taken():
     proto = model([node("Relu", ["x"], ["y"])], inputs={"x": (1, 3, "height", 8)})
     with pytest.raises(
-        ModelError, match=r"size 2 of its input x is open \(height\); give it, as in --shape x=1x3x224x8"
+        ModelError, match=r"size 2 of its input x is open \(height\); give it, as in shapes = x=1x3x224x8"
     ):
         read_net(proto)
     assert read_net(proto, shapes={"x": (1, 3, 4, 8)}).values["x"].height == 4
@@ -461,7 +461,7 @@ REFUSED = {
     "unknown": (
         [node("Softmax", ["x"], ["y"], name="soft")],
         {},
-        "soft is the operator Softmax: it is not understood; --islands runs it",
+        "soft is the operator Softmax: it is not understood; islands = True runs it",
     ),
     "foreign domain": (
         [node("FusedMatMul", ["x", "x"], ["y"], domain="com.microsoft")],
@@ -538,7 +538,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(case):
     message = str(caught.value)
     assert words in message
     assert message.startswith("mine: ")
-    assert "--islands" in message
+    assert "islands = True" in message
     assert "\n" not in message
 
 
@@ -723,7 +723,7 @@ def test_products_inside_islands_are_counted():
 def test_an_island_that_moves_the_rows_is_tied_to_their_number_and_says_so():
     nodes, constants = _heads(first=False)
     net = assert_reads_as_itself(model(nodes, constants), islands=True)
-    with pytest.raises(StitchError, match=r"heads \(Reshape\) works only for the number of rows .*2.*--dynamic"):
+    with pytest.raises(StitchError, match=r"heads \(Reshape\) works only for the number of rows .*2.*dynamic = True"):
         plain_graph(net, dynamic=True)
 
 
@@ -860,7 +860,7 @@ def test_real_files_run_with_islands_and_are_refused_without(name):
     if path is None:
         pytest.skip(f"not installed (requirements-models.txt): {name}")
     shapes = PICTURES[name]
-    with pytest.raises(StitchError, match=f"{path.name}: .* is the operator .*--islands"):
+    with pytest.raises(StitchError, match=f"{path.name}: .* is the operator .*islands = True"):
         read_net(path, shapes=shapes)
     net = read_net(path, islands=True, shapes=shapes)
     inputs = inputs_of(net)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
 from weft.errors import StitchError
-from weft.runtime.stitching import GraphRunner, GraphTimer, race
 from weft.stitching.emit import plain_graph
 from weft.stitching.graph import DYNAMIC, Builder, Graph
 from weft.stitching.lowering import formed, lower
@@ -24,6 +23,7 @@ from weft.stitching.planning.planner import ANYWHERE, MIXED, Plan, lower_plan, p
 from weft.stitching.planning.segments import segments
 from weft.stitching.planning.signatures import signature
 from weft.stitching.reading.alignment import align
+from weft.stitching.running.racing import GraphRunner, GraphTimer, race
 
 LAUNCHES = Machine("launches", 1.0, 10**9, 1e30, (1, 1, 1), 1e30)
 """A machine on which only the number of steps counts."""

@@ -173,5 +173,5 @@ def test_tiles_are_not_timed_on_the_cpu():
 
 
 def test_what_was_stitched_is_shown_in_a_line():
-    made = stitch(tiny(tasks=2).nets, form="split")
+    (made,) = stitch(tiny(tasks=2).nets, form="split").groups
     assert repr(made) == "Stitched(tinynet-0, tinynet-1; form split, rows 1, 1)"

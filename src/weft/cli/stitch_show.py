@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weft.cli.common import add_row, console, number, plain_table
 
 if TYPE_CHECKING:
+    from weft.stitching.steps import Stitching
     from weft.stitching.summary import LayerRow, Summary, Way
 
 WAYS = (
@@ -23,38 +24,54 @@ LONG_NAME = 40
 GAP = 2
 
 
-def print_summaries(groups: Sequence[Summary], title: str, *, layers: bool) -> None:
+def print_stitching(made: Stitching, *, layers: bool) -> None:
     """Tables, then sentences."""
     from weft.reports.stitching import sentences
 
-    _print_ways(groups, title)
-    for each in groups:
+    _print_ways(made)
+    for each in made.summaries:
         for form, why in each.impossible.items():
             _line(f"no {form}: {why}")
     if layers:
-        for place, each in enumerate(groups):
-            _print_layers(each, f"group {place}, " if len(groups) > 1 else "")
+        for place, each in enumerate(made.summaries):
+            _print_layers(each, f"group {place}, " if len(made.groups) > 1 else "")
             _print_spaces(each)
     console.print()
-    for sentence in sentences(groups):
+    for sentence in sentences(made):
         _line(sentence)
+    for net in made.family.nets:
+        if net.stored != "float32":
+            _line(f"{net.name} is {net.stored}: it is read, computed and written in float32")
+    if made.difference is not None:
+        told = f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number"
+        if made.difference.coarse:
+            told += f", {made.difference.coarse:.1e} to files in half precision as they run by themselves"
+        _line(told)
 
 
-def _print_ways(groups: Sequence[Summary], title: str) -> None:
-    from weft.reports.stitching import totals
+def _title(made: Stitching) -> str:
+    family, options = made.family, made.options
+    count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
+    same = len(set(family.batches)) == 1
+    each = " each" * (family.tasks > 1)
+    rows = f"{family.batches[0]}{each}" if same else ", ".join(map(str, family.batches))
+    threads = f"{options.used_threads} thread{'s' * (options.used_threads > 1)}"
+    by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
+    return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
 
-    whole = totals(groups)
-    timed = whole["sequential"].measured_s is not None
-    several = sum(len(each.models) for each in groups) > 1
-    rows = [(whole["sequential"], "one after another" if several else "as it is", "")]
+
+def _print_ways(made: Stitching) -> None:
+    groups, before = made.summaries, made.before
+    timed = before.measured_s is not None
+    rows = [(before, "one after another" if made.family.tasks > 1 else "as it is", "")]
     if len(groups) == 1:
         rows.append((groups[0].stitched, _label(groups[0]), "bold"))
         rows += [(way, _other(way, rows[0][1]), "") for way in groups[0].ways[2:]]
     else:
         rows += [(each.stitched, f"group {n}: {', '.join(each.models)}", "") for n, each in enumerate(groups)]
-        rows.append((whole["stitched"], "all groups", "bold"))
-    cells = [(label, *_numbers(way, whole["sequential"], timed, label.startswith("group "))) for way, label, _ in rows]
-    _print_table(title, WAYS, cells, [style for *_, style in rows], without=() if timed else ("measured ms",))
+        rows.append((made.after, "all groups", "bold"))
+    cells = [(label, *_numbers(way, before, timed, label.startswith("group "))) for way, label, _ in rows]
+    _print_table(_title(made), WAYS, cells, [style for *_, style in rows], without=() if timed else ("measured ms",))
 
 
 def _print_table(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from weft.stitching.summary import SLABBED, LayerRow, Summary, Way, together
+from weft.stitching.steps import Stitching
+from weft.stitching.summary import SLABBED, LayerRow, Summary, Way
 from weft.version import __version__
 
 UNIQUE = "split"
@@ -21,36 +23,39 @@ NUMBER_BYTES = 4
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
-def stitching_report(
-    groups: Sequence[Summary], files: Sequence[str], settings: Mapping[str, Any], difference: float | None
-) -> dict[str, Any]:
+def stitching_report(made: Stitching, files: Sequence[str | Path]) -> dict[str, Any]:
     """The numbers of stitched models, ready for JSON; *files* are those of the groups."""
-    whole = {key: asdict(each) for key, each in totals(groups).items()}
+    options = made.options
     return {
         "format": 1,
         "kind": "stitching",
         "version": __version__,
-        "settings": dict(settings),
-        "largest_difference": difference,
-        "total": whole,
-        "groups": [{"file": file, **asdict(each)} for file, each in zip(files, groups, strict=True)],
+        "settings": {
+            "files": {name: str(path) for name, path in made.files.items()},
+            "form": options.form,
+            "tolerance": options.tolerance,
+            "machine": options.machine,
+            "measured": options.measures,
+            "threads": options.used_threads,
+            "slack": options.allowed_slack,
+            "memory_cap_bytes": options.memory_cap_bytes,
+            "latency_target_s": options.latency_target_s,
+        },
+        "largest_difference": made.difference and made.difference.relative,
+        "total": {"sequential": asdict(made.before), "stitched": asdict(made.after)},
+        "groups": [{"file": str(file), **asdict(each)} for file, each in zip(files, made.summaries, strict=True)],
     }
 
 
-def totals(groups: Sequence[Summary]) -> dict[str, Way]:
-    """The models one after another, and all groups one after another."""
-    return {name: together(name, [getattr(each, name) for each in groups]) for name in ("sequential", "stitched")}
-
-
-def sentences(groups: Sequence[Summary]) -> list[str]:
+def sentences(made: Stitching) -> list[str]:
     """Where the time and the memory went."""
-    whole = totals(groups)
+    groups = made.summaries
     alone = len(groups) > 1 and all(len(each.models) == 1 for each in groups)
     return [
         *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
         _sharing(groups),
-        _time(groups, whole["sequential"], whole["stitched"]),
-        _memory(groups, whole["sequential"], whole["stitched"]),
+        _time(groups, made.before, made.after),
+        _memory(groups, made.before, made.after),
     ]
 
 

@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.errors import ModelError
 from weft.jsonfile import first_problem, printable
+from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.wire_format import Glance, fields
-from weft.stitching.metadata import METADATA_KEY, VERSION
 
 _METADATA_FIELD = 14
 """Of an ONNX model: entries with a key (1) and a value (2)."""
@@ -46,7 +46,7 @@ class TaskSpec(BaseModel):
 class _Stitched(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: Annotated[int, Field(ge=VERSION, le=VERSION)]
+    version: Annotated[int, Field(ge=STITCHED_VERSION, le=STITCHED_VERSION)]
     tasks: Annotated[tuple[TaskSpec, ...], Field(min_length=1)]
 
 
@@ -57,14 +57,14 @@ def read_tasks(text: str) -> tuple[TaskSpec, ...]:
     try:
         tasks = _Stitched.model_validate_json(text).tasks
     except ValidationError as error:
-        raise ModelError(f"its {METADATA_KEY} cannot be read: {first_problem(error, _Stitched)}") from error
+        raise ModelError(f"its {STITCHED_KEY} cannot be read: {first_problem(error, _Stitched)}") from error
     for what, names in (
         ("task", [task.name for task in tasks]),
         ("input", [name for task in tasks for name in task.inputs.values()]),
         ("output", [name for task in tasks for name in task.outputs.values()]),
     ):
         if again := [name for name, count in Counter(names).items() if count > 1]:
-            raise ModelError(f"its {METADATA_KEY} names {what} {again[0]!r} twice; stitch it again")
+            raise ModelError(f"its {STITCHED_KEY} names {what} {again[0]!r} twice; stitch it again")
     return tasks
 
 
@@ -82,7 +82,7 @@ def _said(data: Glance) -> str:
     for number, start, end in fields(data, 0, len(data)):
         if number == _METADATA_FIELD and end - start <= _MOST_BYTES:
             entry = {key: data[first:last] for key, first, last in fields(data, start, end)}
-            if entry.get(1) == METADATA_KEY.encode():
+            if entry.get(1) == STITCHED_KEY.encode():
                 return entry.get(2, b"").decode("utf-8", "replace")
     return ""
 

@@ -1,8 +1,4 @@
-"""From models to one graph in a call: ``stitch``, and ``Stitched``, what comes of it.
-
-The steps are those of the package: read, align, find what is shared, choose forms, lower. ``assemble`` is the second
-half, for who has a family and its sharing already.
-"""
+"""One graph for a family whose sharing is known: ``assemble``, and ``Stitched``, what comes of it."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import Any
 
 from weft.errors import StitchError, unknown_name
 from weft.stitching.counts import count
-from weft.stitching.discovery import discover
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
 from weft.stitching.forms import FORMS
@@ -25,8 +20,6 @@ from weft.stitching.parts import part
 from weft.stitching.planning.balance import SLACK, Contest, contest
 from weft.stitching.planning.cost import GraphCost, Modelled
 from weft.stitching.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan
-from weft.stitching.reading.alignment import align as aligned
-from weft.stitching.reading.sources import read_models
 from weft.stitching.sharing import Sharing
 from weft.stitching.slabs import slabs as in_slabs
 from weft.stitching.summary import (
@@ -180,47 +173,6 @@ class Stitched:
         write_onnx(self.graph, path, self.metadata)
 
 
-def stitch(
-    models: Sequence[Any],
-    *,
-    form: str | Mapping[str, str] = PLANNED,
-    example_inputs: Sequence[Any] | None = None,
-    names: Sequence[str] | None = None,
-    batches: int | Sequence[int] | None = None,
-    sharing: Sharing | str | os.PathLike[str] | None = None,
-    tolerance: float = 0.0,
-    islands: bool = False,
-    dynamic: bool = False,
-    cost: GraphCost | None = None,
-    slack: float = SLACK,
-    slabs: bool = False,
-    align: int = 1,
-) -> Stitched:
-    """One graph for several models that share weights.
-
-    models: ONNX files, ONNX models in memory, torch modules (with *example_inputs*: what a module is called with, or a
-    list with that of each), ``Net``s, in any mixture.
-    form: ``planned``, the name of one, or one for each layer.
-    batches: rows of each model where its file leaves them open.
-    sharing: a sharing map or its file; without one it is found, *tolerance* being the largest difference of two weights
-    that count as the same.
-    cost: what ``planned`` goes by: a described machine (a CPU under onnxruntime), or a clock like
-    ``weft.runtime.stitching.Measured``.
-    slack: how much slower than the fastest a plan may be if it stores fewer weights, as a part of the fastest's time.
-    slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
-    align: see ``lowering.lower``; for the form ``fused``.
-    """
-    nets = read_models(models, example_inputs=example_inputs, names=names, batches=batches, islands=islands)
-    family = aligned(nets, islands=islands)
-    if sharing is None:
-        sharing = discover(family, tolerance=tolerance)
-    elif not isinstance(sharing, Sharing):
-        from weft.stitching.sharing_map import read_sharing
-
-        sharing = read_sharing(os.fspath(sharing), family, tolerance=tolerance)
-    return assemble(family, sharing, form=form, dynamic=dynamic, cost=cost, slack=slack, slabs=slabs, align=align)
-
-
 def assemble(
     family: Family,
     sharing: Sharing,
@@ -234,7 +186,15 @@ def assemble(
     weight_cap_bytes: int | None = None,
     progress: Progress = lambda what: None,
 ) -> Stitched:
-    """The graph of a family whose sharing is known; see ``stitch``, and ``planner.plan`` for *weight_cap_bytes*."""
+    """Choose the forms of a family whose sharing is known, and lower it; nothing is compared with the models.
+
+    form: ``planned``, the name of one, or one for each layer.
+    cost: what ``planned`` goes by: a described machine (a CPU under onnxruntime), or a clock like ``GraphTimer``.
+    slack: how much slower than the fastest a plan may be if it stores fewer weights, as a part of the fastest's time.
+    slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
+    align: see ``lowering.lower``; for the form ``fused``.
+    weight_cap_bytes: see ``planner.plan``.
+    """
     settings: dict[str, Any] = {"slabs": slabs, "dynamic": dynamic, "align": align, "progress": progress}
     settings["weight_cap_bytes"] = weight_cap_bytes
     chosen, found = None, None

@@ -6,12 +6,10 @@ import json
 import re
 from collections.abc import Sequence
 
+from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION
 from weft.stitching.family import Family
 from weft.stitching.lowering import port_name
 
-METADATA_KEY = "weft.stitched"
-"""Under this key of a file's metadata its models are named, as JSON."""
-VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -31,4 +29,4 @@ def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
         }
         for task, (net, batch) in enumerate(zip(family.nets, batches, strict=True))
     ]
-    return {METADATA_KEY: json.dumps({"version": VERSION, "tasks": tasks}, ensure_ascii=False)}
+    return {STITCHED_KEY: json.dumps({"version": STITCHED_VERSION, "tasks": tasks}, ensure_ascii=False)}

@@ -103,7 +103,7 @@ class Kernels:
         return self.by_all + self.by_some + self.own
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Summary:
     """The numbers of one stitched graph. The field names are the keys of the report."""
 
@@ -119,6 +119,9 @@ class Summary:
     kernels: Kernels
     layers: tuple[LayerRow, ...]
     spaces: tuple[SpaceRow, ...]
+
+    def __repr__(self) -> str:
+        return f"Summary({len(self.models)} models, form {self.form}, {len(self.ways)} ways, {len(self.layers)} layers)"
 
     @property
     def sequential(self) -> Way:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.runtime.stitching import Times, race
 from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.graph import Graph
 from weft.stitching.planning.cost import Modelled
 from weft.stitching.planning.planner import Plan, lower_plan, plan
+from weft.stitching.running.racing import Times, race
 from weft.stitching.slabs import slabs
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick

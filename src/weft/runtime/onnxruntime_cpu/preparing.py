@@ -38,6 +38,7 @@ from weft.runtime.cutting import (
     worth_cutting,
 )
 from weft.runtime.exits import METADATA_KEY, ExitSpec
+from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.batching import Clock, Crossing, Feed, clock, crossing, measure
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
@@ -48,7 +49,6 @@ from weft.runtime.rows import INDEPENDENT, mixing, spreads
 from weft.runtime.rows import METADATA_KEY as ROWS_KEY
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.values import unsteady
-from weft.stitching.metadata import METADATA_KEY as STITCHED_KEY
 
 
 def prepare(path: Path, options: LoadOptions, cache: Path | None = None, progress: Progress | None = None) -> CpuModel:

@@ -20,7 +20,7 @@ from weft.stitching.net import Net, Op, Port, Value
 from weft.stitching.reading.likeness import COMMUTATIVE, difference, likeness, noun
 
 _STEPS_AHEAD = 24
-_WAY_OUT = "--islands runs what differs separately"
+_WAY_OUT = "islands = True runs what differs separately"
 
 
 def align(nets: Sequence[Net], *, islands: bool = False) -> Family:

@@ -68,7 +68,7 @@ class OnnxIsland:
         if self.tied and rows != self.rows:
             raise StitchError(
                 f"{self.tied} works only for the number of rows in the file ({self.rows}), which it moves; "
-                "leave out --dynamic"
+                "leave out dynamic = True"
             )
         names = {"": ""}
         for (name, view), tensor in zip(self.inputs, inputs, strict=True):

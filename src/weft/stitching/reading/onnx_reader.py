@@ -141,7 +141,7 @@ class _OnnxWalk:
                 self._pictures[name] = self._draft.flush(self._pictures[name])
 
     def _refusal(self, node: SourceNode, why: str) -> str:
-        way_out = "it cannot be kept as an island" if self._islands else "--islands runs it for each model separately"
+        way_out = "it cannot be kept as an island" if self._islands else "islands = True runs it model by model"
         return f"{node.name} is the operator {node.op}: {why}; {way_out}"
 
 
@@ -195,7 +195,7 @@ def _input_shape(name: str, sizes: tuple[int | str, ...], batch: int | None, giv
         if isinstance(size, str):
             example = "x".join(str(each) if isinstance(each, int) else "224" for each in (rows, *sizes[1:]))
             raise ModelError(
-                f"size {place} of its input {name} is open ({size}); give it, as in --shape {name}={example}"
+                f"size {place} of its input {name} is open ({size}); give it, as in shapes = {name}={example}"
             )
         shape.append(size)
     if min(shape) < 1:

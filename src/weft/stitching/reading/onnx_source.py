@@ -21,7 +21,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from weft.errors import ModelError
-from weft.stitching.metadata import METADATA_KEY
+from weft.runtime.metadata import STITCHED_KEY
 from weft.stitching.net import Array
 
 FLOATS: Mapping[int, str] = {
@@ -113,7 +113,7 @@ class OnnxSource:
 def open_source(model: onnx.ModelProto, folder: Path | None) -> OnnxSource:
     """Check *model*; its external data lies in *folder*."""
     _require_text(model)
-    if tasks := next((each.value for each in model.metadata_props if each.key == METADATA_KEY), ""):
+    if tasks := next((each.value for each in model.metadata_props if each.key == STITCHED_KEY), ""):
         raise ModelError(f"is a stitched file{_made_of(tasks)}; give the models that it was made of")
     if model.functions:
         model = _inlined(model)

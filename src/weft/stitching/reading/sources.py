@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ def read_models(
     batches: int | Sequence[int] | None = None,
     islands: bool = False,
     shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Net]:
     """Every model as a net; *shapes* are the inputs' of each where its file leaves sizes open."""
     if isinstance(models, str | os.PathLike):
@@ -28,10 +29,11 @@ def read_models(
     rows = [batches] * count if batches is None or isinstance(batches, int) else _one_each("batches", batches, count)
     sizes = [None] * count if shapes is None else list(shapes)
     examples = _examples(example_inputs, count)
-    return [
-        _read(model, name, batch, islands, example, size)
-        for model, name, batch, example, size in zip(models, called, rows, examples, sizes, strict=True)
-    ]
+    nets: list[Net] = []
+    for model, name, batch, example, size in zip(models, called, rows, examples, sizes, strict=True):
+        progress(len(nets))
+        nets.append(_read(model, name, batch, islands, example, size))
+    return nets
 
 
 def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any, shapes: Any) -> Net:

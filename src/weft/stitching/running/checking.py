@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.runtime.stitching import answers, opened
 from weft.runtime.tensors import Array
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
@@ -18,6 +17,7 @@ from weft.stitching.lowering import port_name
 from weft.stitching.net import Net
 from weft.stitching.onnx_writer import to_onnx
 from weft.stitching.reading.onnx_source import COARSE
+from weft.stitching.running.racing import answers, opened
 
 _FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 """Inputs of models that can be compared as they are; others only as they were read."""

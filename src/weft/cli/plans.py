@@ -1,0 +1,71 @@
+"""What ``weft stitch`` and ``weft tune`` share: the library's arguments told as options, its stages shown as bars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import Any, Protocol, TypeVar
+
+import typer
+
+from weft.cli.common import Advance, progress_bar
+from weft.errors import WeftError
+
+Value = TypeVar("Value")
+UNITS = r"(?:_s|_bytes)?"
+"""What an argument may have behind the name of its option."""
+
+
+@contextmanager
+def told_in_options(context: typer.Context) -> Iterator[None]:
+    """Errors of the library name the options, those too that would be a way out."""
+    try:
+        yield
+    except WeftError as error:
+        error.args = (as_options(str(error), context), *error.args[1:])
+        raise
+
+
+def as_options(text: str, context: typer.Context) -> str:
+    """*text* with ``slack = 0.1``, ``check = False`` and ``small_command`` written as options of the command."""
+    for param in context.command.params:
+        option = max(param.opts, key=len)
+        if not option.startswith("--") or param.name is None:
+            continue
+        argument = rf"(?<![\w.-]){param.name}{UNITS}"
+        text = re.sub(rf"{argument} = True\b", option, text)
+        text = re.sub(rf"{argument} = False\b", max(param.secondary_opts, key=len, default=f"no {option}"), text)
+        text = re.sub(rf"{argument} = (?=\S)", f"{option} ", text)
+        if "_" in param.name:
+            text = re.sub(rf"{argument}(?![\w.-])", option, text)
+    return text
+
+
+class Show(Protocol):
+    """Shows a stage of some work, and how far it is."""
+
+    def __call__(self, stage: str, detail: str = "", done: int = 0, of: int | None = None) -> None: ...
+
+
+@contextmanager
+def stage_bars() -> Iterator[Show]:
+    """A bar for each stage of some work, one after another."""
+    shown: dict[str, Advance] = {}
+    with ExitStack() as bar:
+
+        def show(stage: str, detail: str = "", done: int = 0, of: int | None = None) -> None:
+            if stage not in shown:
+                bar.close()
+                shown.clear()
+                shown[stage] = bar.enter_context(progress_bar(stage, of))
+            shown[stage](f"{stage}: {detail}" if detail else stage, done, of)
+
+        yield show
+
+
+def options_of(kind: type[Value], context: typer.Context, **converted: Any) -> Value:
+    """The options of a command as one value of *kind*; *converted* are those that are typed in another way."""
+    names = {each.name for each in fields(kind)} - converted.keys()  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in context.params.items() if name in names}, **converted)

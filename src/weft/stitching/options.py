@@ -1,0 +1,152 @@
+"""What is to be stitched and how: ``StitchOptions``, all that ``weft.stitch`` and ``weft stitch`` are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from weft.errors import StitchError, unknown_name
+from weft.stitching.assembly import PLANNED
+from weft.stitching.forms import FORMS
+from weft.stitching.metadata import servable
+from weft.stitching.planning.balance import SLACK
+from weft.stitching.planning.cost import machine
+from weft.stitching.sharing import Sharing
+
+HERE = "cpu"
+"""The machine that can be measured."""
+TORCH_ONLY = "fused"
+"""The form that ONNX Runtime cannot run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StitchOptions:
+    """One stitching. The fields are the arguments of ``stitch`` and the options of ``weft stitch``."""
+
+    models: Sequence[Any]
+    """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, in any mixture."""
+    names: Sequence[str] | None = None
+    """What the models are called; after their files, if left out."""
+    batches: int | Sequence[int] | None = None
+    """Rows of all models, or of each, where they are left open."""
+    shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None
+    """The inputs of each model, where its file leaves sizes open."""
+    example_inputs: Sequence[Any] | None = None
+    """What torch modules are called with, or a list with that of each."""
+    sharing: Sharing | str | os.PathLike[str] | None = None
+    """What is shared, or a file that says so; it is found, if left out."""
+    tolerance: float = 0.0
+    """Weights that differ by no more are the same."""
+    islands: bool = False
+    """Whether what differs or is not understood runs model by model."""
+    form: str | Mapping[str, str] = PLANNED
+    """``planned``, a form for all layers, or one for each."""
+    dynamic: bool = False
+    """Whether each model takes any number of rows."""
+    measure: bool | None = None
+    """Whether plans go by the clock; if left out, wherever they can."""
+    machine: str = HERE
+    """The described machine that plans go by where nothing is measured."""
+    threads: int | None = None
+    """Of ONNX Runtime when it measures and compares; 1, if left out."""
+    slack: float | None = None
+    """How much slower than the fastest a plan with fewer weights may be; 0.05, if left out."""
+    slabs: bool | None = None
+    """Whether convolutions may be in slabs; if left out, on a CPU."""
+    memory_cap_bytes: int | None = None
+    """Weights and activations at most, in groups if need be."""
+    latency_target_s: float | None = None
+    """The time for all models, met with the least memory, in groups if need be."""
+    check: bool = True
+    """Whether what was made is compared with the models, where ONNX Runtime can run it."""
+    align: int = 1
+    """Numbers that a load takes in the form ``fused``."""
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_values()
+        self._check_together()
+
+    def _check_names(self) -> None:
+        names, count = self.names, len(self.models)
+        if names is None:
+            return
+        told = f"names = {','.join(names)}"
+        if len(names) != count or not all(names):
+            raise StitchError(f"{told}: {len(names)} names for {count} models; give one for each, as a,b,c")
+        if len(set(names)) < count:
+            raise StitchError(f"{told}: two models have one name; give each its own")
+        if strange := [name for name in names if not servable(name)]:
+            raise StitchError(
+                f"{told}: {strange[0]!r} is no name for a model; it takes letters, digits, '.', '_' and '-'"
+            )
+
+    def _check_values(self) -> None:
+        machine(self.machine)
+        if isinstance(self.form, str) and self.form not in (PLANNED, *FORMS):
+            raise StitchError(f"form = {self.form}: {unknown_name('form', self.form, (PLANNED, *FORMS))}")
+        rows = [self.batches] if isinstance(self.batches, int) else self.batches or ()
+        slack, seconds = self.slack, self.latency_target_s
+        for argument, value, fine, way_out in (
+            ("batches", ",".join(map(str, rows)), all(each >= 1 for each in rows), "give rows from 1"),
+            ("threads", self.threads, self.threads is None or self.threads >= 1, "give 1 or more"),
+            ("tolerance", self.tolerance, 0 <= self.tolerance < inf, "give the largest difference of equal weights"),
+            ("slack", slack, slack is None or 0 <= slack < inf, "give 0 for the fastest plan, or a part, as 0.05"),
+            ("latency_target_s", seconds, seconds is None or 0 < seconds < inf, "give seconds above 0"),
+        ):
+            if not fine:
+                raise StitchError(f"{argument} = {value}: {way_out}")
+
+    def _check_together(self) -> None:
+        """Refuse what cannot be had beside the rest, or would come to nothing."""
+        measure, form, slack = self.measure, self.form, f"slack = {self.slack} does not apply to"
+        for wrong, why in (
+            (measure and self.machine != HERE, f"measure = True is on this machine's {HERE}, not on {self.machine}"),
+            (measure and form == TORCH_ONLY, f"measure = True is in ONNX Runtime, form = {TORCH_ONLY} in torch only"),
+            (
+                self.slack is not None and form != PLANNED,
+                f"{slack} form = {form}: only {PLANNED} chooses between plans",
+            ),
+            (
+                self.slack and self.in_groups,
+                f"{slack} memory_cap_bytes and latency_target_s: each group is as fast as they allow",
+            ),
+            (
+                self.slabs and self.machine != HERE,
+                f"slabs = True does not apply to machine = {self.machine}: slabs are for the {HERE}",
+            ),
+            (
+                self.threads is not None and not (self.measures or self.checks),
+                f"threads = {self.threads} does not apply to measure = False and check = False: nothing is run",
+            ),
+        ):
+            if wrong:
+                raise StitchError(f"{why}; leave out one of them")
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether there are limits, for which models may be stitched in groups."""
+        return self.memory_cap_bytes is not None or self.latency_target_s is not None
+
+    @property
+    def measures(self) -> bool:
+        return self.measure if self.measure is not None else self.machine == HERE and self.form != TORCH_ONLY
+
+    @property
+    def checks(self) -> bool:
+        return self.check and self.form != TORCH_ONLY
+
+    @property
+    def allowed_slack(self) -> float:
+        return SLACK if self.slack is None else self.slack
+
+    @property
+    def allows_slabs(self) -> bool:
+        return self.machine == HERE and self.form != TORCH_ONLY if self.slabs is None else self.slabs
+
+    @property
+    def used_threads(self) -> int:
+        return self.threads or 1
