@@ -20,8 +20,8 @@ from torch.nn import functional
 from weft.numbers.configuration import AnyFormat
 from weft.numbers.format import FLOAT32
 from weft.numbers.twos_complement import TwosComplement
-from weft.runtime.quantised.evaluator import OnnxEvaluator
-from weft.runtime.quantised.runner import LayerFormats, SampleOrder
+from weft.tuning.quantised.evaluator import OnnxEvaluator
+from weft.tuning.quantised.runner import LayerFormats, SampleOrder
 
 FIRST, AT_ONCE = 1024, 8192
 """Images: most configurations are given up after the first."""

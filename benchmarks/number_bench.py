@@ -20,15 +20,15 @@ from weft.errors import InputError
 from weft.models.classifiers import Labelled, data_of, model_path
 from weft.numbers.configuration import AnyFormat, Configuration
 from weft.numbers.format import BIN, FIXED
-from weft.runtime.quantised.evaluator import OnnxEvaluator
-from weft.runtime.quantised.int8 import classes, quantise_int8
-from weft.runtime.quantised.targets import find_targets
 from weft.tuning.baselines import BASELINES, Baseline
 from weft.tuning.exhaustive import exhaustive
 from weft.tuning.network import ROLES, Network, Role, Target
+from weft.tuning.quantised.evaluator import OnnxEvaluator
+from weft.tuning.quantised.int8 import classes, quantise_int8
+from weft.tuning.quantised.targets import find_targets
 from weft.tuning.settings import first_scale
 from weft.tuning.trials import Tuning
-from weft.tuning.tuner import tune
+from weft.tuning.tuner import find_formats
 from weft_papers.libnumber.jobs import COVERING, ENUMERATED, SearchJob, enumerated, settings, started
 from weft_papers.libnumber.lab import (
     EXHAUSTIVE,
@@ -161,7 +161,9 @@ class NetworkBench:
         assert not isinstance(share, str) and not isinstance(shift, str) and share and shift is not None
         network, began = started(self.network, shift), time.perf_counter()
         with self._evaluator(share) as evaluator:
-            found = tune(network, evaluator, margin=job.margin, database=self._database(job), **settings(network, job))
+            found = find_formats(
+                network, evaluator, margin=job.margin, database=self._database(job), **settings(network, job)
+            )
         seconds = time.perf_counter() - began
         run = self._scored(job, found.configuration, found.score, found.base["full"], True)
         note = f"{found.reused} scores from an interrupted search" if found.reused else ""

@@ -26,7 +26,7 @@ from weft.errors import InputError
 from weft.jsonfile import read_json, write_json
 from weft.models.classifiers import NAMES, card, model_path
 from weft.numbers.configuration import Configuration, parse_configuration
-from weft.runtime.quantised.evaluator import OnnxEvaluator
+from weft.tuning.quantised.evaluator import OnnxEvaluator
 from weft.tuning.tuner import threshold_of
 from weft_papers import libnumber
 from weft_papers.libnumber import jobs as searches

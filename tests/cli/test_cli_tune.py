@@ -26,14 +26,16 @@ import typer
 from tests import ROOT
 from tests.tuning.files import HIDDEN, INPUTS, points, save_data, save_model
 from weft.cli.main import main
-from weft.cli.tune import terminated_like_interrupted
-from weft.cli.tune_show import ProgressLine, sentences
+from weft.cli.tune import SearchProgress, terminated_like_interrupted
+from weft.cli.tune_show import sentences
+from weft.errors import TuneError
 from weft.numbers.configuration import read_configuration
-from weft.reports.tuning_result import TuningResult
-from weft.tuning import Network, Target, tune
+from weft.tuning import Network, Target, find_formats, tune
 from weft.tuning.callables import CallableEvaluator
 from weft.tuning.descriptor import load_descriptor
 from weft.tuning.packed import read_packed
+from weft.tuning.result import TuningResult
+from weft.tuning.steps import TuneProgress
 from weft.tuning.trials import Progress
 
 PATIENCE_S = 600
@@ -76,7 +78,7 @@ def built_once() -> Iterator[None]:
 
 @pytest.fixture
 def weft(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder of its own that holds a model, its samples and a description; it draws nothing."""
+    """Runs a command in a folder of its own that holds a model, its samples and a description."""
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "points.onnx", points())
     save_data(tmp_path / "samples.npz", points())
@@ -85,7 +87,7 @@ def weft(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
 
     def run(*arguments: str) -> Answer:
         with pytest.raises(SystemExit) as leaving:
-            main(["tune", *arguments, "--no-pictures"])
+            main(["tune", *arguments])
         said = capsys.readouterr()
         return Answer(int(leaving.value.code or 0), said.out, said.err)
 
@@ -112,7 +114,14 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
             [
                 *("tune", str(model), "--data", str(data), "--test", str(test), "--margin", "0.02", "--workers", "1"),
                 *("--device", "tpuv3-like", "--baseline", "ristretto", "--baseline", "int8", "-o", f"{folder}/out"),
-                *("--json", f"{folder}/again.json"),
+                *(
+                    "--json",
+                    f"{folder}/again.json",
+                    "--figure",
+                    f"{folder}/search.svg",
+                    "--html",
+                    f"{folder}/page.html",
+                ),
             ]
         )
     return Tuned(folder / "out", said.getvalue(), json.loads((folder / "out/tuning.json").read_text()))
@@ -192,9 +201,12 @@ def test_every_file_is_named_and_there(tuned: Tuned) -> None:
     told = re.findall(rf"{re.escape(str(tuned.folder))}/(\S+)", tuned.out.replace("\n", " "))
     assert sorted(told) == sorted(path.name for path in tuned.folder.iterdir())
     assert set(told) == {
-        *("formats.txt", "model.onnx", "weights.bin", "profile.json", "int8.onnx", "search.png", "search.svg"),
-        *("report.html", "tuning.json", "scores.db", "network.toml"),
+        *("formats.txt", "model.onnx", "weights.bin", "profile.json", "int8.onnx"),
+        *("tuning.json", "scores.db", "network.toml"),
     }
+    beside = {path for path in tuned.folder.parent.iterdir() if path.suffix in (".svg", ".html")}
+    assert beside == {tuned.folder.parent / "search.svg", tuned.folder.parent / "page.html"}
+    assert all(f"  {path}\n" in tuned.out for path in beside)
     described = load_descriptor(tuned.folder / "network.toml")
     assert [layer.name for layer in described.layer] == ["fc1", "fc2"] and all(
         layer.weights for layer in described.layer
@@ -226,6 +238,52 @@ def test_scores_are_kept_and_forgotten_and_faithful_or_not_it_is_the_same(weft: 
     assert first["layers"] == faithful["layers"] and first["score"] == faithful["score"]
     assert sum(first["samples"].values()) < sum(faithful["samples"].values())
     assert not (tmp_path / "points-tuned/model.onnx").exists()
+
+
+def test_the_command_and_the_function_find_the_same(weft: Run, tmp_path: Path) -> None:
+    typed = weft(
+        *("points.onnx", "--data", "samples.npz", "--test", "samples.npz", "--platform", "int8", "--layers", "fc2"),
+        *("--margin", "0.02", "--baseline", "stripes", "--baseline", "int8", "--device", "tpuv3-like", "-o", "typed"),
+    )
+    assert typed.code == 0, typed.error
+    options: dict[str, Any] = {
+        "data": "samples.npz", "test": "samples.npz", "platform": "int8", "layers": "fc2", "margin": 0.02,
+        "baselines": ["stripes", "int8"], "device": "tpuv3-like",
+    }  # fmt: skip
+    called, alone = tune("points.onnx", **options, output=Path("called")), tune("points.onnx", **options)
+    found = json.loads((tmp_path / "typed/tuning.json").read_text())
+    assert {**called.as_dict(), "seconds": found["seconds"]} == found
+    for name in ("formats.txt", "network.toml", "model.onnx", "weights.bin", "profile.json"):
+        assert (tmp_path / "called" / name).read_bytes() == (tmp_path / "typed" / name).read_bytes()
+    assert {path.name for path in called.files.values()} == {path.name for path in (tmp_path / "called").iterdir()}
+    assert not alone.files and alone.tuning == called.tuning and alone.others == called.others
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["called", "typed"]
+
+
+def test_a_result_is_shown_in_a_line() -> None:
+    network = Network("net", (Target("fc1", 100, 10, 1.0, 2.0),))
+    tuning = find_formats(network, CallableEvaluator(lambda configuration, subset: 0.9), platform="int8")
+    shown = (
+        f"Tuning(net on int8: weights 4.0 times smaller, score 0.9000 after 0.9000, {tuning.iterations} configurations)"
+    )
+    result = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.5)
+    assert repr(tuning) == shown and repr(result) == f"TuningResult({shown}, 1.5 s)"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"margin": 7}, "margin = 7: give a part of the score"),
+        ({"timeout_s": 0}, "timeout_s = 0: give seconds above 0"),
+        ({"export": "qdr"}, "export = qdr: unknown choice 'qdr'"),
+        ({"baselines": ["x"]}, "baselines = x: unknown choice 'x'"),
+        ({"data": "x.npz", "score": "(.*)"}, "score = (.*) goes with command = ..."),
+        ({"metric": "top2"}, "unknown metric 'top2'"),
+    ],
+)
+def test_the_function_names_its_arguments(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(TuneError, match=re.escape(complaint)):
+        tune("mlp-m", **options)
 
 
 def test_a_trained_classifier_brings_its_own_samples(weft: Run, tmp_path: Path) -> None:
@@ -319,7 +377,7 @@ def test_failures_can_be_skipped(weft: Run) -> None:
 )
 def test_what_looks_like_a_mistake_is_said(score: float, doubt: str) -> None:
     network = Network("net", (Target("fc1", 100, 10, 1.0, 2.0),))
-    tuning = tune(network, CallableEvaluator(lambda configuration, subset: score))
+    tuning = find_formats(network, CallableEvaluator(lambda configuration, subset: score))
     told = sentences(TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0))
     assert any(line.startswith(f"doubtful: {doubt}") for line in told)
 
@@ -327,7 +385,7 @@ def test_what_looks_like_a_mistake_is_said(score: float, doubt: str) -> None:
 def test_scores_that_differ_and_wide_formats_raise_no_doubt(tuned: Tuned) -> None:
     assert "doubtful" not in tuned.out
     network = Network("net", (Target("fc1", 100, 10, 1.0, 2.0),))
-    wide = tune(network, CallableEvaluator(lambda configuration, subset: 0.9), platform="int8")
+    wide = find_formats(network, CallableEvaluator(lambda configuration, subset: 0.9), platform="int8")
     told = sentences(TuningResult(tuning=wide, objective="weights + activations", seconds=1.0))
     assert not any("doubtful" in line for line in told)
 
@@ -412,9 +470,9 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("points.onnx",), "points.onnx: give labelled samples with --data FILE.npz, or score it with --command"),
     (("points.onnx", "--data", "samples.npz", "--margin", "7"), "--margin 7: give a part of the score"),
     (("points.onnx", "--data", "samples.npz", "--small", "0"), "--small 0: give a part of the samples"),
-    (("points.onnx", "--data", "samples.npz", "--export", "qdr"), "--export: unknown choice 'qdr'; did you mean qdq"),
-    (("points.onnx", "--data", "samples.npz", "--baseline", "x"), "--baseline: unknown choice 'x'"),
-    (("points.onnx", "--data", "samples.npz", "--on-failure", "x"), "--on-failure: unknown choice 'x'"),
+    (("points.onnx", "--data", "samples.npz", "--export", "qdr"), "--export qdr: unknown choice 'qdr'; did you mean"),
+    (("points.onnx", "--data", "samples.npz", "--baseline", "x"), "--baseline x: unknown choice 'x'"),
+    (("points.onnx", "--data", "samples.npz", "--on-failure", "x"), "--on-failure x: unknown choice 'x'"),
     (("points.onnx", "--data", "samples.npz", "--platform", "fpgaa"), "unknown platform 'fpgaa'; did you mean fpga"),
     (("points.onnx", "--data", "samples.npz", "--layerwise", "ALL"), "--layerwise 'ALL' must be one of BOTH"),
     (("points.onnx", "--data", "samples.npz", "--bias-rule", "up"), "unknown bias rule 'up'"),
@@ -432,20 +490,20 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("points.onnx", "--data", "samples.npz", "--scale", "1/0"), "--scale '1/0' is no number"),
     (("points.onnx", "--data", "none.npz"), "none.npz"),
     (("points.onnx", "--data", "samples.npz", "--workers", "0"), "--workers 0: give 1 or more"),
-    (("points.onnx", "--data", "samples.npz", "--score", "(.*)"), "--score goes with --command"),
-    (("points.onnx", "--data", "samples.npz", "--timeout", "1"), "--timeout goes with --command"),
-    (("points.onnx", "--data", "samples.npz", "-o", "samples.npz"), "samples.npz: name a folder for the results"),
+    (("points.onnx", "--data", "samples.npz", "--score", "(.*)"), "--score (.*) goes with --command"),
+    (("points.onnx", "--data", "samples.npz", "--timeout", "1"), "--timeout 1 goes with --command"),
+    (("points.onnx", "--data", "samples.npz", "-o", "samples.npz"), "samples.npz: name a folder, it is a file"),
     (("points.onnx", "--data", "samples.npz", "--json", "no/where.json"), "there is no folder no"),
     (("points.onnx", "--data", "samples.npz", "--database", "samples.npz"), "cannot keep scores there"),
     (("points.onnx", "--data", "samples.npz", "--network", "no.toml"), "no.toml: cannot read the descriptor"),
     (("points.onnx", "--command", "a {config}", "--score", "(.*)"), "nothing says how large its layers' inputs get"),
-    (("tiny.toml",), "tiny.toml names no command (full = ...); give --command and --score"),
-    (("tiny.toml", "--command", "a {config}"), "--command needs --score"),
+    (("tiny.toml",), "tiny.toml names no command (full = ...); give --command ... and --score ..."),
+    (("tiny.toml", "--command", "a {config}"), "a command needs --score 'Accuracy: (.*)'"),
     (("tiny.toml", "--command", "a", "--score", "(.*)"), "does not say {config}"),
     (("tiny.toml", "--command", "a {config}", "--score", "x"), "has no group"),
     (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--timeout", "0"), "--timeout 0: give seconds"),
-    (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--test", "x.npz"), "--test is scored by weft itself"),
-    (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--data", "samples.npz"), "need an .onnx model"),
+    (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--test", "x.npz"), "--test x.npz is scored by weft"),
+    (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--data", "x.npz"), "--data x.npz needs an .onnx"),
     (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--metric", "top5"), "a command measures as it likes"),
     (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--small", "0.5"), "--small 0.5: a command chooses"),
     (("tiny.toml", "--command", "a {config}", "--score", "(.*)", "--baseline", "int8"), "int8 needs an .onnx model"),
@@ -468,11 +526,20 @@ def test_a_file_of_another_kind_is_not_deleted_by_fresh(weft: Run, tmp_path: Pat
     assert answer.code == 2 and (tmp_path / "samples.npz").exists()
 
 
-def test_the_progress_line_is_silent_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressLine("x") as line:
-        line.show(Progress(1, "coarse", 1, 0.9, 0.8, 100.0))
-        line.count(2, 0.5)
-    assert capsys.readouterr() == ("", "")
+def test_progress_says_phase_share_and_score_and_what_other_methods_tried() -> None:
+    shown = SearchProgress()
+    assert shown.text(TuneProgress("reading")) == ""
+    told = [
+        shown.text(TuneProgress("net", Progress(1, "coarse", 0, 0.9, 0.8, 200.0))),
+        shown.text(TuneProgress("net", Progress(2, "width", 7, 0.85, 0.8, 50.0))),
+        shown.text(TuneProgress("stripes", tried=3, score=0.5)),
+    ]
+    assert told == [
+        "phase 1, coarse, 0: 100.0% of the start, score 0.9000, needs 0.8000",
+        "phase 2, fine-tuning, 7: 25.0% of the start, score 0.8500, needs 0.8000",
+        "configuration 3, score 0.5000",
+    ]
+    assert shown.iteration == 7
 
 
 def blocks(kind: str) -> list[str]:
@@ -507,6 +574,22 @@ def test_the_python_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]
     assert float(reduction) == 6.4 and form.startswith("<1, ")
 
 
+def test_the_call_of_the_documentation_runs(weft: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = [each for each in blocks("python") if "weft.tune(" in each]
+    (tmp_path / "points.onnx").rename(tmp_path / "model.onnx")
+    (tmp_path / "samples.npz").rename(tmp_path / "validation.npz")
+    exec(compile(code.replace("margin=", "platform='int8', margin="), "docs/tuning.md", "exec"), {})
+    assert capsys.readouterr().out == "4.0 tuned/model.onnx\n"
+
+
+def test_the_package_shows_the_names_of_the_page() -> None:
+    import weft.tuning
+
+    page = (ROOT / "docs/tuning.md").read_text()
+    assert [name for name in weft.tuning.__all__ if not re.search(rf"\b{name}\b", page)] == []
+    assert all(hasattr(weft.tuning, name) for name in weft.tuning.__all__) and weft.tune is weft.tuning.tune
+
+
 def test_the_torch_of_the_documentation_rounds_weights_and_inputs() -> None:
     torch = pytest.importorskip("torch")
     from weft.numbers.arrays import rounded
@@ -528,11 +611,11 @@ def test_the_torch_of_the_documentation_rounds_weights_and_inputs() -> None:
 
 def test_the_page_names_every_option_platform_and_baseline() -> None:
     from weft.cli.app import app
-    from weft.cli.tune_steps import BASELINES, EXPORTS
+    from weft.tuning.options import EXPORTS, METHODS
     from weft.tuning.platform import platforms
 
     page = (ROOT / "docs/tuning.md").read_text()
     command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]
     options = [name for option in command.params for name in option.opts if name.startswith("--")]
     assert [name for name in options if name not in page and name != "--json"] == []
-    assert [name for name in (*platforms(), *BASELINES, *EXPORTS) if f"`{name}`" not in page and name not in page] == []
+    assert [name for name in (*platforms(), *METHODS, *EXPORTS) if f"`{name}`" not in page and name not in page] == []

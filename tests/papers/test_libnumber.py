@@ -19,10 +19,10 @@ from weft.models.zoo import load
 from weft.numbers.configuration import AnyFormat, Configuration
 from weft.numbers.format import EXP, FIXED
 from weft.numbers.twos_complement import TwosComplement
-from weft.runtime.quantised.targets import find_targets
 from weft.tuning.callables import CallableEvaluator
 from weft.tuning.network import Network, Target
-from weft.tuning.tuner import tune
+from weft.tuning.quantised.targets import find_targets
+from weft.tuning.tuner import find_formats
 from weft_papers import libnumber
 from weft_papers.base import published
 from weft_papers.libnumber import (
@@ -144,7 +144,7 @@ def raw():
         for name in SHOWN
     }
     nets = {name: entry(name, network) for name, network in networks.items()}
-    search = tune(networks["lenet"], CallableEvaluator(score, name="test"), margin=0.05)
+    search = find_formats(networks["lenet"], CallableEvaluator(score, name="test"), margin=0.05)
     nets["lenet"]["path"] = tuning_json(search)
     made = {"format": 1, "machine": {"cores": 1}, "settings": {"small_share": 0.2, "bias": "repair"}, "nets": nets}
     return json.loads(json.dumps(made))
@@ -247,7 +247,7 @@ def test_the_shipped_record_is_of_the_shipped_networks():
 def test_jobs_are_different_and_known(net, record):
     every = jobs(net)
     assert len(set(every)) == len(every) and SearchJob(OURS, 0.07) in every
-    known = set(inspect.signature(tune).parameters)
+    known = set(inspect.signature(find_formats).parameters)
     assert all(known.issuperset(settings(record.nets["lenet"].network, job)) for job in every)
 
 

@@ -14,7 +14,7 @@ from onnx.reference.op_run import OpRun
 from tests.models.onnx_graphs import graph, node, tensor
 from weft.numbers.arrays import rounded
 from weft.numbers.configuration import Configuration
-from weft.runtime.quantised.opened import Opened
+from weft.tuning.quantised.opened import Opened
 
 CLASSES = 5
 

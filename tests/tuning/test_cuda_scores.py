@@ -14,8 +14,8 @@ from weft.numbers.arrays import rounded
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32
 from weft.numbers.twos_complement import TwosComplement
-from weft.runtime.quantised.evaluator import OnnxEvaluator
-from weft.runtime.quantised.targets import find_targets
+from weft.tuning.quantised.evaluator import OnnxEvaluator
+from weft.tuning.quantised.targets import find_targets
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cuda_scores

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tuning.synthetic_nets import SyntheticNet
 from weft.errors import TuneError
-from weft.tuning import tune
+from weft.tuning import find_formats
 from weft.tuning.exhaustive import exhaustive
 from weft.tuning.objective import parse_objective
 from weft.tuning.platform import Platform, parse_platform
@@ -68,7 +68,7 @@ def test_the_thorough_search_mostly_finds_the_optimum():
         net = SyntheticNet(seed, 1)
         best = exhaustive(net.network, net, platform=FEW, biases=range(5), margin=0.1)
         for bias, found in ratios.items():
-            found.append(tune(net.network, net, platform=FEW, margin=0.1, bias=bias).objective / best.objective)
+            found.append(find_formats(net.network, net, platform=FEW, margin=0.1, bias=bias).objective / best.objective)
     assert sum(ratio <= 1 for ratio in ratios["repair"]) >= 10
     assert max(ratios["repair"]) < 1.15
     assert sum(ratios["repair"]) < sum(ratios["chapter"])

@@ -16,11 +16,11 @@ from weft.numbers.arrays import rounded
 from weft.numbers.configuration import Configuration, parse_configuration
 from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
 from weft.numbers.twos_complement import TwosComplement
-from weft.runtime.quantised.opened import open_for_tuning
-from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
-from weft.runtime.quantised.stages import make_plan
 from weft.tuning.export import FORMATS, export, write_export
 from weft.tuning.network import Network, Target
+from weft.tuning.quantised.opened import open_for_tuning
+from weft.tuning.quantised.runner import LayerFormats, PlanRunner, SampleOrder
+from weft.tuning.quantised.stages import make_plan
 
 RUNNABLE = ("qdq", "packed", "simulated")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from weft.errors import TuneError
-from weft.runtime.quantised.data import check_inputs, check_labels, read_data
 from weft.runtime.tensors import TensorSpec
+from weft.tuning.quantised.data import check_inputs, check_labels, read_data
 
 IMAGE = TensorSpec("image", "FP32", (-1, 1, 4, 4))
 N = 12
@@ -38,7 +38,7 @@ def test_a_single_input_takes_the_only_other_array(stored, name, label):
 def test_pixels_need_a_scale(stored):
     path = stored(image=images(np.uint8), label=LABELS)
     with pytest.raises(
-        TuneError, match=r"image holds uint8 up to 191 for a float input; give --scale 1/255, or --scale"
+        TuneError, match=r"image holds uint8 up to 191 for a float input; give scale = 1/255, or scale = 1"
     ):
         read_data(path, [IMAGE])
     assert read_data(path, [IMAGE], 1 / 255).inputs["image"].max() == np.float32(191) * np.float32(1 / 255)
@@ -120,7 +120,7 @@ def test_pickled_objects_are_not_loaded(stored):
 def test_arrays_in_memory_are_checked_alike():
     with pytest.raises(TuneError, match="no samples for the input 'image' of the model; given: picture"):
         check_inputs({"picture": images()}, [IMAGE])
-    with pytest.raises(TuneError, match="give --scale"):
+    with pytest.raises(TuneError, match="give scale = "):
         check_inputs({"image": images(np.uint8)}, [IMAGE])
 
 

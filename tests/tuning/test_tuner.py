@@ -14,11 +14,11 @@ from tests.tuning.synthetic_nets import SyntheticNet
 from weft.errors import EvaluationError, TuneError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import EXP, FIXED, FLOAT16, FLOAT32
-from weft.tuning import Tuning, load_platform, tune
+from weft.tuning import Tuning, find_formats
 from weft.tuning.database import Database
 from weft.tuning.evaluation import Score, Subset
 from weft.tuning.network import Network, Target
-from weft.tuning.platform import Platform, Unbiased, parse_platform
+from weft.tuning.platform import Platform, Unbiased, load_platform, parse_platform
 from weft.tuning.search.bias import BIAS_RULES
 from weft.tuning.settings import LAYERWISE
 from weft.tuning.trials import Progress
@@ -35,7 +35,7 @@ def formats(tuning: Tuning, role: str) -> list[Unbiased]:
 @settings(max_examples=25)
 @given(nets, margins, st.sampled_from(LAYERWISE), st.sampled_from(["fpga", "int8", "small-floats"]))
 def test_the_result_is_feasible_smaller_and_of_the_platform(net, margin, layerwise, platform):
-    tuning = tune(net.network, net, platform=platform, margin=margin, layerwise=layerwise)
+    tuning = find_formats(net.network, net, platform=platform, margin=margin, layerwise=layerwise)
     machine = load_platform(platform)
     assert net.evaluate(tuning.configuration, "full").value == tuning.score >= tuning.thresholds["full"]
     assert tuning.objective <= tuning.base_objective
@@ -50,8 +50,8 @@ def test_the_result_is_feasible_smaller_and_of_the_platform(net, margin, layerwi
 @settings(max_examples=25)
 @given(nets, margins, st.sampled_from(LAYERWISE), st.sampled_from(BIAS_RULES))
 def test_fast_finds_what_faithful_finds_with_fewer_samples(net, margin, layerwise, bias):
-    fast = tune(net.network, net, margin=margin, layerwise=layerwise, bias=bias)
-    full = tune(net.network, net, margin=margin, layerwise=layerwise, bias=bias, faithful=True)
+    fast = find_formats(net.network, net, margin=margin, layerwise=layerwise, bias=bias)
+    full = find_formats(net.network, net, margin=margin, layerwise=layerwise, bias=bias, faithful=True)
     assert fast.configuration == full.configuration
     assert fast.path == full.path
     assert sum(fast.samples.values()) <= sum(full.samples.values())
@@ -62,8 +62,8 @@ def test_fast_finds_what_faithful_finds_with_fewer_samples(net, margin, layerwis
 @given(st.integers(0, 10_000), margins, st.sampled_from(BIAS_RULES))
 def test_an_evaluator_that_never_stops_early_leads_to_the_same_place(seed, margin, bias):
     eager, patient = SyntheticNet(seed), SyntheticNet(seed, stops_early=False)
-    fast = tune(eager.network, eager, margin=margin, bias=bias)
-    whole = tune(patient.network, patient, margin=margin, bias=bias)
+    fast = find_formats(eager.network, eager, margin=margin, bias=bias)
+    whole = find_formats(patient.network, patient, margin=margin, bias=bias)
     assert whole.configuration == fast.configuration
     asked = [(configuration, subset) for configuration, subset, _ in patient.asked]
     assert len(asked) == len(set(asked))
@@ -72,7 +72,7 @@ def test_an_evaluator_that_never_stops_early_leads_to_the_same_place(seed, margi
 @settings(max_examples=20)
 @given(nets, margins)
 def test_nothing_is_scored_twice_but_to_finish_what_was_stopped(net, margin):
-    tune(net.network, net, margin=margin)
+    find_formats(net.network, net, margin=margin)
     known: dict[tuple[Configuration, Subset], float] = {}
     for configuration, subset, needed in list(net.asked):
         assert known.get((configuration, subset), math.inf) >= needed
@@ -83,7 +83,7 @@ def test_nothing_is_scored_twice_but_to_finish_what_was_stopped(net, margin):
 @settings(max_examples=20)
 @given(nets, margins, st.sampled_from(BIAS_RULES))
 def test_the_way_leads_down(net, margin, bias):
-    tuning = tune(net.network, net, margin=margin, bias=bias)
+    tuning = find_formats(net.network, net, margin=margin, bias=bias)
     for phases in ((1,), (2,), (4,)):
         kept = [each for each in tuning.path if each.phase in phases and each.step != "type"]
         assert [each.objective for each in kept] == sorted((each.objective for each in kept), reverse=True)
@@ -95,7 +95,7 @@ def test_the_way_leads_down(net, margin, bias):
 @settings(max_examples=15)
 @given(nets, margins)
 def test_trials_are_numbered_and_say_what_was_kept(net, margin):
-    tuning = tune(net.network, net, margin=margin)
+    tuning = find_formats(net.network, net, margin=margin)
     numbers = [trial.iteration for trial in tuning.trials if trial.step != "base"]
     assert numbers == list(range(1, tuning.iterations + 1))
     assert {kept.configuration for kept in tuning.path} <= {
@@ -127,7 +127,7 @@ FEW = parse_platform({"name": "few", "formats": ["FLOAT 32", "FIXED 4..8", "EXP 
 )
 def test_interrupted_anywhere_and_resumed_is_as_if_nothing_had_been(stops_early, faithful, bias):
     net = Interrupted(5, 1, stops_early=stops_early)
-    search = partial(tune, net.network, net, platform=FEW, margin=0.02, faithful=faithful, bias=bias)
+    search = partial(find_formats, net.network, net, platform=FEW, margin=0.02, faithful=faithful, bias=bias)
     expected = search()
     evaluations = len(net.asked)
     assert {trial.phase for trial in expected.trials} >= {1, 2, 4}
@@ -144,12 +144,12 @@ def test_interrupted_anywhere_and_resumed_is_as_if_nothing_had_been(stops_early,
 
 def test_a_search_interrupted_again_and_again_ends(tmp_path: Path):
     net = Interrupted(6)
-    expected = tune(net.network, net, margin=0.07)
+    expected = find_formats(net.network, net, margin=0.07)
     stops = 0
     while True:
         net.left = 15
         try:
-            resumed = tune(net.network, net, margin=0.07, database=tmp_path / "scores.db")
+            resumed = find_formats(net.network, net, margin=0.07, database=tmp_path / "scores.db")
             break
         except KeyboardInterrupt:
             stops += 1
@@ -173,22 +173,22 @@ class Failing(SyntheticNet):
 def test_a_failure_stops_the_search_and_is_tried_again(tmp_path: Path, stops_early):
     net = Failing(3, stops_early=stops_early)
     with pytest.raises(EvaluationError, match="ended with 1") as caught:
-        tune(net.network, net, margin=0.07, database=tmp_path / "scores.db")
+        find_formats(net.network, net, margin=0.07, database=tmp_path / "scores.db")
     assert caught.value.output == "no kernel for EXP"
     net.works = True
-    again = tune(net.network, net, margin=0.07, database=tmp_path / "scores.db")
-    assert again == tune(net.network, net, margin=0.07)
+    again = find_formats(net.network, net, margin=0.07, database=tmp_path / "scores.db")
+    assert again == find_formats(net.network, net, margin=0.07)
 
 
 @pytest.mark.parametrize("stops_early", [True, False])
 def test_failures_can_be_skipped_and_are_not_repeated(tmp_path: Path, stops_early):
     net = Failing(3, stops_early=stops_early)
-    first = tune(net.network, net, margin=0.07, on_failure="skip", database=tmp_path / "scores.db")
+    first = find_formats(net.network, net, margin=0.07, on_failure="skip", database=tmp_path / "scores.db")
     assert first.configuration["l0.weight"].kind != "EXP"
     failed = [trial for trial in first.trials if trial.failure]
     assert failed and all(trial.failure == "eval.py ended with 1" and not trial.feasible for trial in failed)
     net.asked.clear()
-    assert tune(net.network, net, margin=0.07, on_failure="skip", database=tmp_path / "scores.db") == first
+    assert find_formats(net.network, net, margin=0.07, on_failure="skip", database=tmp_path / "scores.db") == first
     assert net.asked == []
 
 
@@ -198,7 +198,7 @@ def test_a_base_that_fails_stops_the_search_always():
             raise EvaluationError("no data")
 
     with pytest.raises(EvaluationError, match="no data"):
-        tune(Broken(0).network, Broken(0), on_failure="skip")
+        find_formats(Broken(0).network, Broken(0), on_failure="skip")
 
 
 class Flat:
@@ -222,7 +222,7 @@ LAYER = Network("one", (Target("fc", 100, 10, 1.0, 1.0),))
 @pytest.mark.parametrize("bias", BIAS_RULES)
 def test_a_score_that_never_falls_ends_at_two_bits(bias):
     """I2 and E2 are equally small; the printed algorithm would go from one to the other for ever."""
-    tuning = tune(LAYER, Flat(), bias=bias)
+    tuning = find_formats(LAYER, Flat(), bias=bias)
     assert (tuning.weight_bits, tuning.activation_bits) == (200, 20)
     assert tuning.iterations < 150
 
@@ -232,7 +232,7 @@ def test_phases_follow_the_chapter_on_a_layer_that_needs_three_bits():
         def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
             return Score(1.0 if all(configuration[name].bits >= 3 for name in ("fc.weight", "fc.input")) else 0.5)
 
-    tuning = tune(LAYER, ThreeBits())
+    tuning = find_formats(LAYER, ThreeBits())
     coarse = [trial.configuration["fc.weight"] for trial in tuning.trials if trial.step in ("base", "coarse")][:8]
     assert coarse == [
         FLOAT32,
@@ -255,7 +255,7 @@ def test_recovery_adds_bits_where_all_samples_need_them():
         def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
             return Score(1.0 if subset == "small" else min(5, configuration["fc.weight"].bits) / 5)
 
-    tuning = tune(LAYER, Harder(), margin=0.0)
+    tuning = find_formats(LAYER, Harder(), margin=0.0)
     assert configuration_bits(tuning) == {"fc.weight": 5, "fc.input": 2}
     assert [kept.phase for kept in tuning.path if kept.step == "recovery"] == [3]
 
@@ -266,7 +266,7 @@ def test_recovery_falls_back_to_uniform_formats_where_more_bits_do_not_help():
             kinds = {configuration["fc.weight"].kind, configuration["fc.input"].kind}
             return Score(1.0 if subset == "small" or kinds == {"FLOAT"} else 0.1)
 
-    assert configuration_bits(tune(LAYER, NeedsFloat())) == {"fc.weight": 16, "fc.input": 16}
+    assert configuration_bits(find_formats(LAYER, NeedsFloat())) == {"fc.weight": 16, "fc.input": 16}
 
 
 def configuration_bits(tuning: Tuning) -> dict[str, int]:
@@ -279,8 +279,8 @@ def test_a_platform_without_a_passing_format_is_refused():
             return Score(0.25 if configuration else 1.0)
 
     with pytest.raises(TuneError, match=r"no formats of platform 'stripes' were found that keep a score of 0.99"):
-        tune(LAYER, OnlyFloat32(), platform="stripes")
-    assert tune(LAYER, OnlyFloat32()).configuration == Configuration({})
+        find_formats(LAYER, OnlyFloat32(), platform="stripes")
+    assert find_formats(LAYER, OnlyFloat32()).configuration == Configuration({})
 
 
 def test_scores_below_zero_have_a_threshold_below_them():
@@ -288,7 +288,7 @@ def test_scores_below_zero_have_a_threshold_below_them():
         def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
             return Score(-1.0 - 1.0 / configuration["fc.weight"].bits)
 
-    tuning = tune(LAYER, Loss(), margin=0.1)
+    tuning = find_formats(LAYER, Loss(), margin=0.1)
     assert tuning.thresholds["full"] == pytest.approx(tuning.base["full"] * 1.1)
     assert tuning.score >= tuning.thresholds["full"]
     assert tuning.configuration["fc.weight"].bits == math.ceil(1 / (1.1 * (1 + 1 / 32) - 1))
@@ -296,7 +296,7 @@ def test_scores_below_zero_have_a_threshold_below_them():
 
 def test_one_pass_uses_all_samples_from_the_start():
     net = SyntheticNet(2)
-    tuning = tune(net.network, net, margin=0.07, two_passes=False)
+    tuning = find_formats(net.network, net, margin=0.07, two_passes=False)
     assert {subset for _, subset, _ in net.asked} == {"full"}
     assert {trial.phase for trial in tuning.trials} == {1, 2}
     assert tuning.score >= tuning.thresholds["full"]
@@ -305,7 +305,7 @@ def test_one_pass_uses_all_samples_from_the_start():
 def test_another_base_can_be_given():
     net = SyntheticNet(2)
     base = Configuration({name: FIXED(4) for name in net.values})
-    tuning = tune(net.network, net, margin=0.01, base=base)
+    tuning = find_formats(net.network, net, margin=0.01, base=base)
     assert tuning.base["full"] == net.evaluate(base, "full").value
     assert tuning.base_objective == 4 * (net.network.weights + net.network.inputs)
 
@@ -313,22 +313,22 @@ def test_another_base_can_be_given():
 def test_the_objective_decides_what_gets_small():
     net = SyntheticNet(4, layers=2)
     common = {"margin": 0.2, "layerwise": "BOTH"}
-    weights = tune(net.network, net, objective="weights", **common)
-    inputs = tune(net.network, net, objective="activations", **common)
+    weights = find_formats(net.network, net, objective="weights", **common)
+    inputs = find_formats(net.network, net, objective="activations", **common)
     assert weights.weight_bits < inputs.weight_bits
     assert inputs.activation_bits < weights.activation_bits
 
 
 def test_flat_stretches_of_an_objective_are_crossed():
     """Words of 32 bits hold four values of 8 or 7 bits, five of 6: one bit fewer gains nothing at first."""
-    tuning = tune(LAYER, Flat(), objective="sum(-(32 // l.weight_bits) for l in layers)", margin=0.5)
+    tuning = find_formats(LAYER, Flat(), objective="sum(-(32 // l.weight_bits) for l in layers)", margin=0.5)
     assert tuning.configuration["fc.weight"].bits == 2
 
 
 def test_progress_is_told():
     told: list[Progress] = []
     net = SyntheticNet(1)
-    tuning = tune(net.network, net, margin=0.07, progress=told.append)
+    tuning = find_formats(net.network, net, margin=0.07, progress=told.append)
     assert told[-1].iteration == tuning.iterations
     assert [each.phase for each in told] == sorted(each.phase for each in told)
     assert min(each.objective for each in told if each.phase == 4) == tuning.objective
@@ -348,7 +348,7 @@ def test_progress_is_told():
 )
 def test_nonsense_is_refused(wrong, message):
     with pytest.raises(TuneError, match=message):
-        tune(LAYER, Flat(), **wrong)
+        find_formats(LAYER, Flat(), **wrong)
 
 
 @pytest.mark.parametrize("score", [math.inf, math.nan])
@@ -358,11 +358,11 @@ def test_a_base_without_a_finite_score_is_refused(score):
             return Score(score)
 
     with pytest.raises(TuneError, match=r"finite|not a number"):
-        tune(LAYER, Odd())
+        find_formats(LAYER, Odd())
 
 
 def test_a_platform_of_one_format_tunes_biases_only():
     only: Platform = parse_platform({"name": "i6", "formats": ["FIXED 6"]}, "test")
     net = SyntheticNet(8)
-    tuning = tune(net.network, net, platform=only, margin=0.5)
+    tuning = find_formats(net.network, net, platform=only, margin=0.5)
     assert set(formats(tuning, "weight") + formats(tuning, "input")) == {Unbiased("FIXED", 6)}

@@ -6,23 +6,25 @@ import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import JsonFile
-from weft.cli.tune_steps import BASELINES, EXPORTS, Steps
-from weft.cli.tune_subject import Request
-from weft.errors import EvaluationError, InputError, unknown_name
+from weft.cli.common import HOW, OUTPUT, WHAT, FigureFile, HtmlFile, JsonFile, complete_devices, write_result
+from weft.cli.plans import options_of, stage_bars, told_in_options
+from weft.errors import EvaluationError, InputError
 
-WHAT, HOW, COMMAND, FILES = "What to tune", "How to search", "Scores from a command", "Files and tables"
-"""Parts of the help."""
+if TYPE_CHECKING:
+    from weft.tuning.steps import TuneProgress
+
+COMMAND = "Scores from a command"
+"""A part of the help."""
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
 
 
 def command(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -59,12 +61,15 @@ def command(
             "--layers", rich_help_panel=WHAT, show_default="all", help="conv, fc, all, or names: conv1,block2.*"
         ),
     ] = None,
-    group: Annotated[
+    groups: Annotated[
         list[str] | None,
         typer.Option("--group", rich_help_panel=WHAT, help="NAME=a,b: layers that share formats; repeatable."),
     ] = None,
-    output_name: Annotated[
-        str | None, typer.Option("--scored-output", rich_help_panel=WHAT, help="The model's output that is scored.")
+    scored_output: Annotated[
+        str | None,
+        typer.Option(
+            "--scored-output", rich_help_panel=WHAT, show_default="the first", help="The output that is scored."
+        ),
     ] = None,
     platform: Annotated[
         str | None,
@@ -99,6 +104,7 @@ def command(
             "--device",
             "-d",
             rich_help_panel=HOW,
+            autocompletion=complete_devices,
             help="A device (weft devices list): lets the objective say latency_s, and writes a profile for it.",
         ),
     ] = None,
@@ -122,17 +128,19 @@ def command(
     ] = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", rich_help_panel=HOW, help="Processes; all cores by default, one command at a time."),
+        typer.Option(
+            "--workers", rich_help_panel=HOW, show_default="all cores; 1 for a command", help="Processes side by side."
+        ),
     ] = None,
-    baseline: Annotated[
+    baselines: Annotated[
         list[str] | None,
         typer.Option(
             "--baseline",
             rich_help_panel=HOW,
-            help=f"Run another method beside: {', '.join(BASELINES)}; repeatable.",
+            help="Run another method beside: ristretto, relaxed-ristretto, stripes, int8; repeatable.",
         ),
     ] = None,
-    evaluation: Annotated[
+    command: Annotated[
         str | None,
         typer.Option("--command", rich_help_panel=COMMAND, help="A shell command with {config} for the formats' file."),
     ] = None,
@@ -154,108 +162,91 @@ def command(
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", rich_help_panel=FILES, show_default="MODEL-tuned", help="Folder for the results."
+            "--output", "-o", rich_help_panel=OUTPUT, show_default="MODEL-tuned", help="Folder for the results."
         ),
     ] = None,
     export: Annotated[
-        str, typer.Option("--export", rich_help_panel=FILES, help=f"The tuned model as {', '.join(EXPORTS)}.")
+        str,
+        typer.Option(
+            "--export", rich_help_panel=OUTPUT, help="The tuned model as qdq, packed, simulated, qonnx or none."
+        ),
     ] = "qdq",
     database: Annotated[
         str | None,
         typer.Option(
             "--database",
-            rich_help_panel=FILES,
+            rich_help_panel=OUTPUT,
             show_default="scores.db in that folder",
             help="Keeps scores: what is in it is not asked again.",
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", rich_help_panel=FILES, help="Forget the scores of earlier runs.")
-    ] = False,
-    no_pictures: Annotated[
-        bool, typer.Option("--no-pictures", rich_help_panel=FILES, help="Draw nothing, and write no page.")
+        bool, typer.Option("--fresh", rich_help_panel=OUTPUT, help="Forget the scores of earlier runs.")
     ] = False,
     json_file: JsonFile = None,
+    figure: FigureFile = None,
+    html: HtmlFile = None,
 ) -> None:
     """Find the smallest number format for each layer that keeps a model accurate.
 
     [bold]weft tune model.onnx --data validation.npz --margin 0.01[/bold], or, for any framework,
     [bold]weft tune net.toml --command 'python eval.py {config}' --score 'Accuracy: (.*)'[/bold]. See docs/tuning.md.
     """
-    asked = Request(
-        model=model,
-        data=data,
-        scale=_scale(scale),
-        test=test,
-        metric=metric,
-        margin=margin,
-        network=network,
-        layers=_layers(layers),
-        groups=_groups(group),
-        output_name=output_name,
-        platform=platform,
-        objective=objective,
-        layerwise=layerwise,
-        device=device,
-        small=small,
-        bias_rule=bias_rule,
-        faithful=faithful,
-        workers=workers,
-        baselines=tuple(dict.fromkeys(baseline or ())),
-        command=evaluation,
-        small_command=small_command,
-        score=score,
-        timeout_s=timeout,
-        on_failure=on_failure,
-        output=None if output is None else Path(output),
-        export=export,
-        database=None if database is None else Path(database),
-        fresh=fresh,
-        pictures=not no_pictures,
-        json_file=None if json_file is None else Path(json_file),
-    )
-    _refuse_early(asked)
-    with terminated_like_interrupted(), Steps(asked) as steps:
-        try:
-            steps.search()
-            steps.compare()
-            steps.write()
-        except KeyboardInterrupt:
-            steps.tell_interrupted()
-            raise typer.Exit(INTERRUPTED) from None
-        except EvaluationError as error:
-            if error.output.strip():
-                typer.echo(error.output.rstrip(), err=True)
-            raise steps.failed(error) from error
-        steps.show()
+    from weft.cli.tune_show import print_result, write_pictures
+    from weft.tuning.options import TuneOptions, usual_output
+    from weft.tuning.steps import carry_out
 
-
-def _refuse_early(asked: Request) -> None:
-    """What would come to nothing after minutes of searching."""
-    for option, value, known in (
-        ("--export", asked.export, EXPORTS),
-        ("--on-failure", asked.on_failure, ("stop", "skip")),
-        *(("--baseline", each, tuple(BASELINES)) for each in asked.baselines),
-    ):
-        if value not in known:
-            raise InputError(f"{option}: {unknown_name('choice', value, known)}")
-    if asked.margin is not None and not 0 <= asked.margin < 1:
-        raise InputError(
-            f"--margin {asked.margin:g}: give a part of the score, from 0 to below 1; 0.01 is one per cent"
+    shown, scores = SearchProgress(), ""
+    try:
+        with told_in_options(context), terminated_like_interrupted(), stage_bars() as show:
+            options = options_of(
+                TuneOptions,
+                context,
+                scale=_scale(scale),
+                layers=_layers(layers),
+                groups=_groups(groups),
+                baselines=tuple(baselines or ()),
+                timeout_s=timeout,
+                output=output or usual_output(model),
+            )
+            scores = str(options.scores)
+            result = carry_out(options, lambda progress: show(progress.stage, shown.text(progress)))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"weft: stopped at iteration {shown.iteration}; its scores are in {scores}, "
+            "and the same command goes on from there",
+            err=True,
         )
-    if asked.small is not None and not 0 < asked.small <= 1:
-        raise InputError(f"--small {asked.small:g}: give a part of the samples, above 0 and at most 1")
-    if asked.workers is not None and asked.workers < 1:
-        raise InputError(f"--workers {asked.workers}: give 1 or more")
-    if asked.timeout_s is not None and not 0 < asked.timeout_s < math.inf:
-        raise InputError(f"--timeout {asked.timeout_s:g}: give seconds above 0")
-    if asked.folder.exists() and not asked.folder.is_dir():
-        raise InputError(f"{asked.folder}: name a folder for the results, it is a file")
-    for path in (asked.json_file, asked.database):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{path}: cannot write: there is no folder {path.parent}")
-        if path is not None and path.is_dir():
-            raise InputError(f"{path}: cannot write: it is a folder; name a file")
+        raise typer.Exit(INTERRUPTED) from None
+    except EvaluationError as error:
+        if error.output.strip():
+            typer.echo(error.output.rstrip(), err=True)
+        raise
+    print_result(result)
+    write_pictures(result, figure, html)
+    write_result(json_file, result.as_dict())
+
+
+class SearchProgress:
+    """How far a tuning is, in words; it remembers where the search was last."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        self._first = math.inf
+
+    def text(self, progress: TuneProgress) -> str:
+        from weft.tuning.trials import PHASES
+
+        search = progress.search
+        if search is None:
+            return "" if progress.score is None else f"configuration {progress.tried}, score {progress.score:.4f}"
+        self.iteration = search.iteration
+        if self._first == math.inf:
+            self._first = search.objective
+        share = f"{search.objective / self._first:.1%} of the start, " if 0 < self._first < math.inf else ""
+        needs = f", needs {search.threshold:.4f}" if search.threshold > -math.inf else ""
+        phase = f"phase {search.phase}, {PHASES[search.phase]}, {search.iteration}"
+        return f"{phase}: {share}score {search.score:.4f}{needs}"
 
 
 def _scale(text: str | None) -> float | None:

@@ -1,68 +1,23 @@
-"""What ``weft tune`` shows: where the search is, then formats by layer, other methods, and in words."""
+"""What ``weft tune`` shows: formats by layer, other methods, what came out in words, and pictures."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from weft.cli.common import add_row, console, number, plain_table
+from weft.cli.common import add_row, console, number, plain_table, told
 
 if TYPE_CHECKING:
     from weft.numbers.configuration import Configuration
-    from weft.reports.tuning_result import TuningResult
     from weft.tuning.network import Network, Role, Target
-    from weft.tuning.trials import Progress
+    from weft.tuning.result import TuningResult
 
-PHASES = {1: "coarse search", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
 LAYERS = ("layer", "weights", "format", "kB before", "kB", "inputs", "format", "kB before", "kB")
 DOUBTFUL_BITS = 4
 """Where all objects are this narrow, some score should have changed on the way."""
 METHODS = ("method", "weights kB", "times smaller", "activations kB", "all kB", "times smaller", "score", "evaluated")
 
 
-class ProgressLine:
-    """One line on the terminal that says how far a search is; silent elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self._what, self._task = what, self._bar.add_task(what, total=None)
-        self._first: float | None = None
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, progress: Progress) -> None:
-        """The phase, how many configurations were tried, and the best so far as a part of the first."""
-        if self._first is None and progress.objective < float("inf"):
-            self._first = progress.objective
-        share = f"{progress.objective / self._first:.1%} of the start, " if self._first else ""
-        self._tell(
-            f"phase {progress.phase}, {PHASES[progress.phase]}, {progress.iteration}: {share}"
-            f"score {progress.score:.4f}, needs {progress.threshold:.4f}"
-        )
-
-    def count(self, done: int, score: float) -> None:
-        """For methods without phases."""
-        self._tell(f"configuration {done}, score {score:.4f}")
-
-    def _tell(self, text: str) -> None:
-        self._bar.update(self._task, description=f"{self._what}: {text}")
-
-
-def print_result(result: TuningResult, written: Mapping[str, Path]) -> None:
+def print_result(result: TuningResult) -> None:
     """Tables, then sentences, then files."""
     _print_layers(result)
     if result.others:
@@ -72,9 +27,23 @@ def print_result(result: TuningResult, written: Mapping[str, Path]) -> None:
     for sentence in sentences(result):
         _line(sentence)
     console.print()
-    width = max(map(len, written), default=0)
-    for what, path in written.items():
+    width = max(map(len, result.files), default=0)
+    for what, path in result.files.items():
         _line(f"{what:{width}}  {path}  ({path.stat().st_size / 1e3:,.1f} kB)")
+
+
+def write_pictures(result: TuningResult, figure: str | None, html: str | None) -> None:
+    """Draw the search and write the page, where they were asked for."""
+    if figure is not None:
+        from weft.reports.tuning import draw_search
+
+        draw_search(result.tuning, figure)
+        told("figure", figure)
+    if html is not None:
+        from weft.reports.tuning_page import write_tuning_page
+
+        write_tuning_page(html, result, sentences(result))
+        told("page", html)
 
 
 def _print_layers(result: TuningResult) -> None:
@@ -102,26 +71,22 @@ def _total(values: int, bits: int) -> tuple[str, ...]:
 
 
 def _print_methods(result: TuningResult) -> None:
-    tuning = result.tuning
-    plain = 32 * tuning.network.weights, 32 * tuning.network.inputs
     table = plain_table("other methods, on the same samples", METHODS)
-    rows: Sequence[tuple[str, int, int, float, bool, int]] = [
-        ("FLOAT 32", *plain, tuning.base["full"], True, 1),
-        ("weft", tuning.weight_bits, tuning.activation_bits, tuning.score, True, tuning.iterations),
-        *((o.method, o.weight_bits, o.activation_bits, o.score, o.feasible, o.evaluations) for o in result.others),
-    ]
-    for method, weights, activations, score, feasible, evaluated in rows:
+    before = result.methods[0]
+    whole = before.weight_bits + before.activation_bits
+    for each in result.methods:
+        bits = each.weight_bits + each.activation_bits
         add_row(
             table,
-            method,
-            _kb(weights),
-            number(plain[0] / weights if weights else None, 2),
-            _kb(activations),
-            _kb(weights + activations),
-            number(sum(plain) / (weights + activations), 2),
-            f"{score:.4f}" + ("" if feasible else " too low"),
-            str(evaluated),
-            style="bold" if method == "weft" else "",
+            each.method,
+            _kb(each.weight_bits),
+            number(before.weight_bits / each.weight_bits if each.weight_bits else None, 2),
+            _kb(each.activation_bits),
+            _kb(bits),
+            number(whole / bits, 2),
+            f"{each.score:.4f}" + ("" if each.feasible else " too low"),
+            str(each.evaluations),
+            style="bold" if each.method == "weft" else "",
         )
     console.print(table)
 
@@ -187,8 +152,8 @@ def _priced(result: TuningResult) -> list[str]:
         before_s, after_s = result.latency_s
         lines.append(f"latency: {1e3 * after_s:.4g} ms after {1e3 * before_s:.4g} ms before, alone on {result.device}")
     if result.speedups:
-        told = ", ".join(f"{name} {value:.2f}" for name, value in result.speedups.items())
-        lines.append(f"speed-up of these layers, estimated: {told}")
+        listed = ", ".join(f"{name} {value:.2f}" for name, value in result.speedups.items())
+        lines.append(f"speed-up of these layers, estimated: {listed}")
     return lines
 
 

@@ -22,12 +22,11 @@ from weft.numbers.spelling import label
 from weft.reports.html import PALETTE
 from weft.reports.pictures import picture_path, save
 from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE
-from weft.reports.tuning_result import kept_places
 from weft.tuning.evaluation import Subset
-from weft.tuning.trials import Trial, Tuning
+from weft.tuning.result import kept_places
+from weft.tuning.trials import PHASES, Trial, Tuning
 
 FEASIBLE, INFEASIBLE, CHOSEN = PALETTE[0], "#a3adb8", PALETTE[5]
-PHASES = {1: "coarse", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
 MARGINS = {"left": 0.065, "right": 0.985, "top": 0.915, "bottom": 0.115, "hspace": 0.07}
 MOST_NAMED = 40
 """Chosen steps that are named; more would lie on top of each other."""

@@ -9,26 +9,24 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from weft.errors import InputError
 from weft.numbers.spelling import spell
 from weft.reports.html import write_page
-from weft.reports.tuning import move_text
-from weft.reports.tuning_result import TuningResult
+from weft.reports.tuning import draw_search, move_text
 from weft.tuning.network import ROLES, Target
-from weft.tuning.trials import FLOAT32_BITS, Tuning
+from weft.tuning.result import TuningResult
+from weft.tuning.trials import FLOAT32_BITS, PHASES, Tuning
 
-PHASES = {1: "coarse", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
 
-
-def write_tuning_page(path: Path | str, result: TuningResult, picture: Path | str, told: Sequence[str]) -> None:
-    """Write the page; *picture* is the search as SVG, *told* what came out in sentences."""
-    try:
-        drawn = Path(picture).read_bytes()
-    except OSError as problem:
-        raise InputError(f"{picture}: cannot read the picture: {problem}") from problem
-    write_page(path, "tuning.html", {**page_data(result, told), "picture": b64encode(drawn).decode("ascii")})
+def write_tuning_page(path: Path | str, result: TuningResult, told: Sequence[str]) -> None:
+    """Write the page, the search drawn in it; *told* is what came out in sentences."""
+    with TemporaryDirectory() as folder:
+        picture = Path(folder) / "search.svg"
+        draw_search(result.tuning, picture)
+        drawn = b64encode(picture.read_bytes()).decode("ascii")
+    write_page(path, "tuning.html", {**page_data(result, told), "picture": drawn})
 
 
 def page_data(result: TuningResult, told: Sequence[str]) -> dict[str, Any]:
@@ -69,15 +67,9 @@ def _layer(target: Target, tuning: Tuning) -> list[Any]:
 
 
 def _methods(result: TuningResult) -> Iterator[list[str]]:
-    tuning = result.tuning
-    if not result.others:
-        return
-    plain = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
-    yield ["FLOAT 32", _kb(plain[0]), _kb(plain[1]), f"{tuning.base['full']:.4f}", "1"]
-    yield ["weft", _kb(tuning.weight_bits), _kb(tuning.activation_bits), f"{tuning.score:.4f}", str(tuning.iterations)]
-    for other in result.others:
-        score = f"{other.score:.4f}" + ("" if other.feasible else " too low")
-        yield [other.method, _kb(other.weight_bits), _kb(other.activation_bits), score, str(other.evaluations)]
+    for each in result.methods if result.others else ():
+        score = f"{each.score:.4f}" + ("" if each.feasible else " too low")
+        yield [each.method, _kb(each.weight_bits), _kb(each.activation_bits), score, str(each.evaluations)]
 
 
 def _path(tuning: Tuning) -> Iterator[list[str]]:

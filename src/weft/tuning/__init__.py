@@ -1,23 +1,41 @@
-"""The smallest number format for each layer that keeps a network accurate."""
+"""The smallest number format for each layer that keeps a network accurate.
 
-from weft.tuning.evaluation import Evaluator, Score, Subset
-from weft.tuning.network import Network, Target
-from weft.tuning.platform import Platform, load_platform, platforms
-from weft.tuning.trials import Kept, Progress, Trial, Tuning
-from weft.tuning.tuner import tune
+``tune`` goes from a model to a ``TuningResult``; ``find_formats`` is the search alone, over a ``Network`` and whatever
+scores it, an ``Evaluator``. ``numbers`` has the formats, ``search`` the phases, ``quantised`` runs ONNX models under
+formats, ``export`` writes them, ``baselines`` are other methods.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.tuning.callables import CallableEvaluator
+    from weft.tuning.command import CommandEvaluator
+    from weft.tuning.evaluation import Evaluator, Score
+    from weft.tuning.network import Network, Target
+    from weft.tuning.options import TuneOptions
+    from weft.tuning.quantised.evaluator import OnnxEvaluator
+    from weft.tuning.result import TuningResult
+    from weft.tuning.steps import tune
+    from weft.tuning.trials import Tuning
+    from weft.tuning.tuner import find_formats
+
+_HOMES = {
+    "CallableEvaluator": "callables", "CommandEvaluator": "command", "Evaluator": "evaluation", "Score": "evaluation",
+    "Network": "network", "Target": "network", "TuneOptions": "options", "OnnxEvaluator": "quantised.evaluator",
+    "TuningResult": "result", "tune": "steps", "Tuning": "trials", "find_formats": "tuner",
+}  # fmt: skip
+"""Where a name is from; it is imported when it is asked for, so that a search by a command loads no ONNX Runtime."""
 
 __all__ = [
-    "Evaluator",
-    "Kept",
-    "Network",
-    "Platform",
-    "Progress",
-    "Score",
-    "Subset",
-    "Target",
-    "Trial",
-    "Tuning",
-    "load_platform",
-    "platforms",
-    "tune",
-]
+    "CallableEvaluator", "CommandEvaluator", "Evaluator", "Network", "OnnxEvaluator", "Score", "Target", "TuneOptions",
+    "Tuning", "TuningResult", "find_formats", "tune",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

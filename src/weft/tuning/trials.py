@@ -15,6 +15,8 @@ from weft.tuning.settings import Layerwise
 Phase = Literal[1, 2, 3, 4]
 Step = Literal["base", "coarse", "bias", "width", "type", "recovery"]
 FLOAT32_BITS = 32
+PHASES: dict[int, str] = {1: "coarse", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
+"""What the phases are called."""
 
 
 class Trial(NamedTuple):
@@ -63,7 +65,7 @@ class Progress(NamedTuple):
 Told = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tuning:
     """The result of a search. A search that was interrupted and resumed gives an equal one."""
 
@@ -87,6 +89,12 @@ class Tuning:
     """Evaluated, by subset."""
     reused: int = field(default=0, compare=False)
     """Scores that came from the database."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Tuning({self.network.name} on {self.platform}: weights {self.weight_reduction:.1f} times smaller, "
+            f"score {self.score:.4f} after {self.base['full']:.4f}, {self.iterations} configurations)"
+        )
 
     @property
     def iterations(self) -> int:

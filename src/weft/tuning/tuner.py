@@ -30,7 +30,7 @@ ROUNDING = 1e-12
 """Relative; a score that equals the threshold but for the last digit passes."""
 
 
-def tune(
+def find_formats(
     network: Network,
     evaluator: Evaluator,
     *,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from weft.models.classifiers import model_path, validation
 from weft.numbers.configuration import Configuration
-from weft.runtime.quantised.evaluator import OnnxEvaluator
+from weft.tuning.quantised.evaluator import OnnxEvaluator
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.libnumber.lab import (

@@ -12,7 +12,7 @@ from weft.tuning.network import ROLES, Network
 from weft.tuning.objective import DEFAULT
 from weft.tuning.platform import Platform, parse_platform
 from weft.tuning.search.bias import BIAS_RULES, BiasRule
-from weft.tuning.tuner import tune
+from weft.tuning.tuner import find_formats
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
     BOTH,
@@ -37,7 +37,7 @@ MORE_MARGINS = (0.002, 0.005, 0.02, 0.03, 0.05, 0.1)
 SHARES = (0.05, 0.1, 0.3, 0.5)
 STARTS = (-1, 1)
 """Where biases begin, counted from the chapter's."""
-USUAL_RULE: BiasRule = inspect.signature(tune).parameters["bias"].default
+USUAL_RULE: BiasRule = inspect.signature(find_formats).parameters["bias"].default
 RULES: tuple[Option, ...] = tuple(rule for rule in BIAS_RULES if rule != USUAL_RULE)
 VARIED = ("lenet", "cuda-convnet")
 """Networks on which everything is varied."""

@@ -32,6 +32,6 @@ BASELINES: dict[str, Method] = {
     "relaxed-ristretto": relaxed_ristretto,
     "stripes": stripes,
 }
-"""The names a user may write. Uniform int8 is not among them: it makes a file, see ``runtime.quantised.int8``."""
+"""The names a user may write. Uniform int8 is not among them: it makes a file, see ``tuning.quantised.int8``."""
 
 __all__ = ["BASELINES", "Baseline", "Method", "Progress", "Scored", "relaxed_ristretto", "ristretto", "stripes"]

@@ -20,10 +20,10 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from weft.errors import EvaluationError, TuneError
-from weft.runtime.quantised.plan import RoundingPlan
-from weft.runtime.quantised.runner import LayerFormats, SampleOrder
-from weft.runtime.quantised.worker import Add, Drop, Job, Open, WorkerJob, WorkerReply, send
 from weft.runtime.tensors import Array
+from weft.tuning.quantised.plan import RoundingPlan
+from weft.tuning.quantised.runner import LayerFormats, SampleOrder
+from weft.tuning.quantised.worker import Add, Drop, Job, Open, WorkerJob, WorkerReply, send
 
 _TAIL = 4000
 """Characters of what a process said before it died."""
@@ -39,7 +39,7 @@ class _Worker:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        start = "from weft.runtime.quantised.worker import main; main()"
+        start = "from weft.tuning.quantised.worker import main; main()"
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         with log.open("wb") as errors:
             self.process = subprocess.Popen(

@@ -15,10 +15,10 @@ from weft.errors import ModelError, TuneError
 from weft.models.weighted_layers import WeightedLayer
 from weft.runtime.cutting import ModelPiece, SeenTensor, prune, split
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
-from weft.runtime.quantised.feeding import feed
-from weft.runtime.quantised.opened import Opened
-from weft.runtime.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
 from weft.runtime.tensors import Array
+from weft.tuning.quantised.feeding import feed
+from weft.tuning.quantised.opened import Opened
+from weft.tuning.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
 
 BATCH_BYTES = 8 << 20
 """What the largest tensor of a batch may take: more would not stay in the processor's caches."""

@@ -10,10 +10,10 @@ from weft.numbers.arrays import rounded
 from weft.numbers.configuration import AnyFormat
 from weft.numbers.format import FLOAT32
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
-from weft.runtime.quantised.cache import ArrayCache
-from weft.runtime.quantised.feeding import Ints, feed
-from weft.runtime.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
 from weft.runtime.tensors import Array
+from weft.tuning.quantised.cache import ArrayCache
+from weft.tuning.quantised.feeding import Ints, feed
+from weft.tuning.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
 
 _WEIGHT = "weft:weight"
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from weft.errors import EvaluationError, TuneError, unknown_name
 from weft.runtime.archive import written
-from weft.runtime.quantised.data import Labels, check_labels
 from weft.runtime.tensors import Array
+from weft.tuning.quantised.data import Labels, check_labels
 
 Doubles = npt.NDArray[np.float64]
 Function = Callable[[Any, Any], Any]
@@ -89,7 +89,7 @@ class Metric:
         if low < 0 or high >= classes:
             raise TuneError(
                 f"labels are {low} to {high}, but the model has the classes 0 to {classes - 1}; "
-                "number them from 0, or name another output (--scored-output)"
+                "number them from 0, or name another output, as scored_output = NAME"
             )
 
 
@@ -158,7 +158,7 @@ def _matrix(outputs: Array) -> npt.NDArray[Any]:
     if outputs.ndim > 1 and flat.shape[1] != outputs.shape[1]:
         raise TuneError(
             f"the output has the shape {written(outputs.shape)}, not one number per class and sample; "
-            "name another output (--scored-output), or give a metric of your own as file.py:function"
+            "name another output, as scored_output = NAME, or give a metric of your own as file.py:function"
         )
     return flat
 
@@ -167,7 +167,7 @@ def _column(outputs: Array) -> npt.NDArray[Any]:
     flat = _matrix(outputs)
     if flat.shape[1] != 1:
         raise TuneError(
-            f"the output is of whole numbers, {flat.shape[1]} per sample; name another output (--scored-output)"
+            f"the output is of whole numbers, {flat.shape[1]} per sample; name another output, as scored_output = NAME"
         )
     return flat[:, 0]
 

@@ -13,12 +13,12 @@ from onnx import NodeProto
 
 from weft.errors import TuneError, unknown_name
 from weft.models.weighted_layers import KINDS, WeightedLayer
-from weft.runtime.quantised.data import check_inputs
-from weft.runtime.quantised.feeding import batches, count_rows, feed
-from weft.runtime.quantised.opened import Opened, open_for_tuning
-from weft.runtime.quantised.stages import choose_batch, run_on, session_for
 from weft.runtime.tensors import Array
 from weft.tuning.network import Network, Target
+from weft.tuning.quantised.data import check_inputs
+from weft.tuning.quantised.feeding import batches, count_rows, feed
+from weft.tuning.quantised.opened import Opened, open_for_tuning
+from weft.tuning.quantised.stages import choose_batch, run_on, session_for
 
 
 class _SeenLayer(NamedTuple):

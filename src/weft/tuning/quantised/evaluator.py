@@ -23,17 +23,17 @@ from weft.errors import EvaluationError, TuneError, unknown_name
 from weft.models.weighted_layers import WeightedLayer
 from weft.numbers.configuration import Configuration
 from weft.runtime.archive import written
-from weft.runtime.quantised.data import FEWEST, Labels, check_inputs
-from weft.runtime.quantised.feeding import Ints, count_rows, feed
-from weft.runtime.quantised.metrics import Doubles, Function, fingerprint, make_metric
-from weft.runtime.quantised.opened import Opened, open_for_tuning
-from weft.runtime.quantised.plan import RoundingPlan
-from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
-from weft.runtime.quantised.stages import make_plan, run_on, session_for
-from weft.runtime.quantised.workers import Workers
 from weft.runtime.tensors import Array
 from weft.tuning.evaluation import Score, Scored, Subset
 from weft.tuning.network import ROLES, Network
+from weft.tuning.quantised.data import FEWEST, Labels, check_inputs
+from weft.tuning.quantised.feeding import Ints, count_rows, feed
+from weft.tuning.quantised.metrics import Doubles, Function, fingerprint, make_metric
+from weft.tuning.quantised.opened import Opened, open_for_tuning
+from weft.tuning.quantised.plan import RoundingPlan
+from weft.tuning.quantised.runner import LayerFormats, PlanRunner, SampleOrder
+from weft.tuning.quantised.stages import make_plan, run_on, session_for
+from weft.tuning.quantised.workers import Workers
 
 CACHE_BYTES = 1 << 30
 FIRST_CHUNK = 128

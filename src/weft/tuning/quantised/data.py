@@ -125,7 +125,7 @@ def _floats(spec: TensorSpec, name: str, array: npt.NDArray[Any], kind: np.dtype
     if array.dtype.kind in "ui" and scale is None and array.size and (top := int(array.max())) > 1:
         raise TuneError(
             f"{name} holds {array.dtype} up to {top} for a float input; "
-            f"give --scale 1/{255 if top <= 255 else top}, or --scale 1 if the model takes such numbers"
+            f"give scale = 1/{255 if top <= 255 else top}, or scale = 1 if the model takes such numbers"
         )
     with np.errstate(over="ignore"):  # told below
         found = array.astype(kind, copy=False)

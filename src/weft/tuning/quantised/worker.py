@@ -15,10 +15,10 @@ from typing import BinaryIO
 import numpy as np
 
 from weft.errors import EvaluationError
-from weft.runtime.quantised.feeding import Ints
-from weft.runtime.quantised.plan import RoundingPlan
-from weft.runtime.quantised.runner import LayerFormats, PlanRunner, SampleOrder
 from weft.runtime.tensors import Array
+from weft.tuning.quantised.feeding import Ints
+from weft.tuning.quantised.plan import RoundingPlan
+from weft.tuning.quantised.runner import LayerFormats, PlanRunner, SampleOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from weft.numbers.configuration import Configuration
@@ -19,7 +20,7 @@ from weft.version import __version__
 FORMAT = 1
 
 
-class Other(NamedTuple):
+class OtherMethod(NamedTuple):
     """What another method came to on the same samples."""
 
     method: str
@@ -40,7 +41,7 @@ class Other(NamedTuple):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TuningResult:
     """A search, and what was measured after it."""
 
@@ -59,7 +60,21 @@ class TuningResult:
     """Of one query on the device: before, after."""
     speedups: Mapping[str, float] = field(default_factory=dict)
     """By the name of the model of hardware, estimated."""
-    others: tuple[Other, ...] = ()
+    others: tuple[OtherMethod, ...] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """What was written, by what it is."""
+
+    def __repr__(self) -> str:
+        return f"TuningResult({self.tuning!r}, {self.seconds:.1f} s)"
+
+    @property
+    def methods(self) -> tuple[OtherMethod, ...]:
+        """All methods beside each other, ours among them, the network as it was first."""
+        tuning, formats = self.tuning, self.tuning.configuration.text
+        plain = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
+        sizes = tuning.weight_bits, tuning.activation_bits
+        before = OtherMethod("FLOAT 32", "", *plain, tuning.base["full"], True, 1)
+        return before, OtherMethod("weft", formats, *sizes, tuning.score, True, tuning.iterations), *self.others
 
     @property
     def failures(self) -> list[Trial]:
@@ -67,7 +82,7 @@ class TuningResult:
         return [trial for trial in self.tuning.trials if trial.failure]
 
     def as_dict(self) -> dict[str, Any]:
-        """The file."""
+        """What the JSON file says."""
         tuning = self.tuning
         return {
             "format": FORMAT,

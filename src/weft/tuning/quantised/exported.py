@@ -1,14 +1,18 @@
-"""Whether a file that ``weft tune`` wrote is as good as was promised, in ONNX Runtime as anybody would run it."""
+"""Whether a file that was written is as good as was promised, in ONNX Runtime as anybody would run it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from weft.runtime.quantised.data import LabelledData
-    from weft.runtime.quantised.opened import Opened
-    from weft.runtime.tensors import Array
+import numpy as np
+
+from weft.runtime.onnxruntime_cpu.sessions import open_session
+from weft.runtime.tensors import Array
+from weft.tuning.quantised.data import LabelledData
+from weft.tuning.quantised.feeding import batches, count_rows, feed
+from weft.tuning.quantised.metrics import make_metric
+from weft.tuning.quantised.opened import Opened
+from weft.tuning.quantised.stages import choose_batch, run_on
 
 CALIBRATION = 512
 """Samples that int8 gets its ranges from, at most."""
@@ -16,11 +20,6 @@ CALIBRATION = 512
 
 def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, *, optimise: bool = True) -> float:
     """The score of a written model on samples; *opened* is the model that it was made of."""
-    from weft.runtime.onnxruntime_cpu.sessions import open_session
-    from weft.runtime.quantised.feeding import batches
-    from weft.runtime.quantised.metrics import make_metric
-    from weft.runtime.quantised.stages import choose_batch, run_on
-
     measure = make_metric(metric, gives_probability=opened.gives_probability)
     session = open_session(path, 1, optimise=optimise)
     size = choose_batch(opened, data.inputs)
@@ -35,9 +34,5 @@ def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, 
 
 def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
     """Samples to see ranges on, as many as fill whole batches where a model takes *fixed* at a time."""
-    import numpy as np
-
-    from weft.runtime.quantised.feeding import count_rows, feed
-
     rows = np.arange(min(CALIBRATION, count_rows(data.inputs)))
     return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)
