@@ -2,8 +2,9 @@
 
 Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
 them under a policy and returns what happened (``Trace``) and what it came to (``Report``). ``map_models`` places
-models on the units of a ``Soc``; what is behind it is ``weft.mapping``. The server is ``weft.serving``, its load
-generator ``weft.load``; ``weft.stitching`` joins models, ``weft.tuning`` finds number formats for one.
+models on the units of a ``Soc``, ``stitch`` makes one graph of models that share weights, ``tune`` finds number formats
+for one; what is behind them is ``weft.mapping``, ``weft.stitching``, ``weft.tuning``. The server is ``weft.serving``,
+its load generator ``weft.load``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from weft.reports.report import Report, StreamReport
     from weft.reports.trace import Span, Trace, read_trace, write_trace
     from weft.simulation import Run, simulate
+    from weft.stitching import Stitching, stitch
+    from weft.tuning import TuningResult, tune
     from weft.workloads import Saturated
 
 _HOMES = {
@@ -52,6 +55,8 @@ _HOMES = {
         "reports.report": "Report StreamReport",
         "reports.trace": "read_trace Span Trace write_trace",
         "simulation": "Run simulate",
+        "stitching": "stitch Stitching",
+        "tuning": "tune TuningResult",
         "workloads": "Saturated",
     }.items()
     for name in names.split()
@@ -62,9 +67,10 @@ __all__ = [
     "POLICIES", "DeviceError", "EvaluationError", "Exit", "Gemm", "Host", "InputError", "InvalidStart", "Layer",
     "LayerCost", "Model", "ModelError", "Npu", "NumberError", "Policy", "PolicyError", "Profile", "ProfileError",
     "Report", "RequestError", "Run", "Saturated", "Setting", "Soc", "Solution", "Span", "Start", "StitchError",
-    "StreamReport", "TiledNpu", "Trace", "TuneError", "View", "WeftError", "WorkloadError", "__version__",
-    "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc", "map_models", "read_host",
-    "read_profile", "read_trace", "simulate", "with_exits", "write_profile", "write_trace",
+    "Stitching", "StreamReport", "TiledNpu", "Trace", "TuneError", "TuningResult", "View", "WeftError",
+    "WorkloadError", "__version__", "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc",
+    "map_models", "read_host", "read_profile", "read_trace", "simulate", "stitch", "tune", "with_exits",
+    "write_profile", "write_trace",
 ]  # fmt: skip
 
 
