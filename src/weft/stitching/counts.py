@@ -101,7 +101,7 @@ def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
 
 
 def depth(first: tuple[int, ...], step: GraphStep) -> int:
-    """Of a product of matrices whose first is of this shape; one where an island does not know it."""
+    """The depth of a product of matrices whose first is of this shape; one where an island does not know it."""
     return (first or (1,))[0 if step.attributes.get("transA") else -1]
 
 

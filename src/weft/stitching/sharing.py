@@ -81,7 +81,7 @@ class ChannelSpace:
 
     @staticmethod
     def exclusive(widths: tuple[int, ...]) -> ChannelSpace:
-        """Nothing shared."""
+        """A space of which nothing is shared."""
         return ChannelSpace(
             widths, tuple(Block({task: np.arange(width)}) for task, width in enumerate(widths) if width)
         )

@@ -77,4 +77,4 @@ class CallableEvaluator:
         return found
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""

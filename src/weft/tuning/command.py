@@ -87,7 +87,7 @@ class CommandEvaluator:
 
     @property
     def fingerprint(self) -> str:
-        """Of the commands, the expression and the folder; not of the programs and files that the commands name."""
+        """Stands for the commands, the expression and the folder; not for the programs and files that commands name."""
         told = [self._commands["full"], self._commands["small"], self._pattern.pattern, str(self._cwd)]
         return f"command-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
 

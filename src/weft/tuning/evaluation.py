@@ -32,7 +32,7 @@ class Evaluator(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of all that scores depend on but the configuration: model, data, measure. Keys of the database."""
+        """Stands for all that scores depend on but the configuration: model, data, measure. A key of the database."""
         ...
 
     @property

@@ -80,7 +80,7 @@ def exhaustive(
 
 
 def _size(space: SearchSpace, biases: int) -> int:
-    """Of the space; a type without a bias counts once."""
+    """How large the space is; a type without a bias counts once."""
     objects = Counter(item.group for item in space.items)
     return math.prod(
         sum(biases ** objects[position] if choice.biased else 1 for choice in group.choices)

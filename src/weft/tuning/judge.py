@@ -163,7 +163,7 @@ class Judge:
         return self._noted(configuration, step, found)
 
     def _ask_many(self, points: Sequence[Point], step: Step) -> None:
-        """In full and side by side, what would otherwise be asked for one by one."""
+        """Score in full and side by side what would otherwise be asked for one by one."""
         if not self._many:
             return
         asked = list(dict.fromkeys(point.configuration for point in points))

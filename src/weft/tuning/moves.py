@@ -64,7 +64,7 @@ def narrower_in_any_type(space: SearchSpace, setting: TuningSetting) -> list[tup
 
 
 def widest(choices: tuple[Unbiased, ...], kind: Kind, bits: int) -> Unbiased | None:
-    """Of that type, at most so wide."""
+    """The widest choice of a type that is at most so wide."""
     fitting = [choice for choice in choices if choice.kind == kind and choice.bits <= bits]
     return max(fitting, key=lambda choice: choice.bits, default=None)
 

@@ -65,7 +65,7 @@ def layers_of(network: Network, configuration: Configuration) -> tuple[Configure
 
 
 def total_bits(network: Network, configuration: Configuration) -> tuple[int, int]:
-    """Of all weights, and of all activations of one sample."""
+    """The bits of all weights, and of all activations of one sample."""
     layers = layers_of(network, configuration)
     return sum(each.weights * each.weight_bits for each in layers), sum(
         each.inputs * each.input_bits for each in layers

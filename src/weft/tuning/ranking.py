@@ -24,7 +24,7 @@ class Rule(Protocol):
     def key(self, objective: float, score: float) -> Key: ...
 
     def needed(self, objective: float, best: Key | None, later: bool) -> float:
-        """To beat *best*, or to equal it if the candidate does not come *later*; infinite where nothing would do."""
+        """The score that beats *best*, or equals it if the candidate is not *later*; infinite where none would do."""
         ...
 
 

@@ -131,7 +131,7 @@ def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Arra
 
 
 def column_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
-    """The same for each input, over the outputs."""
+    """For each input of *weight* its sketch over the outputs of each part."""
     return row_sketches(weight.swapaxes(0, 1), labels, parts, count)
 
 

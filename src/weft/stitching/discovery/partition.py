@@ -79,7 +79,7 @@ class Partition:
         return np.flatnonzero(self.members[self.labels[one], two] == NONE)
 
     def joinable(self, these: Array, those: Array) -> Array:
-        """Of pairs of classes, which have no task in common."""
+        """Which pairs of classes have no task in common."""
         return np.asarray(~((self.members[these] != NONE) & (self.members[those] != NONE)).any(axis=1))
 
     def together(self, one: int, two: int) -> Array:

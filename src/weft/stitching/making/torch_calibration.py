@@ -32,7 +32,7 @@ def moments(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor) -> dic
 
 
 def statistics(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor) -> Statistics:
-    """Of all affines."""
+    """The means and deviations that all affines give out on *pictures*."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def see(op: Op, inputs: list[Tensor]) -> None:

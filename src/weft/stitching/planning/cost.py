@@ -24,7 +24,7 @@ class GraphCost(Protocol):
     """Anything that tells what graphs cost: a model of a machine, or a clock beside one."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
-        """For one run of each of *graphs*, which are compared with each other."""
+        """What one run of each of *graphs* takes; they are compared with each other."""
         ...
 
 

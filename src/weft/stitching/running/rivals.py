@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
     @property
     def align(self) -> int:
-        """For ``lower``, in the form ``fused``."""
+        """How many numbers a load takes, for ``lower`` in the form ``fused``."""
         return LOAD_BYTES // int(self.dtype.itemsize)
 
     def module(self, graph: Graph) -> StitchedModule:

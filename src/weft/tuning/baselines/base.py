@@ -115,7 +115,7 @@ class Referee:
         return self.score(configuration, step, self.threshold).value >= self.threshold
 
     def verdict(self, method: str, configuration: Configuration, step: str, repaired: bool = False) -> Baseline:
-        """Of what a method ends with."""
+        """The result, of what a method ends with."""
         value, trials = self.score(configuration, step).value, tuple(self._trials.values())
         return Baseline(method, configuration, value, self.base, self.threshold, trials, repaired)
 

@@ -40,7 +40,7 @@ class WidthGroup(NamedTuple):
     """Whether the largest inputs fit too."""
 
     def formats(self, bits: int | None) -> dict[str, AnyFormat]:
-        """Of every object; float32 without a width."""
+        """The format of every object; float32 without a width."""
         more = self.covering and self.role == "input"
         return {
             name: FLOAT32 if bits is None else TwosComplement(bits, bits - integer_length(target, self.role) - more)

@@ -46,7 +46,7 @@ def pair_type(form: AnyFormat) -> Typed | None:
 
 
 def _typed_pair(emitter: Emitter, source: str, form: AnyFormat, found: Typed) -> str:
-    """To an ONNX type and back: QuantizeLinear and DequantizeLinear, or for floats Cast."""
+    """Nodes to an ONNX type and back: QuantizeLinear and DequantizeLinear, or for floats Cast."""
     if not found.integer:
         scaled = emitter.node("Mul", [source, emitter.number(1 / found.scale)], source)
         small = emitter.node("Cast", [scaled], source, to=found.element, saturate=1)
@@ -58,7 +58,7 @@ def _typed_pair(emitter: Emitter, source: str, form: AnyFormat, found: Typed) ->
 
 
 def simulated(emitter: Emitter, source: str, form: AnyFormat) -> str:
-    """The same values by arithmetic alone."""
+    """Nodes that round by arithmetic alone."""
     if form == FLOAT32:
         return source
     if isinstance(form, Format) and form.kind == "BIN":

@@ -89,7 +89,7 @@ class OnnxEvaluator:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the workers, as far as they run."""
+        """The processes of the workers, as far as they run."""
         return self._engine.process_ids
 
     @cached_property

@@ -55,7 +55,7 @@ class PlanRunner:
         self._cache.drop(name)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Iterable[int]) -> list[Array]:
         """The output for some batches of the samples called *name*; batch n is the n-th stretch of their order."""

@@ -60,7 +60,7 @@ Job = Open | Add | Drop | WorkerJob
 
 @dataclass(frozen=True, slots=True)
 class WorkerReply:
-    """To one job."""
+    """The answer to one job."""
 
     outputs: tuple[Array, ...] = ()
     failure: str = ""
