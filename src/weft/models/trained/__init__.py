@@ -20,7 +20,6 @@ from weft.files import replacing
 from weft.models.stored import NetworkCard, located, pixels
 
 
-
 class TestImages(NamedTuple):
     """Some images of the test set."""
 
