@@ -178,3 +178,10 @@ def test_every_policy_has_its_place_on_the_policies_page() -> None:
 
     page = (ROOT / "docs/policies.md").read_text()
     assert [name for name in POLICIES if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("block", (0, 1))
+def test_the_python_of_the_mapping_page_runs(block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    text = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/mapping.md").read_text(), flags=re.M | re.S)[block]
+    exec(compile(text, "docs/mapping.md", "exec"), {})
+    assert capsys.readouterr().out.count("\n") == 1
