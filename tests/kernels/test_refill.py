@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.engine.naive import program
+from tests.engine.workloads import Flow
+from tests.engine.workloads import case_of as request_case
 from weft.costs.program import Clock
 from weft.devices import TiledNpu
 from weft.engine.lateness import SOFT
@@ -30,7 +32,7 @@ from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
 from weft.policies.batching import Adaptive, Serial
 from weft.policies.fluid import Fluid
 from weft.policies.top_up import TopUp
-from weft.simulation.requests import Case, Tally, plain, refilling
+from weft.simulation.requests import Case, Tally, plain, refilling, simulate_requests
 from weft.simulation.requests.refilling import KERNELS
 from weft.workloads.requests import Stream, Workload
 
@@ -186,6 +188,15 @@ def test_a_run_that_is_not_recorded_counts_the_same():
     kept, not_kept = (compiled(case, Fluid(case.setting), "keep", record=record) for record in (True, False))
     assert len(kept.answers) == 300 and not not_kept.answers and not len(not_kept.issues)
     assert (kept.counts == not_kept.counts).all()
+
+
+def test_an_npu_whose_layers_fetch_nothing_is_another_device():
+    """Its channel is free while its array computes, so a policy is asked sooner."""
+    case = request_case([Flow(([(0, 1)], [(0, 1)]), arrivals=(0, 0, 0, 1), deadline=2)], buffer=1, end=50, block=1)
+    for kind in KERNELS:
+        assert not refilling.applies(case, kind(case.setting))
+    runs = [simulate_requests(case, "fluid", compiled=each, record=True) for each in (True, False)]
+    assert runs[0].tally.answers == runs[1].tally.answers
 
 
 # Outside truth

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from weft.devices import TiledNpu
 from weft.engine.arrivals import Ending
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
@@ -36,7 +37,7 @@ def applies(case: Case, policy: Policy) -> bool:
         type(policy) in KERNELS
         and len(case.terms) == policy.setting.lanes == 1
         and case.terms[0].think < 0
-        and not any(policy.setting.programs[0].fetch)
+        and isinstance(case.device, TiledNpu)
     )
 
 
