@@ -78,8 +78,8 @@ class Dispatcher:
 
     @property
     def pending(self) -> int:
-        """Requests that are not answered."""
-        return len(self._tickets)
+        """Requests that are not answered; answers that go out in the next turn are still due."""
+        return len(self._tickets) + len(self._outbox)
 
     # Requests in
 
