@@ -1,3 +1,11 @@
 """Requests over HTTP: what they ask, how they are refused, who goes away."""
 
+import pytest
+
+from tests.serving.test_serve_clients import *  # noqa: F403
 from tests.serving.test_serve_http import *  # noqa: F403
+
+
+@pytest.fixture(params=["http", "http.aio"])
+def speaks(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
