@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.naive import Held, in_turn, play, scenes
+from tests.engine.naive import Held, in_turn, play, scenes, small_npu
 from tests.engine.naive import prefetchable as naive_prefetchable
 from weft.costs.profiles import LayerCost, Profile
 from weft.costs.program import Clock, lower
@@ -18,18 +18,7 @@ MIB = 2**20
 
 
 def device(bandwidth_gb_s: float = 100.0, buffer_bytes: int = 100, **others: float) -> Npu:
-    return Npu(
-        name="small",
-        bandwidth_gb_s=bandwidth_gb_s,
-        weight_buffer_mib=buffer_bytes / MIB,
-        activation_buffer_mib=1,
-        clock_mhz=1000,
-        array_rows=1,
-        array_columns=1,
-        weight_rows_per_cycle=1,
-        vector_bytes_per_cycle=1,
-        **others,
-    )
+    return small_npu(buffer_bytes, bandwidth_gb_s, **others)
 
 
 def issued(buffer: int, *layers: tuple[int, int]) -> list[LayerTimes]:

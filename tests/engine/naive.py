@@ -199,11 +199,11 @@ BYTES_PER_S = 100e9
 """Bandwidth of the small device: a tick is a byte is 10 ps."""
 
 
-def small_npu(buffer: int, **others: float) -> Npu:
+def small_npu(buffer: int, bandwidth_gb_s: float = BYTES_PER_S / 1e9, **others: float) -> Npu:
     """A device of which only the channel and the weight buffer (*buffer* bytes) matter."""
     return Npu(
         name="small",
-        bandwidth_gb_s=BYTES_PER_S / 1e9,
+        bandwidth_gb_s=bandwidth_gb_s,
         weight_buffer_mib=buffer / 2**20,
         activation_buffer_mib=1,
         clock_mhz=1000,

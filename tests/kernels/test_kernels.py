@@ -6,9 +6,6 @@ themselves are checked, with the JIT off.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from random import Random
@@ -19,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import ROOT
 from tests.engine.naive import greedy_order, in_turn, play, profiles, program, scenes
+from tests.kernels.jit import said_with_the_jit_off
 from weft.costs.profiles import estimate
 from weft.costs.program import Program, lower
 from weft.devices import load_npu
@@ -223,15 +220,7 @@ def compare_a_few() -> int:
 
 
 def test_the_loops_are_right_with_the_jit_off():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.kernels.test_kernels"],
-        cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "JIT off: 30 equal\n", "")
+    assert said_with_the_jit_off("tests.kernels.test_kernels") == (0, "JIT off: 30 equal\n", "")
 
 
 def test_the_same_cases_are_right_with_the_jit_on():

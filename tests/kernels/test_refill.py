@@ -6,9 +6,6 @@ the JIT off.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import ROOT
 from tests.engine.naive import program
 from tests.engine.workloads import Flow
 from tests.engine.workloads import case_of as request_case
+from tests.kernels.jit import said_with_the_jit_off
 from weft.costs.program import Clock
 from weft.devices import TiledNpu
 from weft.engine.lateness import SOFT
@@ -241,16 +238,7 @@ def test_serial_with_exits_waits_as_pollaczek_and_khinchine_say(shares):
 
 def test_the_loop_is_right_as_it_is_written():
     """Compiled code is what runs; the source is what is read."""
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.test_refill"],
-        cwd=ROOT,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "15 cases equal"
+    assert said_with_the_jit_off("tests.kernels.test_refill") == (0, "15 cases equal\n", "")
 
 
 def main() -> None:

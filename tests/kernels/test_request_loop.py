@@ -6,9 +6,6 @@ checked, with the JIT off.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import ROOT
 from tests.engine.naive import profile, small_npu
 from tests.engine.workloads import COMPILED, Flow, case_of, cases, flow
+from tests.kernels.jit import said_with_the_jit_off
 from weft.costs.profiles import write_profile
 from weft.costs.program import Clock
 from weft.engine.lateness import SOFT
@@ -242,15 +239,7 @@ def compare_a_few() -> int:
 
 def test_the_loop_is_right_with_the_jit_off():
     """An index that is out of bounds is an error there."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.kernels.test_request_loop"],
-        cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "JIT off: 22 equal\n", "")
+    assert said_with_the_jit_off("tests.kernels.test_request_loop") == (0, "JIT off: 22 equal\n", "")
 
 
 def test_the_same_cases_are_right_with_the_jit_on():

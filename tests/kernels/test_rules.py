@@ -31,6 +31,7 @@ from tests.engine.naive import program
 from tests.engine.workloads import Flow, case_of
 from tests.kernels import test_kernels
 from tests.kernels import test_refill as test_refill_kernel
+from tests.kernels.jit import said_with_the_jit_off
 from weft import kernels, policies
 from weft.engine.lateness import SOFT
 from weft.kernels import compiling, rules
@@ -286,16 +287,7 @@ def plant_all() -> Iterator[str]:
 
 def test_a_fault_in_a_rule_changes_the_policy_and_its_loop_alike():
     assert set(FAULTS) == set(RULES)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.test_rules"],
-        cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == list(FAULTS)
+    assert said_with_the_jit_off("tests.kernels.test_rules") == (0, " ".join(FAULTS) + "\n", "")
 
 
 def test_what_is_compiled_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

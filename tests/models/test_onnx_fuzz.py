@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.models.damage import changed, spliced
 from weft.errors import ModelError
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.fold import RULES
@@ -86,18 +87,15 @@ def test_the_file_is_valid_before_it_is_damaged(tmp_path):
 
 
 @FUZZ
-@given(edits=st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-def test_changed_bytes(tmp_path, edits):
-    content = bytearray(VALID)
-    for place, value in edits:
-        content[place] = value
-    import_bytes(tmp_path / "small.onnx", bytes(content))
+@given(content=changed(VALID))
+def test_changed_bytes(tmp_path, content):
+    import_bytes(tmp_path / "small.onnx", content)
 
 
 @FUZZ
-@given(start=st.integers(0, len(VALID)), length=st.integers(1, 64), more=st.binary(max_size=16))
-def test_spliced_bytes(tmp_path, start, length, more):
-    import_bytes(tmp_path / "small.onnx", VALID[:start] + more + VALID[start + length :])
+@given(content=spliced(VALID))
+def test_spliced_bytes(tmp_path, content):
+    import_bytes(tmp_path / "small.onnx", content)
 
 
 @pytest.mark.parametrize("step", [7])

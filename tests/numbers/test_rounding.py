@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import numba
@@ -13,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import ROOT
+from tests.kernels.jit import said_with_the_jit_off
 from tests.numbers.probes import assert_same_bits, hard_values
 from weft.errors import NumberError
 from weft.kernels.numbers import LOOPS
@@ -106,15 +103,7 @@ def test_the_formula_finds_the_nearest_of_all_values(form):
 
 
 def test_the_loops_are_right_with_the_jit_off():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.numbers.test_rounding"],
-        cwd=ROOT,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "45 formats equal\n"), done.stderr
+    assert said_with_the_jit_off("tests.numbers.test_rounding") == (0, "45 formats equal\n", "")
 
 
 # What a format does not hold

@@ -1,13 +1,31 @@
-"""Servers for the clients of the protocol: an open one, one with a key, one with a certificate."""
+"""Servers for the clients of the protocol (an open one, one with a key, one with a certificate), and machines that
+compute nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.engine.hosts import Machine
 from tests.serving import live
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes machines and closes them."""
+    made: list[Machine] = []
+
+    def make(*args: Any, **settings: Any) -> Machine:
+        made.append(Machine(monkeypatch, *args, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture(scope="module")

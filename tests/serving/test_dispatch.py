@@ -36,20 +36,6 @@ from weft.serving.streams import ServedModel
 from weft.serving.tickets import ClientTicket
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """Makes machines and closes them."""
-    made: list[Machine] = []
-
-    def make(*args: Any, **settings: Any) -> Machine:
-        made.append(Machine(monkeypatch, *args, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 def at_rest(machine: Machine, *models: ServedModel) -> None:
     """Nothing is left over, and everybody was answered once."""
     assert (machine.dispatcher.pending, machine.dispatcher.waiting) == (0, 0)

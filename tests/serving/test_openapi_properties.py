@@ -23,6 +23,7 @@ from jsonschema import Draft202012Validator
 from onnx import TensorProto, helper
 
 from tests.serving.live import PATIENCE_S, Live, mlp, running, save
+from tests.serving.test_openapi import resolved
 from weft.runtime.tensors import DATATYPES
 from weft.serving.openapi import HEADER_LENGTH, PATHS, TRANSPORT
 
@@ -118,15 +119,6 @@ def template(document: Document, target: str) -> str | None:
         ):
             return str(found)
     return None
-
-
-def resolved(document: Document, node: Any) -> Any:
-    while isinstance(node, dict) and "$ref" in node:
-        target: Any = document
-        for part in node["$ref"].removeprefix("#/").split("/"):
-            target = target[part]
-        node = target
-    return node
 
 
 def judge(document: Document, request: Request, answer: Answer) -> None:

@@ -112,19 +112,6 @@ def references(nets) -> References:
     return found
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    made: list[Machine] = []
-
-    def make(*args: Any, **options: Any) -> Machine:
-        made.append(Machine(monkeypatch, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 def served(machine: Machine, model: CpuModel, *, ms: float = 1, each_ms: float = 1, **steering: Any) -> ServedModel:
     def rows_of(_: int, values: dict[str, Any]) -> int:
         return len(next(each for name, each in values.items() if name not in model.rowless))

@@ -229,19 +229,6 @@ def alone(path: Path, name: str, given: np.ndarray) -> np.ndarray:
     return given.reshape(-1, 4) @ weights["w"] @ weights[f"h{name}"]
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    made: list[Machine] = []
-
-    def make(*args: Any, **options: Any) -> Machine:
-        made.append(Machine(monkeypatch, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 def models(machine: Machine, body: CpuModel, *, ms: float = 1, each_ms: float = 1, **terms: Any) -> list[ServedModel]:
     """The models that have a body, on a machine."""
     first = {name for task in body.tasks for name in task.inputs.values()}

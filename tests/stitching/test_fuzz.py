@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.models.damage import changed, spliced
 from tests.stitching.files import model, node, numbers
 from weft.errors import ModelError, StitchError
 from weft.stitching.emit import plain_graph
@@ -86,18 +87,15 @@ def test_the_file_is_valid_before_it_is_damaged(tmp_path):
 
 
 @FUZZ
-@given(edits=st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-def test_changed_bytes(tmp_path, edits):
-    content = bytearray(VALID)
-    for place, value in edits:
-        content[place] = value
-    read(tmp_path / "small.onnx", bytes(content))
+@given(content=changed(VALID))
+def test_changed_bytes(tmp_path, content):
+    read(tmp_path / "small.onnx", content)
 
 
 @FUZZ
-@given(start=st.integers(0, len(VALID)), length=st.integers(1, 64), more=st.binary(max_size=16))
-def test_spliced_bytes(tmp_path, start, length, more):
-    read(tmp_path / "small.onnx", VALID[:start] + more + VALID[start + length :])
+@given(content=spliced(VALID))
+def test_spliced_bytes(tmp_path, content):
+    read(tmp_path / "small.onnx", content)
 
 
 def test_truncated_files(tmp_path):
