@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isfinite
+from typing import NamedTuple
 
 from weft.mapping.problem import Problem
 
 TINY_S = 1e-13
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a task is: what it does, at which step, on (or coming from) which unit, and how much of that is left."""
 
     does: str  # waits, chooses, moves, stands, runs, leaves, rests
@@ -25,12 +24,18 @@ class Place:
 
 
 def best_value(
-    problem: Problem, objective: str = "latency", max_switches: int | None = None, budget_j: float = inf
+    problem: Problem,
+    objective: str = "latency",
+    max_switches: int | None = None,
+    budget_j: float = inf,
+    below: float = inf,
 ) -> float:
-    """The least makespan, or the negated greatest throughput, over all mappings and all starts at events."""
-    cap = inf if max_switches is None else max_switches
+    """The least makespan, or the negated greatest throughput, over all mappings and all starts at events.
 
-    best = inf
+    It is infinite where no schedule has a value less than *below*.
+    """
+    cap = inf if max_switches is None else max_switches
+    best, seen = below, set[tuple[float, tuple[Place, ...]]]()
 
     def value(ends: list[float]) -> float:
         if objective == "latency":
@@ -40,6 +45,9 @@ def best_value(
     def search(now: float, places: tuple[Place, ...]) -> None:
         nonlocal best
         places = released(problem, places)
+        if (now, places) in seen:  # it goes on as it did before
+            return
+        seen.add((now, places))
         if value([soonest(problem, n, place, now) for n, place in enumerate(places)]) >= best:
             return
         if all(place.does == "rests" for place in places):
@@ -50,7 +58,7 @@ def best_value(
                 search(*passed(problem, now, choice))
 
     search(0.0, tuple(Place("waits") for _ in problem.tasks))
-    return best
+    return best if best < below else inf
 
 
 def soonest(problem: Problem, n: int, place: Place, now: float) -> float:
@@ -65,7 +73,7 @@ def soonest(problem: Problem, n: int, place: Place, now: float) -> float:
 def released(problem: Problem, places: tuple[Place, ...]) -> tuple[Place, ...]:
     through = {task.name for task, place in zip(problem.tasks, places, strict=True) if place.does == "rests"}
     return tuple(
-        replace(place, does="chooses") if place.does == "waits" and set(task.after) <= through else place
+        place._replace(does="chooses") if place.does == "waits" and set(task.after) <= through else place
         for task, place in zip(problem.tasks, places, strict=True)
     )
 
@@ -74,7 +82,7 @@ def choices(problem: Problem, n: int, place: Place, cap: float) -> list[Place]:
     """What a task may do at an event: choose a unit, start, or wait."""
     task = problem.tasks[n]
     if place.does == "stands":
-        return [replace(place, does="runs", left=cost(problem, n, place.step, place.unit).time_s), place]
+        return [place._replace(does="runs", left=cost(problem, n, place.step, place.unit).time_s), place]
     if place.does != "chooses":
         return [place]
     group, fresh = problem.step(n, place.step), place.step % len(task.groups) == 0
@@ -88,9 +96,9 @@ def choices(problem: Problem, n: int, place: Place, cap: float) -> list[Place]:
         joules = place.joules + (group.costs[name].energy_j or 0.0)
         there = Place("stands", place.step, unit, 0.0, switches, joules)
         if way > 0:
-            found.append(replace(there, does="moves", left=way))
+            found.append(there._replace(does="moves", left=way))
         else:
-            found += [replace(there, does="runs", left=group.costs[name].time_s), there]
+            found += [there._replace(does="runs", left=group.costs[name].time_s), there]
     return found
 
 
@@ -132,7 +140,7 @@ def passed(problem: Problem, now: float, places: tuple[Place, ...]) -> tuple[flo
     busy = [place.does in ("runs", "moves", "leaves") for place in places]
     wait = min(place.left * pace for place, pace, on in zip(places, paces, busy, strict=True) if on)
     after = [
-        replace(place, left=place.left - wait / pace) if on else place
+        place._replace(left=place.left - wait / pace) if on else place
         for place, pace, on in zip(places, paces, busy, strict=True)
     ]
     ends = [on and place.left * pace <= TINY_S for place, pace, on in zip(after, paces, busy, strict=True)]
@@ -146,10 +154,10 @@ def passed(problem: Problem, now: float, places: tuple[Place, ...]) -> tuple[flo
 def arrived(problem: Problem, n: int, place: Place, now: float) -> Place:
     task, steps = problem.tasks[n], len(problem.tasks[n].groups) * problem.tasks[n].repeats
     if place.does == "moves":
-        return replace(place, does="stands", left=0.0)
+        return place._replace(does="stands", left=0.0)
     if place.does == "runs" and place.step + 1 < steps:
-        return replace(place, does="chooses", step=place.step + 1, left=0.0)
+        return place._replace(does="chooses", step=place.step + 1, left=0.0)
     out = (task.exit_s or {}).get(problem.units[place.unit], 0.0)
     if place.does == "runs" and out > 0:
-        return replace(place, does="leaves", left=out)
-    return replace(place, does="rests", left=0.0, ended=now)
+        return place._replace(does="leaves", left=out)
+    return place._replace(does="rests", left=0.0, ended=now)
