@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+# The tests start many processes; each would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test strain lint check bench soak clean
 
