@@ -38,9 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def patient_command_line() -> None:
     """Commands that tests run say nothing of their progress, however slow the machine, nor of what is compiled."""
-    from weft.cli import common
+    from weft.cli import printing
 
-    common.QUIET_S = threading.TIMEOUT_MAX
+    printing.QUIET_S = threading.TIMEOUT_MAX
     logging.getLogger("weft.kernels").addHandler(logging.NullHandler())
 
 

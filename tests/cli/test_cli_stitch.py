@@ -18,8 +18,8 @@ from onnx import TensorProto
 
 from tests import ROOT
 from tests.stitching.files import model, node, numbers
-from weft.cli.common import console
 from weft.cli.main import main
+from weft.cli.printing import console
 from weft.errors import StitchError
 from weft.reports.stitching import percents, stitching_report
 from weft.runtime.stitched import tasks_in

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from tests.cli.test_cli import DEVICE, PROFILE, WORKLOAD, refused, run
-from weft.cli import common
+from weft.cli import common, printing
 from weft.cli.app import GROUPS, app
 from weft.cli.command import in_options
 from weft.cli.main import INTERRUPTED
@@ -194,16 +194,16 @@ def test_off_a_terminal_progress_is_told_in_lines_even_if_nothing_advances(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, heard = threading.Event(), []
-    monkeypatch.setattr(common, "QUIET_S", 0.0)
-    monkeypatch.setattr(common, "EVERY_S", 0.0)
+    monkeypatch.setattr(printing, "QUIET_S", 0.0)
+    monkeypatch.setattr(printing, "EVERY_S", 0.0)
 
     def echo(line: str, **settings: object) -> None:
         assert settings == {"err": True}
         heard.append(line)
         said.set()
 
-    monkeypatch.setattr(common.typer, "echo", echo)
-    with common.progress_bar("searching", 4) as advance:
+    monkeypatch.setattr(printing.typer, "echo", echo)
+    with printing.progress_bar("searching", 4) as advance:
         said.wait()
         advance()
         advance("looking closely", 3, 5)
@@ -214,7 +214,7 @@ def test_off_a_terminal_progress_is_told_in_lines_even_if_nothing_advances(
 
 
 def test_a_short_task_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    with common.progress_bar("searching", 4) as advance:
+    with printing.progress_bar("searching", 4) as advance:
         advance()
     assert capsys.readouterr() == ("", "")
 

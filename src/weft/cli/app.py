@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft.cli.command import Command
-from weft.cli.common import console
+from weft.cli.printing import console
 from weft.version import __version__
 
 GROUPS = {

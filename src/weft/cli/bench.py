@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import (
-    OUTPUT,
-    add_row,
-    console,
-    how,
-    number,
-    parse_shapes,
-    plain_table,
-    progress_bar,
-    what,
-    write_result,
-)
+from weft.cli.common import how, out, parse_shapes, what
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, write_result
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
 
@@ -55,10 +45,7 @@ def command(
     api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
     json_file: common.JsonFile = None,
     save_latencies: Annotated[
-        bool,
-        typer.Option(
-            "--save-latencies", rich_help_panel=OUTPUT, help="Write every request's time and fate into the JSON, too."
-        ),
+        bool, out("--save-latencies", help="Write every request's time and fate into the JSON, too.")
     ] = False,
 ) -> None:
     """Send requests to a server of the Open Inference Protocol at the times a workload draws."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli import common
-from weft.cli.common import add_row, console, how, number, plain_table, progress_bar, told, write_result
+from weft.cli.common import how
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import (
-    add_row,
-    console,
-    file_option,
-    how,
-    make_workload,
-    number,
-    plain_table,
-    progress_bar,
-    read_profiles,
-    split_names,
-    told,
-    what,
-    write_result,
-)
+from weft.cli.common import file_option, how, make_workload, read_profiles, split_names, what
 from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
 from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 

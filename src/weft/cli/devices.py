@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from weft.cli.command import Command
-from weft.cli.common import add_row, complete_devices, console, number, plain_table
+from weft.cli.common import complete_devices
 from weft.cli.host import print_host
+from weft.cli.printing import add_row, console, number, plain_table
 
 app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 

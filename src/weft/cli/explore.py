@@ -8,20 +8,8 @@ import typer
 
 from weft.cli import common
 from weft.cli.command import Command
-from weft.cli.common import (
-    add_row,
-    complete_models,
-    console,
-    how,
-    number,
-    parse_shapes,
-    plain_table,
-    progress_bar,
-    told,
-    warn_of_gaps,
-    what,
-    write_result,
-)
+from weft.cli.common import complete_models, how, parse_shapes, what
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, warn_of_gaps, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.common import console, progress_bar
+from weft.cli.printing import console, progress_bar
 
 
 def command(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.common import progress_bar, told
+from weft.cli.printing import progress_bar, told
 from weft.errors import InputError
 
 ARCHITECTURES = (

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from weft.cli.common import add_row, complete_devices, console, how, number, plain_table, progress_bar, what
+from weft.cli.common import complete_devices, how, what
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar
 from weft.errors import InputError
 
 if TYPE_CHECKING:

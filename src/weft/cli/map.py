@@ -11,17 +11,8 @@ from typer.core import TyperGroup
 
 from weft.cli import calibrate, common, map_dynamic
 from weft.cli.command import Command, InOptions
-from weft.cli.common import (
-    complete_models,
-    complete_socs,
-    console,
-    file_option,
-    how,
-    parse_shapes,
-    progress_bar,
-    told,
-    what,
-)
+from weft.cli.common import complete_models, complete_socs, file_option, how, parse_shapes, what
+from weft.cli.printing import console, progress_bar, told
 from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 

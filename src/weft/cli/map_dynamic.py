@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.cli import common
-from weft.cli.common import add_row, console, how, number, plain_table, progress_bar, told, write_result
+from weft.cli.common import how
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:

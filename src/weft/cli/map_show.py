@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
-from weft.cli.common import Advance, add_row, console, number, plain_table, progress_bar, told, write_result
+from weft.cli.printing import Advance, add_row, console, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError
 from weft.version import __version__
 

@@ -10,21 +10,8 @@ from rich.markup import escape
 
 from weft.cli import common, fetch, generate
 from weft.cli.command import Command
-from weft.cli.common import (
-    OUTPUT,
-    add_row,
-    complete_models,
-    console,
-    file_option,
-    number,
-    parse_shapes,
-    plain_table,
-    progress_bar,
-    told,
-    warn_of_gaps,
-    what,
-    write_result,
-)
+from weft.cli.common import complete_models, file_option, out, parse_shapes, what
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, warn_of_gaps, write_result
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
@@ -76,7 +63,7 @@ def show(
     seq_len: common.SeqLen = 16,
     tables: common.Tables = "stream",
     json_file: common.JsonFile = None,
-    layers: Annotated[bool, typer.Option("--layers", rich_help_panel=OUTPUT, help="List every layer.")] = False,
+    layers: Annotated[bool, out("--layers", help="List every layer.")] = False,
     exits: Annotated[
         str | None, what("--exits", help="Exits to place, as a number; or outputs that are exits: early,later,end.")
     ] = None,

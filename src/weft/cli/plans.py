@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import typer
 
-from weft.cli.common import Advance, progress_bar
+from weft.cli.printing import Advance, progress_bar
 from weft.errors import WeftError
 
 Value = TypeVar("Value")

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import (
-    add_row,
-    complete_models,
-    console,
-    file_option,
-    parse_shapes,
-    plain_table,
-    progress_bar,
-    told,
-    warn_of_gaps,
-)
+from weft.cli.common import complete_models, file_option, parse_shapes
 from weft.cli.host import (
     DEFAULT_NPU,
     SECONDS,
@@ -30,6 +20,7 @@ from weft.cli.host import (
     print_host,
     subject,
 )
+from weft.cli.printing import add_row, console, plain_table, progress_bar, told, warn_of_gaps
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import OUTPUT, add_row, console, how, plain_table, progress_bar, told, write_result
+from weft.cli.common import how, out
+from weft.cli.printing import add_row, console, plain_table, progress_bar, told, write_result
 
 if TYPE_CHECKING:
     from weft_papers.base import Reproduction
@@ -21,15 +22,11 @@ def command(
         str,
         typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts or libnumber."),
     ],
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", rich_help_panel=OUTPUT, help="A folder to draw the figures into.")
-    ] = None,
+    output: Annotated[str | None, out("--output", "-o", help="A folder to draw the figures into.")] = None,
     seq_len: common.SeqLen = 16,
     queries: Annotated[int, how("--queries", "-n", help="Rounds of work per simulation.")] = 60,
     cost: common.Cost = "pipelined",
-    tables: Annotated[
-        bool, typer.Option("--tables", rich_help_panel=OUTPUT, help="Print the detailed tables too.")
-    ] = False,
+    tables: Annotated[bool, out("--tables", help="Print the detailed tables too.")] = False,
     json_file: common.JsonFile = None,
 ) -> None:
     """Run a paper's evaluation and print each published number beside ours."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.common import add_row, console, number, parse_options, plain_table, progress_bar, write_result
+from weft.cli.common import parse_options
 from weft.cli.host import workload_device
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli.common import (
-    PolicyOptions,
-    add_row,
-    complete_policies,
-    console,
-    how,
-    parse_bytes,
-    parse_options,
-    plain_table,
-    what,
-)
+from weft.cli.common import PolicyOptions, complete_policies, how, in_panel, parse_bytes, parse_options, what
+from weft.cli.printing import add_row, console, plain_table
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
@@ -31,15 +22,8 @@ if TYPE_CHECKING:
     from weft.serving.service import Service
     from weft.serving.slots import ModelSlot
 
-
-def machine(*names: str, **settings: Any) -> Any:
-    """An option that says what of this machine the server uses."""
-    return typer.Option(*names, rich_help_panel="Machine", **settings)
-
-
-def network(*names: str, **settings: Any) -> Any:
-    """An option that says how clients reach the server, and what is told of them."""
-    return typer.Option(*names, rich_help_panel="Network", **settings)
+machine, network = in_panel("Machine"), in_panel("Network")
+"""Options that say what of this machine the server uses, and how clients reach it and what is told of them."""
 
 
 def command(

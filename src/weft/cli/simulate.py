@@ -8,22 +8,9 @@ import typer
 from rich.markup import escape
 
 from weft.cli import common
-from weft.cli.common import (
-    add_row,
-    complete_policies,
-    console,
-    how,
-    make_workload,
-    number,
-    parse_options,
-    plain_table,
-    progress_bar,
-    read_profiles,
-    split_names,
-    what,
-    write_result,
-)
+from weft.cli.common import complete_policies, how, make_workload, parse_options, read_profiles, split_names, what
 from weft.cli.host import AnyDevice, LaneCount, named_npu
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, write_result
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:

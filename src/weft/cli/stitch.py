@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import (
-    HOW,
-    OUTPUT,
-    WHAT,
-    JsonFile,
-    Shapes,
-    file_option,
-    parse_bytes,
-    parse_shapes,
-    told,
-    write_result,
-)
+from weft.cli.common import JsonFile, Shapes, file_option, how, out, parse_bytes, parse_shapes, what
 from weft.cli.plans import options_of, stage_bars, told_in_options
+from weft.cli.printing import told, write_result
 from weft.errors import InputError, StitchError
 
 if TYPE_CHECKING:
@@ -35,87 +25,50 @@ def command(
     output: Annotated[
         str, file_option("--output", "-o", suffixes=(".onnx",), panel=None, help="The .onnx file to write.")
     ],
-    names: Annotated[
-        str | None, typer.Option("--names", rich_help_panel=WHAT, help="Of the models, as a,b,c; else their files'.")
-    ] = None,
+    names: Annotated[str | None, what("--names", help="Of the models, as a,b,c; else their files'.")] = None,
     batches: Annotated[
-        str | None,
-        typer.Option("--batch", "-b", rich_help_panel=WHAT, help="Rows where a file leaves them open: 4, or 1,2,4."),
+        str | None, what("--batch", "-b", help="Rows where a file leaves them open: 4, or 1,2,4.")
     ] = None,
     shapes: Shapes = None,
-    sharing: Annotated[
-        str | None, typer.Option("--sharing", rich_help_panel=WHAT, help="A map of what is shared, instead of looking.")
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", rich_help_panel=WHAT, help="Weights that differ by no more are the same.")
-    ] = 0.0,
-    islands: Annotated[
-        bool,
-        typer.Option("--islands", rich_help_panel=WHAT, help="Run what differs or is not understood model by model."),
-    ] = False,
+    sharing: Annotated[str | None, what("--sharing", help="A map of what is shared, instead of looking.")] = None,
+    tolerance: Annotated[float, what("--tolerance", help="Weights that differ by no more are the same.")] = 0.0,
+    islands: Annotated[bool, what("--islands", help="Run what differs or is not understood model by model.")] = False,
     form: Annotated[
         str,
-        typer.Option(
+        how(
             "--form",
-            rich_help_panel=HOW,
             help="planned (the best for each layer), mts, grouped, split, half, separate; fused is for torch only.",
         ),
     ] = "planned",
-    dynamic: Annotated[
-        bool, typer.Option("--dynamic", rich_help_panel=HOW, help="Any number of rows of each model: for weft serve.")
-    ] = False,
+    dynamic: Annotated[bool, how("--dynamic", help="Any number of rows of each model: for weft serve.")] = False,
     measure: Annotated[
         bool | None,
-        typer.Option(
+        how(
             "--measure/--no-measure",
-            rich_help_panel=HOW,
             show_default="by the clock, for cpu",
             help="Plan by the clock, or by a described machine.",
         ),
     ] = None,
-    machine: Annotated[
-        str, typer.Option("--machine", rich_help_panel=HOW, help="The described machine: cpu (one core), h200.")
-    ] = "cpu",
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", rich_help_panel=HOW, show_default="1", help="Of ONNX Runtime when it measures."),
-    ] = None,
+    machine: Annotated[str, how("--machine", help="The described machine: cpu (one core), h200.")] = "cpu",
+    threads: Annotated[int | None, how("--threads", show_default="1", help="Of ONNX Runtime when it measures.")] = None,
     slack: Annotated[
         float | None,
-        typer.Option(
-            "--slack",
-            rich_help_panel=HOW,
-            show_default="0.05",
-            help="A plan with fewer weights may be slower by this part; 0: the fastest.",
+        how(
+            "--slack", show_default="0.05", help="A plan with fewer weights may be slower by this part; 0: the fastest."
         ),
     ] = None,
     slabs: Annotated[
         bool | None,
-        typer.Option(
-            "--slabs/--no-slabs",
-            rich_help_panel=HOW,
-            show_default="slabs, for cpu",
-            help="Convolutions in slabs where that is faster.",
-        ),
+        how("--slabs/--no-slabs", show_default="slabs, for cpu", help="Convolutions in slabs where that is faster."),
     ] = None,
     memory_cap: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-cap", rich_help_panel=HOW, help="Weights and activations at most, as 64m; in groups if need be."
-        ),
+        str | None, how("--memory-cap", help="Weights and activations at most, as 64m; in groups if need be.")
     ] = None,
     latency_target: Annotated[
-        float | None,
-        typer.Option(
-            "--latency-target", rich_help_panel=HOW, help="Milliseconds for all models; with the least memory."
-        ),
+        float | None, how("--latency-target", help="Milliseconds for all models; with the least memory.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", rich_help_panel=HOW, help="Compare with the models before writing.")
-    ] = True,
-    layers: Annotated[
-        bool, typer.Option("--layers", rich_help_panel=OUTPUT, help="Show every layer and what is shared where.")
-    ] = False,
+    check: Annotated[bool, how("--check/--no-check", help="Compare with the models before writing.")] = True,
+    layers: Annotated[bool, out("--layers", help="Show every layer and what is shared where.")] = False,
     json_file: JsonFile = None,
     sharing_file: Annotated[str | None, file_option("--write-sharing", help="Write the map of what is shared.")] = None,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.cli.common import add_row, console, number, plain_table
+from weft.cli.printing import add_row, console, number, plain_table
 
 if TYPE_CHECKING:
     from weft.stitching.steps import Stitching

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import (
-    add_row,
-    console,
-    how,
-    number,
-    plain_table,
-    progress_bar,
-    split_names,
-    told,
-    what,
-    write_result,
-)
+from weft.cli.common import how, split_names, what
 from weft.cli.host import SECONDS, AnyDevice, Cache, LaneCount, Seconds, workload_device
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:

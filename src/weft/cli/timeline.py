@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import FigureFile, HtmlFile, PerfettoFile, progress_bar, told
+from weft.cli.common import FigureFile, HtmlFile, PerfettoFile
+from weft.cli.printing import progress_bar, told
 
 if TYPE_CHECKING:
     from weft.reports.trace import Trace

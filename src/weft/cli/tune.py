@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import HOW, OUTPUT, WHAT, FigureFile, HtmlFile, JsonFile, complete_devices, write_result
+from weft.cli.common import FigureFile, HtmlFile, JsonFile, complete_devices, how, in_panel, out, what
 from weft.cli.plans import options_of, stage_bars, told_in_options
+from weft.cli.printing import write_result
 from weft.errors import EvaluationError, InputError
 
 if TYPE_CHECKING:
     from weft.tuning.steps import TuneProgress
 
-COMMAND = "Scores from a command"
-"""A part of the help."""
+scored = in_panel("Scores from a command")
+"""Options of networks whose score a command prints."""
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
 
@@ -32,157 +33,99 @@ def command(
             "which come with images to try it."
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", rich_help_panel=WHAT, help="Labelled samples (.npz): the model's inputs and 'label'."),
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option("--scale", rich_help_panel=WHAT, help="Multiply the samples by it, as 1/255.")
-    ] = None,
-    test: Annotated[
-        str | None,
-        typer.Option("--test", rich_help_panel=WHAT, help="Other labelled samples, scored once, at the end."),
-    ] = None,
+    data: Annotated[str | None, what("--data", help="Labelled samples (.npz): the model's inputs and 'label'.")] = None,
+    scale: Annotated[str | None, what("--scale", help="Multiply the samples by it, as 1/255.")] = None,
+    test: Annotated[str | None, what("--test", help="Other labelled samples, scored once, at the end.")] = None,
     metric: Annotated[
-        str | None,
-        typer.Option("--metric", rich_help_panel=WHAT, show_default="top1", help="top1, top5, or file.py:function."),
+        str | None, what("--metric", show_default="top1", help="top1, top5, or file.py:function.")
     ] = None,
     margin: Annotated[
-        float | None,
-        typer.Option("--margin", rich_help_panel=WHAT, show_default="0.01", help="Part of the score that may be lost."),
+        float | None, what("--margin", show_default="0.01", help="Part of the score that may be lost.")
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option("--network", rich_help_panel=WHAT, help="Take layers and settings from a TOML file."),
-    ] = None,
+    network: Annotated[str | None, what("--network", help="Take layers and settings from a TOML file.")] = None,
     layers: Annotated[
-        str | None,
-        typer.Option(
-            "--layers", rich_help_panel=WHAT, show_default="all", help="conv, fc, all, or names: conv1,block2.*"
-        ),
+        str | None, what("--layers", show_default="all", help="conv, fc, all, or names: conv1,block2.*")
     ] = None,
     groups: Annotated[
-        list[str] | None,
-        typer.Option("--group", rich_help_panel=WHAT, help="NAME=a,b: layers that share formats; repeatable."),
+        list[str] | None, what("--group", help="NAME=a,b: layers that share formats; repeatable.")
     ] = None,
     scored_output: Annotated[
-        str | None,
-        typer.Option(
-            "--scored-output", rich_help_panel=WHAT, show_default="the first", help="The output that is scored."
-        ),
+        str | None, what("--scored-output", show_default="the first", help="The output that is scored.")
     ] = None,
     platform: Annotated[
         str | None,
-        typer.Option(
+        how(
             "--platform",
-            rich_help_panel=HOW,
             show_default="fpga",
             help="Which formats there are: fpga, int8, small-floats, stripes, or a TOML file.",
         ),
     ] = None,
     objective: Annotated[
         str | None,
-        typer.Option(
+        how(
             "--objective",
-            rich_help_panel=HOW,
             show_default="weights + activations",
             help="What is made small: an expression over bits and sizes.",
         ),
     ] = None,
     layerwise: Annotated[
         str | None,
-        typer.Option(
+        how(
             "--layerwise",
-            rich_help_panel=HOW,
             show_default="WGT-ONLY",
             help="What may differ from layer to layer: WGT-ONLY, BOTH, ACT-ONLY or NONE.",
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(
+        how(
             "--device",
             "-d",
-            rich_help_panel=HOW,
             autocompletion=complete_devices,
             help="A device (weft devices list): lets the objective say latency_s, and writes a profile for it.",
         ),
     ] = None,
     small: Annotated[
-        float | None,
-        typer.Option(
-            "--small", rich_help_panel=HOW, show_default="0.2", help="Part of the samples that the first pass uses."
-        ),
+        float | None, how("--small", show_default="0.2", help="Part of the samples that the first pass uses.")
     ] = None,
     bias_rule: Annotated[
         str,
-        typer.Option(
+        how(
             "--bias-rule",
-            rich_help_panel=HOW,
             help="When biases are raised: keep (nothing may be lost), repair (also where a width fails), "
             "chapter (until the margin is spent).",
         ),
     ] = "repair",
-    faithful: Annotated[
-        bool, typer.Option("--faithful", rich_help_panel=HOW, help="Score every candidate in full. Same result.")
-    ] = False,
+    faithful: Annotated[bool, how("--faithful", help="Score every candidate in full. Same result.")] = False,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", rich_help_panel=HOW, show_default="all cores; 1 for a command", help="Processes side by side."
-        ),
+        int | None, how("--workers", show_default="all cores; 1 for a command", help="Processes side by side.")
     ] = None,
     baselines: Annotated[
         list[str] | None,
-        typer.Option(
-            "--baseline",
-            rich_help_panel=HOW,
-            help="Run another method beside: ristretto, relaxed-ristretto, stripes, int8; repeatable.",
-        ),
+        how("--baseline", help="Run another method beside: ristretto, relaxed-ristretto, stripes, int8; repeatable."),
     ] = None,
     command: Annotated[
-        str | None,
-        typer.Option("--command", rich_help_panel=COMMAND, help="A shell command with {config} for the formats' file."),
+        str | None, scored("--command", help="A shell command with {config} for the formats' file.")
     ] = None,
     small_command: Annotated[
-        str | None,
-        typer.Option("--small-command", rich_help_panel=COMMAND, help="The same on few samples, for the first pass."),
+        str | None, scored("--small-command", help="The same on few samples, for the first pass.")
     ] = None,
-    score: Annotated[
-        str | None,
-        typer.Option("--score", rich_help_panel=COMMAND, help="Regular expression; its group is the score."),
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", rich_help_panel=COMMAND, help="Seconds a command may take.")
-    ] = None,
-    on_failure: Annotated[
-        str,
-        typer.Option("--on-failure", rich_help_panel=COMMAND, help="stop, or skip what cannot be scored and go on."),
-    ] = "stop",
+    score: Annotated[str | None, scored("--score", help="Regular expression; its group is the score.")] = None,
+    timeout: Annotated[float | None, scored("--timeout", help="Seconds a command may take.")] = None,
+    on_failure: Annotated[str, scored("--on-failure", help="stop, or skip what cannot be scored and go on.")] = "stop",
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", rich_help_panel=OUTPUT, show_default="MODEL-tuned", help="Folder for the results."
-        ),
+        str | None, out("--output", "-o", show_default="MODEL-tuned", help="Folder for the results.")
     ] = None,
-    export: Annotated[
-        str,
-        typer.Option(
-            "--export", rich_help_panel=OUTPUT, help="The tuned model as qdq, packed, simulated, qonnx or none."
-        ),
-    ] = "qdq",
+    export: Annotated[str, out("--export", help="The tuned model as qdq, packed, simulated, qonnx or none.")] = "qdq",
     database: Annotated[
         str | None,
-        typer.Option(
+        out(
             "--database",
-            rich_help_panel=OUTPUT,
             show_default="scores.db in that folder",
             help="Keeps scores: what is in it is not asked again.",
         ),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", rich_help_panel=OUTPUT, help="Forget the scores of earlier runs.")
-    ] = False,
+    fresh: Annotated[bool, out("--fresh", help="Forget the scores of earlier runs.")] = False,
     json_file: JsonFile = None,
     figure: FigureFile = None,
     html: HtmlFile = None,

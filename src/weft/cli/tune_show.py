@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.cli.common import add_row, console, number, plain_table, told
+from weft.cli.printing import add_row, console, number, plain_table, told
 
 if TYPE_CHECKING:
     from weft.numbers.configuration import Configuration

@@ -1,0 +1,138 @@
+"""What commands print: tables, lines, how far a task is, and results as JSON."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from weft.models import Model
+
+FILE_WIDTH = 140
+"""Columns where standard output is no terminal."""
+QUIET_S, EVERY_S = 2.0, 5.0
+"""Off a terminal, a task is silent for the first time, and then says how far it is at least this often."""
+STANDARD_OUTPUT = "-"
+
+
+class Advance(Protocol):
+    """Moves a progress bar: one further, or to *done* of *of*."""
+
+    def __call__(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None: ...
+
+
+console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+
+
+def write_result(path: str | None, value: Mapping[str, Any]) -> None:
+    """Write *value* as JSON where ``--json`` says, if anywhere."""
+    from weft.jsonfile import as_json, write_json
+
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(as_json(value))
+    elif path:
+        write_json(path, value)
+        told("json", path)
+
+
+def told(what: str, path: str | Path, more: str = "") -> None:
+    """Say that a file was written; one line however long, for others read it too."""
+    console.print(f"{what:<9} {path}" + (f"  ({more})" if more else ""), highlight=False, markup=False, soft_wrap=True)
+
+
+_MOST_GUESSES = 3
+"""One unknown shape explains most of those after it; the rest are a number."""
+
+
+def warn_of_gaps(model: Model) -> None:
+    """Say what of a model could not be counted: operators without arithmetic, shapes that stayed unknown."""
+    ops, more = ", ".join(model.unknown_ops), len(model.guesses) - _MOST_GUESSES
+    lines = [f"no arithmetic known for {ops}; counted as activation traffic"] if ops else []
+    lines += model.guesses[:_MOST_GUESSES]
+    lines += [f"{more} more shapes are not known; weft models show --json lists them"] if more > 0 else []
+    for line in lines:
+        typer.echo(f"weft: {model.name}: {line}", err=True)
+
+
+def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
+    """A table whose first *left* columns are text and the others numbers."""
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    return table
+
+
+def add_row(table: Table, *cells: str, style: str = "") -> None:
+    """A row of plain text: names come from files and may hold what rich takes for markup."""
+    table.add_row(*map(escape, cells), style=style)
+
+
+def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
+    return "-" if value is None else f"{value * scale:.{digits}f}{suffix}"
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
+    """How far a task is: a bar that goes away when done; off a terminal lines, if it takes more than a moment.
+
+    Yields a function that advances it and may rename it. Where *total* is not known, the time is told.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if not sys.stderr.isatty():
+        with _Lines(what, total) as lines:
+            yield lines.advance
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total or None)
+
+        def advance(description: str | None = None, done: int | None = None, of: int | None = None) -> None:
+            if done is None:
+                progress.advance(task)
+            progress.update(task, description=description or what, completed=done, total=of)
+
+        yield advance
+
+
+class _Lines:
+    """Progress as lines on standard error, told by a thread, so that work which reports nothing is heard of too."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what, self._description = what, what
+        self._done, self._total = 0, total or 0
+        self._begun_s = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> _Lines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def advance(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None:
+        self._description = description or self._what
+        self._done = self._done + 1 if done is None else done
+        self._total = of or self._total
+
+    def _tell(self) -> None:
+        wait_s = QUIET_S
+        while not self._ended.wait(wait_s):
+            wait_s = EVERY_S
+            counted = f", {self._done} of {self._total}" if self._total > 1 else ""
+            typer.echo(f"{self._description}{counted}, {time.monotonic() - self._begun_s:.0f} s", err=True)
