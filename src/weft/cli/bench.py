@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import common
 from weft.cli.common import how, out, parse_shapes, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
 
@@ -145,14 +145,13 @@ def _print(result: LoadResult) -> None:
     console.print(fates)
     console.print(times)
     _print_answers(result)
-    console.print(
+    say(
         f"round trip {result.transport_s * 1e3:.2f} ms, {result.connections} connections, "
         f"generator {result.cpu_s / max(1, result.requests) * 1e6:.0f} us of processor time per request",
         style="dim",
-        highlight=False,
     )
     for remark in result.remarks:
-        console.print(f"remark    {remark}", highlight=False, markup=False)
+        say(f"remark    {remark}")
 
 
 def _print_answers(result: LoadResult) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from weft.cli import common
 from weft.cli.common import how
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,13 +64,12 @@ def _print(matrix: Matrix, fit: Fit) -> None:
         add_row(table, number(own, 1), *(number(speed, 1) for speed in speeds))
     console.print(table)
     if matrix.source:
-        console.print(matrix.source, highlight=False, markup=False)
+        say(matrix.source)
     console.print()
     if not fit.contended:
-        console.print(
+        say(
             f"no contention: {max(0.0, fit.lost_pct):.1f} % is lost to others, within the noise of "
-            f"{fit.noise_pct:.1f} %; no parameters to fit",
-            highlight=False,
+            f"{fit.noise_pct:.1f} %; no parameters to fit"
         )
         return
     _print_parameters(fit)

@@ -9,7 +9,7 @@ import typer
 from weft.cli import common
 from weft.cli.common import file_option, how, make_workload, read_profiles, split_names, what
 from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, write_result
 from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 
@@ -93,10 +93,10 @@ def command(
     title = f"{' + '.join(p.model for p in profiles)} on {npu.name}, batch {_batches(profiles)}"
     print_comparison(reports, title, alike)
     if policies == "all":
-        console.print(f"[dim]left out, as all is there from the start: {_left_out()}[/dim]", highlight=False)
+        say(f"left out, as all is there from the start: {_left_out()}", style="dim")
     if "aimt" in options:
         tuned = ", ".join(f"{key} {value:g}" for key, value in options["aimt"].items())
-        console.print(f"[dim]aimt with {tuned}[/dim]", highlight=False)
+        say(f"aimt with {tuned}", style="dim")
     raw = {"runs": reports, "in_pieces": alike}
     write_result(json_file, {"format": 1} | {key: [each.as_dict() for each in raw[key]] for key in raw})
     if html:
@@ -174,4 +174,4 @@ def print_comparison(reports: list[Report], title: str, in_pieces: list[Report])
             f"[dim]in 1/{part}: STP with every layer in pieces of at most 1/{part} of the weight buffer[/dim]"
         )
     for remark in dict.fromkeys(f"{report.policy}: {report.remark}" for report in reports if report.remark):
-        console.print(f"[yellow]{remark}[/yellow]", highlight=False)
+        say(remark, style="yellow")

@@ -9,7 +9,7 @@ import typer
 from weft.cli.command import Command
 from weft.cli.common import complete_devices
 from weft.cli.host import print_host
-from weft.cli.printing import add_row, console, number, plain_table
+from weft.cli.printing import add_row, console, number, plain_table, say
 
 app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def show(
         print_host(found)
         return
     text = soc_as_toml(found) if isinstance(found, Soc) else as_toml(found)
-    console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
+    say(text, soft_wrap=True, end="")
 
 
 def _list_npus() -> None:

@@ -9,7 +9,7 @@ import typer
 from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import complete_models, how, parse_shapes, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, warn_of_gaps, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, warn_of_gaps, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -153,14 +153,10 @@ def _print(found: Exploration, models: list[Model], top: int) -> None:
             style="bold" if index == found.best else "",
         )
     console.print(table)
-    console.print(
-        f"{len(found)} designs at {device.clock_mhz:g} MHz and {device.bandwidth_gb_s:g} GB/s", highlight=False
-    )
+    say(f"{len(found)} designs at {device.clock_mhz:g} MHz and {device.bandwidth_gb_s:g} GB/s")
     for loaded in models:
         entries = lookup_table(loaded, device, found.max_batch)
-        console.print(
+        say(
             f"{loaded.name}: look-up table of {len(entries.layers)} layers x {entries.max_batch} batch sizes, "
-            f"{entries.storage_bits} bits",
-            highlight=False,
-            markup=False,
+            f"{entries.storage_bits} bits"
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.printing import console, progress_bar
+from weft.cli.printing import progress_bar, say
 
 
 def command(
@@ -26,4 +26,4 @@ def command(
     with progress_bar("fetching", sum(len(FETCHED.get(name, ())) for name in wanted)) as advance:
         for name in wanted:
             for path in fetch(name, source, lambda path: advance(f"fetching {path.name}")):
-                console.print(f"have {path}", highlight=False, markup=False, soft_wrap=True)
+                say(f"have {path}", soft_wrap=True)

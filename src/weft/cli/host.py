@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.common import complete_devices, how, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,11 +99,7 @@ def named_npu(device: str | None) -> Npu:
 
 def tell_default(device: str) -> None:
     """Say that nobody named the device."""
-    console.print(
-        f"no device named: priced for {device}, a simulated NPU (--device host measures this machine)",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"no device named: priced for {device}, a simulated NPU (--device host measures this machine)", soft_wrap=True)
 
 
 def print_host(host: Host) -> None:
@@ -128,12 +124,9 @@ def print_host(host: Host) -> None:
                 *(f"-{share:.1%}" if batch == 1 else "" for share in lost),
             )
     console.print(table)
-    console.print(f"[dim]{host.source}[/dim]", highlight=False, soft_wrap=True)
+    say(host.source, style="dim", soft_wrap=True)
     what = "; beside: the speed a lane loses while another runs that model" if many else ""
-    console.print(
-        f"[dim]{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{what}[/dim]",
-        highlight=False,
-    )
+    say(f"{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{what}", style="dim")
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from weft.cli import calibrate, common, map_dynamic
 from weft.cli.command import Command, InOptions
 from weft.cli.common import complete_models, complete_socs, file_option, how, parse_shapes, what
-from weft.cli.printing import console, progress_bar, told
+from weft.cli.printing import progress_bar, say, told
 from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
 
@@ -255,9 +255,7 @@ def import_trt(
     write_soc_profile(profile, output)
     totals = [(name, profile.total_s(name)) for name in profile.units]
     times = ", ".join(f"{name} {total * 1e3:.3f} ms" if total else f"{name} in part" for name, total in totals)
-    console.print(
-        f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {times}", highlight=False, markup=False
-    )
+    say(f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {times}")
     told("profile", output)
 
 

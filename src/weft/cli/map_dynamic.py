@@ -13,7 +13,7 @@ from rich.table import Table
 
 from weft.cli import common
 from weft.cli.common import how
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,6 +119,6 @@ def _print(log: DynamicLog) -> None:
         )
     console.print(table)
     if any(phase.oracle_value and not phase.oracle_proved for phase in log.phases):
-        console.print("?: the best known, not proved within the time limit", highlight=False)
+        say("?: the best known, not proved within the time limit")
     for event in log.events:
-        console.print(f"{event.at_s:.3f} s: {event.message}", style="yellow", highlight=False, markup=False)
+        say(f"{event.at_s:.3f} s: {event.message}", style="yellow")

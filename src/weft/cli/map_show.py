@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import Advance, add_row, console, number, plain_table, progress_bar, told, write_result
+from weft.cli.printing import Advance, add_row, console, number, plain_table, progress_bar, say, told, write_result
 from weft.errors import InputError
 from weft.version import __version__
 
@@ -47,7 +47,7 @@ def beside_z3(case: MappingCase, solution: Solution) -> Solution:
         theirs = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
     verdict = "proved its schedule best" if theirs.certificate.proved else "proved nothing"
     line = f"Z3, whose steps may wait for any time, {verdict} in {theirs.certificate.seconds:.1f} s"
-    console.print(line, highlight=False, markup=False)
+    say(line)
     return replace(solution, baselines={**solution.baselines, **theirs.baselines}, within=(*solution.within, "z3"))
 
 
@@ -70,7 +70,7 @@ def print_solution(case: MappingCase, solution: Solution) -> None:
     _print_mapping(case, solution)
     console.print()
     for line in [*_energy_lines(case, solution), *certificate_lines(solution.certificate), *_idling_lines(solution)]:
-        console.print(line, highlight=False, markup=False)
+        say(line)
 
 
 def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
@@ -154,7 +154,7 @@ def _print_mapping(case: MappingCase, solution: Solution) -> None:
     console.print(table)
     for origin in dict.fromkeys(profile.origin for profile in case.profiles.values()):
         if origin in ORIGINS:
-            console.print(ORIGINS[origin], style="yellow", highlight=False, markup=False)
+            say(ORIGINS[origin], style="yellow")
 
 
 def certificate_lines(certificate: Certificate) -> list[str]:

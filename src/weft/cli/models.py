@@ -11,7 +11,7 @@ from rich.markup import escape
 from weft.cli import common, fetch, generate
 from weft.cli.command import Command
 from weft.cli.common import complete_models, file_option, out, parse_shapes, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, told, warn_of_gaps, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, warn_of_gaps, write_result
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def show(
         f"({found.weight_bytes / 1e6:.1f} MB)  {found.parameters / 1e6:.3f} M parameters  {len(found.layers)} layers"
     )
     for name, dims in found.inputs:
-        console.print(f"  input {escape(name)}: {'x'.join(map(str, dims)) or 'scalar'}", highlight=False)
+        say(f"  input {name}: {'x'.join(map(str, dims)) or 'scalar'}")
     _print_exits(found)
     if layers:
         _print_layers(found)

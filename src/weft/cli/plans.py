@@ -1,4 +1,4 @@
-"""What ``weft stitch`` and ``weft tune`` share: the library's arguments told as options, its stages shown as bars."""
+"""How commands stand for the library: its arguments told as options, its stages shown as bars."""
 
 from __future__ import annotations
 
@@ -67,5 +67,10 @@ def stage_bars() -> Iterator[Show]:
 
 def options_of(kind: type[Value], context: typer.Context, **converted: Any) -> Value:
     """The options of a command as one value of *kind*; *converted* are those that are typed in another way."""
-    names = {each.name for each in fields(kind)} - converted.keys()  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in context.params.items() if name in names}, **converted)
+    return kind(**arguments_of(kind, context) | converted)
+
+
+def arguments_of(kind: type[Any], context: typer.Context) -> dict[str, Any]:
+    """Those options of a command that *kind* has a field for, as they were typed."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in context.params.items() if name in names}

@@ -45,9 +45,14 @@ def write_result(path: str | None, value: Mapping[str, Any]) -> None:
         told("json", path)
 
 
+def say(text: str, **settings: Any) -> None:
+    """Print plain text: names and reasons come from files and may hold what rich takes for markup."""
+    console.print(text, highlight=False, markup=False, **settings)
+
+
 def told(what: str, path: str | Path, more: str = "") -> None:
     """Say that a file was written; one line however long, for others read it too."""
-    console.print(f"{what:<9} {path}" + (f"  ({more})" if more else ""), highlight=False, markup=False, soft_wrap=True)
+    say(f"{what:<9} {path}" + (f"  ({more})" if more else ""), soft_wrap=True)
 
 
 _MOST_GUESSES = 3

@@ -20,7 +20,7 @@ from weft.cli.host import (
     print_host,
     subject,
 )
-from weft.cli.printing import add_row, console, plain_table, progress_bar, told, warn_of_gaps
+from weft.cli.printing import add_row, console, plain_table, progress_bar, say, told, warn_of_gaps
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 
@@ -95,8 +95,7 @@ def print_profile(profile: Profile, npu: Npu) -> None:
         add_row(table, layer.name, f"{layer.compute_s * 1e6:.2f}", f"{fetch_us:.2f}", f"{layer.weight_bytes / 1e6:.3f}")
     console.print(table)
     side = "compute" if profile.compute_s > fetch_s else "memory"
-    console.print(
+    say(
         f"{len(profile.layers)} layers, {profile.compute_s * 1e3:.3f} ms of compute, "
-        f"{fetch_s * 1e3:.3f} ms of fetching: {side}-bound",
-        highlight=False,
+        f"{fetch_s * 1e3:.3f} ms of fetching: {side}-bound"
     )

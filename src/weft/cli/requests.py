@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.cli.common import parse_options
 from weft.cli.host import workload_device
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def compare_on_host(
     console.print(table)
     for policy, others in copies.items():
         if others:
-            console.print(f"[dim]the same as {policy} here: {', '.join(others)}[/dim]", highlight=False)
+            say(f"the same as {policy} here: {', '.join(others)}", style="dim")
     write_result(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
 
 
@@ -180,7 +180,7 @@ def print_exits(workload: Workload) -> None:
             line += f" at a threshold of {stream.exit_threshold:g}"
         if stream.exit_floor is not None:
             line += f", while it is calm: it may sink to {stream.exit_floor:g}"
-        console.print(line, highlight=False, markup=False)
+        say(line)
 
 
 def predict_bench(path: str, policy: str | None, options: dict[str, Option], json_file: str | None) -> None:
@@ -199,10 +199,10 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
         add_row(table, stream.model, measured, str(stream.requests), *_figures(stream.measured))
         add_row(table, "", simulated, "", *_figures(stream.predicted))
     console.print(table)
-    console.print(
-        f"[dim]simulated with {prediction.hand_over_s * 1e3:.2f} ms more per segment for hand-overs, and per request "
-        f"for all but its segments: {overheads}[/dim]",
-        highlight=False,
+    say(
+        f"simulated with {prediction.hand_over_s * 1e3:.2f} ms more per segment for hand-overs, and per request "
+        f"for all but its segments: {overheads}",
+        style="dim",
     )
     write_result(json_file, prediction.as_dict())
 

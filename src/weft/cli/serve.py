@@ -12,7 +12,8 @@ import typer
 from rich.markup import escape
 
 from weft.cli.common import PolicyOptions, complete_policies, how, in_panel, parse_bytes, parse_options, what
-from weft.cli.printing import add_row, console, plain_table
+from weft.cli.plans import arguments_of
+from weft.cli.printing import add_row, console, plain_table, say
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ machine, network = in_panel("Machine"), in_panel("Network")
 
 
 def command(
+    context: typer.Context,
     sources: Annotated[
         list[str] | None,
         typer.Argument(
@@ -97,31 +99,14 @@ def command(
     """
     import asyncio
 
+    from weft.serving.config import ServerConfig
     from weft.serving.server import fastest_loop, serve
 
-    given: dict[str, Any] = {
+    given = arguments_of(ServerConfig, context) | {
         "models": tuple(sources) if sources else None,
-        "preload": preload,
-        "ready_when": ready_when,
-        "policy": policy,
         "policy_options": parse_options(option) or None,
-        "late": late,
-        "lanes": lanes,
-        "threads": threads,
-        "backend": backend,
-        "pin": pin,
-        "host": host,
-        "http_port": http_port,
-        "grpc_port": grpc_port,
         "memory_budget_bytes": parse_bytes("--memory-budget", memory_budget),
-        "default_slo_ms": default_slo_ms,
         "max_body_bytes": parse_bytes("--max-body", max_body),
-        "tls_cert": Path(tls_cert) if tls_cert else None,
-        "tls_key": Path(tls_key) if tls_key else None,
-        "cache": Path(cache) if cache else None,
-        "drain_s": drain_s,
-        "access_log": access_log,
-        "otlp": otlp,
     }
     settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)
     if check:
@@ -170,7 +155,7 @@ class _Loading:
         if self._status:
             self._status.update(f"loading {escape(name)}: cutting and measuring it may take minutes the first time")
         else:
-            console.print(f"loading {name}", highlight=False, markup=False)
+            say(f"loading {name}")
 
     def started(self, server: Server) -> None:
         self.done()
@@ -232,7 +217,7 @@ def _told(slot: ModelSlot, why_unusable: str) -> tuple[str, str]:
 
 
 def _finishing(requests: int) -> None:
-    console.print(f"finishing {_counted(requests, 'request')}; Ctrl-C again to stop now", highlight=False)
+    say(f"finishing {_counted(requests, 'request')}; Ctrl-C again to stop now")
 
 
 def _counted(count: int, thing: str) -> str:
@@ -249,9 +234,9 @@ def _announce(server: Server) -> None:
     if missing:
         _line("           mend what is missing, then POST /v2/repository/models/NAME/load")
     if server.grpc_port:
-        console.print(f"       grpc {config.host}:{server.grpc_port}", highlight=False)
+        say(f"       grpc {config.host}:{server.grpc_port}")
     lanes = _counted(config.lanes, "lane")
-    console.print(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n", highlight=False)
+    say(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n")
     slots = list(service.library.slots())
     lines: dict[str, list[str]] = {}
     for slot in slots:
@@ -275,4 +260,4 @@ def _pieces(loaded: LoadedModel) -> str:
 
 def _line(text: str) -> None:
     """One line however long, and nothing in it is markup: names and reasons come from files."""
-    console.print(text.rstrip(), highlight=False, markup=False, soft_wrap=True)
+    say(text.rstrip(), soft_wrap=True)

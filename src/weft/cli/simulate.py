@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.markup import escape
 
 from weft.cli import common
 from weft.cli.common import complete_policies, how, make_workload, parse_options, read_profiles, split_names, what
 from weft.cli.host import AnyDevice, LaneCount, named_npu
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, write_result
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
@@ -179,9 +178,9 @@ def print_report(report: Report) -> None:
         highlight=False,
     )
     if report.max_lag is not None:
-        console.print(f"largest lag behind the mix: {report.max_lag:.3f} rounds", highlight=False)
+        say(f"largest lag behind the mix: {report.max_lag:.3f} rounds")
     if report.remark:
-        console.print(f"[yellow]{report.remark}[/yellow]", highlight=False)
+        say(report.remark, style="yellow")
     for stream in report.streams:
         if stream.queries == 0:
-            console.print(f"[yellow]{escape(stream.model)} starved: no query completed[/yellow]", highlight=False)
+            say(f"{stream.model} starved: no query completed", style="yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import add_row, console, number, plain_table
+from weft.cli.printing import add_row, console, number, plain_table, say
 
 if TYPE_CHECKING:
     from weft.stitching.steps import Stitching
@@ -31,22 +31,22 @@ def print_stitching(made: Stitching, *, layers: bool) -> None:
     _print_ways(made)
     for each in made.summaries:
         for form, why in each.impossible.items():
-            _line(f"no {form}: {why}")
+            say(f"no {form}: {why}")
     if layers:
         for place, each in enumerate(made.summaries):
             _print_layers(each, f"group {place}, " if len(made.groups) > 1 else "")
             _print_spaces(each)
     console.print()
     for sentence in sentences(made):
-        _line(sentence)
+        say(sentence)
     for net in made.family.nets:
         if net.stored != "float32":
-            _line(f"{net.name} is {net.stored}: it is read, computed and written in float32")
+            say(f"{net.name} is {net.stored}: it is read, computed and written in float32")
     if made.difference is not None:
         told = f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number"
         if made.difference.coarse:
             told += f", {made.difference.coarse:.1e} to files in half precision as they run by themselves"
-        _line(told)
+        say(told)
 
 
 def _title(made: Stitching) -> str:
@@ -164,7 +164,3 @@ def _print_spaces(summary: Summary) -> None:
         widths = str(row.widths[0]) if len(set(row.widths)) == 1 else ", ".join(map(str, row.widths))
         rows.append((row.name, widths, *(f"{each}%" for each in percents((row.by_all, row.by_some, row.own)))))
     _print_table("channels, by the value that carries them first", columns, rows, left=2)
-
-
-def _line(text: str) -> None:
-    console.print(text, highlight=False, markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import add_row, console, number, plain_table, told
+from weft.cli.printing import add_row, console, number, plain_table, say, told
 
 if TYPE_CHECKING:
     from weft.numbers.configuration import Configuration
@@ -25,11 +25,11 @@ def print_result(result: TuningResult) -> None:
         _print_methods(result)
     console.print()
     for sentence in sentences(result):
-        _line(sentence)
+        say(sentence)
     console.print()
     width = max(map(len, result.files), default=0)
     for what, path in result.files.items():
-        _line(f"{what:{width}}  {path}  ({path.stat().st_size / 1e3:,.1f} kB)")
+        say(f"{what:{width}}  {path}  ({path.stat().st_size / 1e3:,.1f} kB)")
 
 
 def write_pictures(result: TuningResult, figure: str | None, html: str | None) -> None:
@@ -159,7 +159,3 @@ def _priced(result: TuningResult) -> list[str]:
 
 def _kb(bits: float) -> str:
     return f"{bits / 8e3:,.2f}"
-
-
-def _line(text: str) -> None:
-    console.print(text, highlight=False, markup=False)

@@ -124,12 +124,7 @@ def _server(value: Callable[[Service], float | None]) -> Callable[[_Look], Itera
     return samples
 
 
-def _model_each(value: Callable[[_ModelRow], float]) -> Callable[[_Look], Iterator[Sample]]:
-    """A sample per model."""
-    return lambda look: (Sample(value(model), model.labels) for model in look.models)
-
-
-def _model_some(value: Callable[[_ModelRow], float | None]) -> Callable[[_Look], Iterator[Sample]]:
+def _model_each(value: Callable[[_ModelRow], float | None]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per model of which the value is known."""
     return lambda look: (Sample(found, model.labels) for model in look.models if (found := value(model)) is not None)
 
@@ -224,54 +219,46 @@ def _budget_bytes(service: Service) -> float:
     return math.inf if budget is None else budget
 
 
+def _counter(name: str, help: str, samples: Callable[[_Look], Iterable[Sample]]) -> MetricFamily:
+    return MetricFamily(name, "counter", help, samples)
+
+
+def _gauge(name: str, help: str, samples: Callable[[_Look], Iterable[Sample]]) -> MetricFamily:
+    return MetricFamily(name, "gauge", help, samples)
+
+
 FAMILIES = (
-    MetricFamily(
-        "nv_inference_request_success",
-        "counter",
-        "Requests that got a result.",
-        _model_each(lambda m: m.seen.success),
-    ),
-    MetricFamily(
+    _counter("nv_inference_request_success", "Requests that got a result.", _model_each(lambda m: m.seen.success)),
+    _counter(
         "nv_inference_request_failure",
-        "counter",
         "Requests that got none, by Triton's reasons.",
         _model_by("reason", _triton_failures),
     ),
-    MetricFamily("nv_inference_count", "counter", "Rows computed.", _model_each(lambda m: m.seen.inferences)),
-    MetricFamily("nv_inference_exec_count", "counter", "Batches computed.", _model_each(lambda m: m.seen.executions)),
-    MetricFamily(
-        "nv_inference_pending_request_count",
-        "gauge",
-        "Requests that no lane has begun.",
-        _model_each(lambda m: m.queued),
-    ),
-    MetricFamily(
+    _counter("nv_inference_count", "Rows computed.", _model_each(lambda m: m.seen.inferences)),
+    _counter("nv_inference_exec_count", "Batches computed.", _model_each(lambda m: m.seen.executions)),
+    _gauge("nv_inference_pending_request_count", "Requests that no lane has begun.", _model_each(lambda m: m.queued)),
+    _counter(
         "nv_inference_request_duration_us",
-        "counter",
         "Time from arrival to result, summed over requests.",
         _model_each(lambda m: m.seen.total_ns // 1000),
     ),
-    MetricFamily(
+    _counter(
         "nv_inference_queue_duration_us",
-        "counter",
         "Time that requests waited for their first segment, summed.",
         _model_each(lambda m: m.seen.queue_ns // 1000),
     ),
-    MetricFamily(
+    _counter(
         "nv_inference_compute_input_duration_us",
-        "counter",
         "Time spent on inputs, summed over requests.",
         _model_each(lambda m: m.seen.input_ns // 1000),
     ),
-    MetricFamily(
+    _counter(
         "nv_inference_compute_infer_duration_us",
-        "counter",
         "Time that segments ran, summed over requests.",
         _model_each(lambda m: m.seen.infer_ns // 1000),
     ),
-    MetricFamily(
+    _counter(
         "nv_inference_compute_output_duration_us",
-        "counter",
         "Time spent on outputs, summed over requests.",
         _model_each(lambda m: m.seen.output_ns // 1000),
     ),
@@ -289,134 +276,77 @@ FAMILIES = (
         "Rows of the batches computed.",
         _histogram(BATCH_BOUNDS, _batch_counts, _batch_rows),
     ),
-    MetricFamily(
-        "weft_deadline_met_total", "counter", "Requests that kept their deadline.", _model_each(lambda m: m.seen.met)
-    ),
-    MetricFamily(
+    _counter("weft_deadline_met_total", "Requests that kept their deadline.", _model_each(lambda m: m.seen.met)),
+    _counter(
         "weft_deadline_missed_total",
-        "counter",
         "Requests that missed their deadline, answered or not.",
         _model_each(lambda m: m.seen.missed),
     ),
-    MetricFamily(
+    _counter(
         "weft_drops_total",
-        "counter",
         "Requests that were given up, by reason.",
         _model_by("reason", lambda m: _counted(m.seen.failures, DROPS)),
     ),
-    MetricFamily(
-        "weft_preemptions_total",
-        "counter",
-        "Batches left half-way for another one.",
-        _model_each(lambda m: m.seen.preemptions),
+    _counter(
+        "weft_preemptions_total", "Batches left half-way for another one.", _model_each(lambda m: m.seen.preemptions)
     ),
-    MetricFamily(
-        "weft_aborts_total", "counter", "Segments stopped while they ran.", _model_each(lambda m: m.seen.aborts)
-    ),
-    MetricFamily("weft_segments_total", "counter", "Segments computed.", _model_each(lambda m: m.seen.segments)),
-    MetricFamily(
+    _counter("weft_aborts_total", "Segments stopped while they ran.", _model_each(lambda m: m.seen.aborts)),
+    _counter("weft_segments_total", "Segments computed.", _model_each(lambda m: m.seen.segments)),
+    _counter(
         "weft_segment_rows_total",
-        "counter",
         "Rows of the segments computed, summed over segments.",
         _model_each(lambda m: m.seen.segment_rows),
     ),
-    MetricFamily(
-        "weft_merges_total",
-        "counter",
-        "Batches that joined another one half-way.",
-        _model_each(lambda m: m.seen.merges),
-    ),
-    MetricFamily(
-        "weft_exits_total", "counter", "Rows that left at each exit, the end last.", _model_by("exit", _exits)
-    ),
-    MetricFamily(
+    _counter("weft_merges_total", "Batches that joined another one half-way.", _model_each(lambda m: m.seen.merges)),
+    _counter("weft_exits_total", "Rows that left at each exit, the end last.", _model_by("exit", _exits)),
+    _gauge(
         "weft_exit_threshold",
-        "gauge",
         "How sure an early answer must be where a request does not say.",
-        _model_some(lambda m: m.threshold if m.leaving else None),
+        _model_each(lambda m: m.threshold if m.leaving else None),
     ),
-    MetricFamily(
+    _gauge(
         "weft_exit_accuracy",
-        "gauge",
         "Share of right answers at that threshold, by the record of the model.",
-        _model_some(lambda m: m.leaving.accuracy if m.leaving else None),
+        _model_each(lambda m: m.leaving.accuracy if m.leaving else None),
     ),
-    MetricFamily(
+    _counter(
         "weft_segment_seconds_total",
-        "counter",
         "Time that computed segments took.",
         _model_each(lambda m: m.seen.segment_ns / 1e9),
     ),
-    MetricFamily(
+    _gauge(
         "weft_segment_prediction_error_ratio",
-        "gauge",
         "Mean difference of predicted and real segment time, as a share of the real time.",
         _model_each(lambda m: m.seen.prediction_error),
     ),
-    MetricFamily(
+    _gauge(
         "weft_model_memory_bytes",
-        "gauge",
         "Memory of a loaded model, or its part of a body that several have.",
         _model_each(lambda m: m.memory_bytes),
     ),
-    MetricFamily(
+    _gauge(
         "weft_queue_length",
-        "gauge",
         "Requests that wait for a lane, or for the model to be loaded.",
         _model_each(lambda m: m.queued),
     ),
-    MetricFamily(
-        "weft_requests_refused_total",
-        "counter",
-        "Requests that met no model, by reason.",
-        _server_by("reason", _refused),
-    ),
-    MetricFamily(
-        "weft_http_answers_total",
-        "counter",
-        "HTTP answers by status, whatever was asked.",
-        _server_by("status", _answers),
-    ),
-    MetricFamily(
-        "weft_lane_busy_seconds_total",
-        "counter",
-        "Time that a lane computed.",
-        _server_by("lane", _lanes),
-    ),
-    MetricFamily(
-        "weft_memory_used_bytes", "gauge", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)
-    ),
-    MetricFamily(
+    _counter("weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _refused)),
+    _counter("weft_http_answers_total", "HTTP answers by status, whatever was asked.", _server_by("status", _answers)),
+    _counter("weft_lane_busy_seconds_total", "Time that a lane computed.", _server_by("lane", _lanes)),
+    _gauge("weft_memory_used_bytes", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)),
+    _gauge(
         "weft_memory_budget_bytes",
-        "gauge",
         "Memory that loaded models may have; infinite without a limit.",
         _server(_budget_bytes),
     ),
-    MetricFamily(
-        "weft_evictions_total",
-        "counter",
-        "Models that left to make room for others.",
-        _server(lambda s: s.library.evictions),
+    _counter(
+        "weft_evictions_total", "Models that left to make room for others.", _server(lambda s: s.library.evictions)
     ),
-    MetricFamily(
-        "weft_in_flight", "gauge", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)
-    ),
-    MetricFamily(
-        "weft_uptime_seconds",
-        "gauge",
-        "Time since the start.",
-        _server(lambda s: (s.now() - s.started_ns) / 1e9),
-    ),
-    MetricFamily("weft_ready", "gauge", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
-    MetricFamily(
-        "process_resident_memory_bytes",
-        "gauge",
-        "Physical memory of the process.",
-        _server(lambda _: _resident_bytes()),
-    ),
-    MetricFamily(
+    _gauge("weft_in_flight", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
+    _gauge("weft_uptime_seconds", "Time since the start.", _server(lambda s: (s.now() - s.started_ns) / 1e9)),
+    _gauge("weft_ready", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
+    _gauge("process_resident_memory_bytes", "Physical memory of the process.", _server(lambda _: _resident_bytes())),
+    _counter(
         "process_cpu_seconds_total",
-        "counter",
         "Processor time of the process, all its threads together.",
         _server(lambda _: time.process_time()),
     ),
