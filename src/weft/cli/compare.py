@@ -110,7 +110,7 @@ def command(
 def _compare_requests(
     path: str, device: str | None, lanes: int | None, policies: str, late: str, json_file: str | None
 ) -> None:
-    """common.Policies that serve requests, on this machine."""
+    """Compare policies that serve requests, on this machine."""
     from weft.cli.requests import compare_on_host
     from weft.devices import Host
     from weft.engine.lateness import check_late
@@ -130,7 +130,7 @@ def _compare_requests(
 
 
 def _left_out() -> str:
-    """common.Policies without deadlines that saturated streams say nothing of, and why."""
+    """Policies without deadlines that saturated streams say nothing of, and why."""
     from weft.policies import POLICIES
 
     found: dict[str, list[str]] = {}

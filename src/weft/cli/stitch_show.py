@@ -25,7 +25,7 @@ GAP = 2
 
 
 def print_stitching(made: Stitching, *, layers: bool) -> None:
-    """Tables, then sentences."""
+    """Print what came out: tables, then sentences."""
     from weft.reports.stitching import sentences
 
     _print_ways(made)
@@ -83,7 +83,7 @@ def _print_table(
     left: int = 1,
     without: Sequence[str] = (),
 ) -> None:
-    """As many columns as there is room for."""
+    """Print a table with as many of its columns as there is room for."""
     shown = [place for place, column in enumerate(columns) if column not in without]
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     widths[0] = min(widths[0], LONG_NAME)

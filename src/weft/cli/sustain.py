@@ -73,7 +73,7 @@ def command(
 
 
 def _device(base: Workload, name: str | None, lanes: int | None, seconds: float, cache: str | None) -> Device:
-    """What is asked for; a tiled NPU has nothing to search on."""
+    """The device that is asked for; a tiled NPU is refused, as nothing can be searched for on it."""
     from weft.devices import TiledNpu, load_npu
 
     found = workload_device(base, name, lanes, seconds, cache)
@@ -81,7 +81,7 @@ def _device(base: Workload, name: str | None, lanes: int | None, seconds: float,
 
 
 def _all_policies(device: Device) -> list[str]:
-    """Those that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
+    """The policies that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
     from weft.devices import Host
     from weft.policies import POLICIES
     from weft.simulation.requests import ONLINE

@@ -18,7 +18,7 @@ METHODS = ("method", "weights kB", "times smaller", "activations kB", "all kB", 
 
 
 def print_result(result: TuningResult) -> None:
-    """Tables, then sentences, then files."""
+    """Print what came out: tables, then sentences, then the files."""
     _print_layers(result)
     if result.others:
         console.print()
@@ -112,7 +112,7 @@ def sentences(result: TuningResult) -> list[str]:
 
 
 def _samples(result: TuningResult) -> str:
-    """Nothing where nobody counted them."""
+    """How many samples were scored, in words; nothing where nobody counted them."""
     count = sum(result.tuning.samples.values())
     return f"{count:,} samples, " if count else ""
 

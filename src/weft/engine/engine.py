@@ -51,7 +51,7 @@ class Source(Protocol):
         ...
 
     def next_event(self) -> int:
-        """After an empty offer: when there may be something."""
+        """When there may be something to issue, where nothing could be at this instant."""
         ...
 
     def issued(self, candidate: Candidate, step: int) -> None:
@@ -86,7 +86,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, start: Start) -> None:
-        """Issue a layer."""
+        """Give the device a layer to compute."""
         ...
 
     def abortable(self) -> tuple[Running, ...]:

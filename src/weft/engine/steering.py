@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from weft.errors import InputError
 
 CALM, FULL = 0.25, 0.75
-"""Of the time a request has to spare, the part that the queue before it takes: the threshold begins to sink at the
-first and lies at its floor from the second on, before requests are late."""
+"""Parts of its spare time that a request spends in the queue: at the first the threshold begins to sink, from the
+second on it lies at its floor, before requests are late."""
 MEMORY = 0.5
 """How long a moment of pressure is felt, as a part of the time a request has to spare."""
 WEIGHT = 64.0
@@ -38,7 +38,7 @@ class Steering:
             raise InputError(f"exit_floor = {self.floor:g} must be above 0 and at most exit_threshold = {self.top:g}")
 
     def threshold(self, pressure: float) -> float:
-        """At a pressure, the part of its spare time that a request would wait."""
+        """The threshold at a pressure, which is the part of its spare time that a request would wait."""
         if self.floor is None:
             return self.top
         sunk = min(max((pressure - CALM) / (FULL - CALM), 0.0), 1.0)

@@ -93,7 +93,7 @@ def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
 
 
 def _final(tried: Sequence[Tried], judge: TrialJudge) -> Sequence[Tried]:
-    """Those that are close to the best, after a longer run if the real one is longer."""
+    """The contenders close to the best, tried again for longer if the real run is longer; else all of them."""
     least = (1 - CLOSE) * max(map(_stp, tried))
     close = [each for each in tried if each.stp >= least]
     if len(close) == 1 or tried[0].policy.setting.rounds <= ROUNDS:

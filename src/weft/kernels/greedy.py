@@ -99,7 +99,7 @@ def priced(before, peak, seen, clocks, size, busy, buffer, largest):
 
 @loop
 def _weave_two(fetch, compute, first, compute_bound, issues, buffer, work, chosen):
-    """Two streams."""
+    """The loop for two streams, whose state fits into local variables."""
     largest = fetch.max()
     fetch, compute, issues, chosen = borrowed((fetch, compute, issues, chosen))
     before, peak = issues[0], issues[1]

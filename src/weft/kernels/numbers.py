@@ -57,7 +57,7 @@ def floating(value: Any, largest: Any, least: Any, power: Any) -> Any:
 
 
 def floating_or_infinite(value: Any, largest: Any, least: Any, power: Any, infinity: Any) -> Any:
-    """The same, but infinities stay."""
+    """As ``floating``, but infinities stay what they are."""
     return choose(abs(value) == infinity, value, floating(value, largest, least, power))
 
 

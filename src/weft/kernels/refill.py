@@ -58,7 +58,7 @@ class RefillModel(NamedTuple):
     """The stream's programs; row b - 1 is batch b."""
 
     compute: Ints
-    """(sizes, layers)."""
+    """(sizes, layers): ticks that each layer takes at each batch size."""
     remaining: Ints
     """(sizes, layers + 1): estimated ticks from each layer to the end; the last is 0."""
     exits: Bools
@@ -75,7 +75,7 @@ class RefillRules(NamedTuple):
     policy: int
     late: int
     most_jobs: int
-    """WHOLE: batches under way."""
+    """How many batches may be under way under WHOLE."""
     foresight: int
     max_batch: int
     deadline: int
@@ -91,7 +91,7 @@ class RefillRules(NamedTuple):
 
 
 class RefillState(NamedTuple):
-    """Everything that changes."""
+    """Everything that changes during a run."""
 
     clocks: Ints
     """The same as in ``request_loop``; the time is CHANNEL."""
@@ -101,7 +101,7 @@ class RefillState(NamedTuple):
     late: Ints
     late_at: Ints
     jobs: Ints
-    """(slots, 7)."""
+    """(slots, 7): the batch in each slot; its columns are USED to LAST."""
     members: Ints
     """(slots, largest batch, 2): arrival and layers each needs."""
     counts: Ints
@@ -203,7 +203,7 @@ def _compute(model, state, log, job):
 
 @part
 def _part(model, rules, state, log, job):
-    """After a layer of a batch all are done, or some leave, or it meets another batch."""
+    """Part with whoever is done after a layer of a batch: all of them, or some who leave; or join a batch it meets."""
     jobs, members = state.jobs, state.members
     at = jobs[job, LAYER]
     done = at == model.compute.shape[1]

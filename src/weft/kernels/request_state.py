@@ -30,7 +30,7 @@ OF, JOB, NEXT, RUNS, CAME, DUE = range(6)
 READY, BELATED = -1, -2
 """In place of a job: a batch that could begin, of requests in the queue or of late ones."""
 WAS_REFUSED = -2
-"""In place of when a request was answered."""
+"""Stands in place of the time of a request's answer where it was refused."""
 MANTISSA_BITS = 9
 BINS = 64 << MANTISSA_BITS
 
@@ -45,7 +45,7 @@ class Models(NamedTuple):
     first: Ints
     """Where each program begins, and where the last ends."""
     compute_bound: Bools
-    """Per program."""
+    """Whether each program computes for longer than it fetches."""
 
 
 class LoopTerms(NamedTuple):
@@ -79,7 +79,7 @@ class LoopRules(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """Everything that changes."""
+    """Everything that changes during a run."""
 
     clocks: Ints
     before: Ints
@@ -92,13 +92,13 @@ class LoopState(NamedTuple):
     returning: Ints
     returning_at: Ints
     jobs: Ints
-    """(streams, places, 8)."""
+    """(streams, places, 8): batches under way; their columns are USED to LAST."""
     members: Ints
     """(streams, places, largest batch) arrival times."""
     under_way: Ints
     """(streams, 3) batches that have begun; the place after the last of them; that after the one on time, or 0."""
     counts: Ints
-    """(streams, 10)."""
+    """(streams, 10): what was counted of each stream; the columns are ARRIVED to QUERIES."""
     histogram: Ints
     """(streams, BINS) latencies by ``bin_of``."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 def resumes(layer: int, last_issued: int) -> int:
-    """Before all others whoever has begun, the one served last first; 0 for those who have not."""
+    """A key that puts those who have begun before all others, the one served last first; 0 for those who have not."""
     return -2 - last_issued if layer > 0 else 0
 
 
@@ -150,7 +150,7 @@ def leaving_cost(share: float, size: int, passed: int, late: int, miss: int) -> 
 
 
 def backlog_cost(left: int, most: int, full: int, passed: int) -> float:
-    """Those left over go in full batches of *most*, *full* ticks each, from *passed* ticks on."""
+    """What *left* requests wait together, in batches of *most* that take *full* ticks each, after *passed* ticks."""
     return left * passed + full * (left * (left + most) / (2 * most))
 
 

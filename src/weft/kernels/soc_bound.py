@@ -128,7 +128,7 @@ def _energy_to_go(tables, prices, work):
 
 @numba.njit(cache=True)
 def _least_negated_throughput(rules, work, time, sets):
-    """In whatever order the tasks end, the last of every first few ends no sooner than these few need together."""
+    """A bound on the throughput: whatever the order in which tasks end, the first few need their time together."""
     tasks = len(work.code)
     reached = 0.0
     for n in range(tasks):

@@ -70,10 +70,10 @@ class Scratch(NamedTuple):
     """Where the children of one state are put together."""
 
     options: Ints
-    """[task]: how many."""
+    """[task]: how many ways it has to go on."""
     picks: Ints
     codes: Ints
-    """[task, option]"""
+    """[task, option]: step, unit and phase that it would have then, packed."""
     lefts: Floats
     useds: Ints
     code: Ints
@@ -82,15 +82,15 @@ class Scratch(NamedTuple):
     used: Ints
     ended: Floats
     spent: Floats
-    """One number."""
+    """Joules spent so far, a single number."""
     busy: Ints
-    """[unit]"""
+    """[unit]: how many tasks run on it."""
     pace: Floats
     """[task]: seconds per second of stand-alone work."""
     costs: Floats
-    """[task, set]"""
+    """[task, set]: what is left of the task, at the prices of the set."""
     subsets: Floats
-    """[subset of the tasks]"""
+    """[subset of the tasks]: the most throughput if these end first; -1 where they cannot."""
 
 
 def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:

@@ -71,7 +71,7 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
 
 @numba.njit(cache=True)
 def _pieces(lanes: float, columns: float, t_c: float) -> float:
-    """Into which the ends of passes and of lanes cut that many lanes, laid end to end."""
+    """The number of pieces into which the ends of passes and of lanes cut *lanes* lanes, laid end to end."""
     if lanes * columns == 0:
         return 0.0
     a, b = columns, t_c

@@ -214,7 +214,7 @@ class _Clock:
         self.duration_s = duration_s
         self.grace_s = grace_s
         self.start_s = 0.0
-        """On the loop's own clock."""
+        """When the run begins, on the loop's own clock."""
         self.ended_s = 0.0
 
 

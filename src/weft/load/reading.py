@@ -126,7 +126,7 @@ class Said:
     sample: Ints | None = None
     """The sample that was sent."""
     exit: Ints | None = None
-    """From 1 on; NO_EXIT where there was no answer."""
+    """The exit at which it left, from 1 on; NO_EXIT where there was no answer."""
     prediction: Ints | None = None
     """The class; NO_CLASS where there was no answer."""
     labels: Ints | None = None
@@ -139,7 +139,7 @@ class Said:
     """The first of them."""
 
     def at(self, places: Any) -> Said:
-        """The same of some requests, or in another order."""
+        """What the requests at *places* said, in that order."""
         lists = {"sample": self.sample, "exit": self.exit, "prediction": self.prediction, "labels": self.labels}
         chosen: Any = {key: each if each is None else each[places] for key, each in lists.items()}
         return replace(self, **chosen)
@@ -159,7 +159,7 @@ class Readings:
         self._problem = ""
 
     def expect(self, count: int) -> None:
-        """More requests come."""
+        """Make room for the answers to *count* more requests."""
         if self._exits:
             self._exit.extend([NO_EXIT] * count)
         if self._labels is not None:

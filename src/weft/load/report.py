@@ -130,7 +130,7 @@ class LoadResult:
     cpu_s: float
     """Processor time of the generator while it sent and received."""
     connections: int
-    """Opened in all."""
+    """How many connections were opened in all."""
     held_back: int
     """Requests that had to wait because no more connections were allowed."""
     overhead_s: tuple[float | None, ...] = ()

@@ -60,7 +60,7 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
 
 
 def make_request_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
-    """The same for requests that come and go; policies that plan for streams which never run dry are refused."""
+    """A policy for requests that come and go; those that plan for streams which never run dry are refused."""
     policy = make_policy(name, setting, options)
     if not policy.traits.serves_requests:
         raise InputError(

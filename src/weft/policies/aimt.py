@@ -30,7 +30,7 @@ class AiMt(Policy):
 
     @property
     def thresholds(self) -> tuple[int, int]:
-        """Both in ticks."""
+        """The thresholds for compute and for memory, in ticks."""
         buffer = self.setting.buffer
         return round(self.compute_threshold * buffer), round(self.memory_threshold * buffer)
 

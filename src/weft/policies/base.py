@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
     remaining: int = 0
     """Estimated ticks to the end of the query, had it the device to itself."""
     whole: int = 0
-    """The same for the query from its start."""
+    """Estimated ticks of the whole query, had it the device to itself."""
     priority: int = 1
     size: int = 1
     """Requests in the batch."""
@@ -153,7 +153,7 @@ class Setting:
         return sum(count * program.total_work for count, program in zip(counts, self.programs, strict=True))
 
     def cut(self, pieces: int) -> Setting:
-        """The same with layers in pieces of at most this part of the buffer; 1 leaves them whole."""
+        """This setting with layers cut into pieces of at most this part of the buffer; 1 leaves them whole."""
         most = max(1, self.buffer // pieces)
         programs = tuple(program.cut(most, self.piece_cost) for program in self.uncut)
         return replace(self, programs=programs, pieces=pieces, whole=self.uncut)
@@ -167,7 +167,7 @@ class View:
     heads: tuple[Candidate, ...]
     """The next layer of every stream, or of every batch in flight or ready."""
     candidates: tuple[Candidate, ...]
-    """Those of the heads that may go; at least one. The fairness rule holds streams back, lateness requests."""
+    """The heads that may go; at least one. The fairness rule holds streams back, lateness requests."""
     progress: tuple[int, ...] = ()
     """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
 

@@ -110,8 +110,8 @@ class Punctual(Policy):
 
 
 def _order(plan: _DueWork) -> tuple[int, bool, float, int, int]:
-    """By deadline; ties do not depend on the order of the candidates, or a segment could be stopped for one that then
-    does not go."""
+    """Orders work by deadline; ties do not depend on the order of the candidates, or a segment could be stopped for
+    one that then does not go."""
     return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query
 
 

@@ -18,7 +18,7 @@ class Flight(NamedTuple):
     """One stream at one instant."""
 
     batches: tuple[Candidate, ...]
-    """Those in flight that stand still, the one that is least far first."""
+    """Its batches in flight that stand still, the one that is least far first."""
     beginnings: tuple[Candidate, ...]
     """What could begin, by size: 1, 2, ..."""
 

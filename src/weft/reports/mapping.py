@@ -54,7 +54,7 @@ class MemoryDemand(NamedTuple):
     times_s: Floats
     """When each row below begins, and when the last one ends."""
     gb_s: Floats
-    """[interval, task]"""
+    """[interval, task]: what each task asks for in each interval."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ WIDE_INCHES, LANE_INCHES, DEMAND_INCHES, HEAD_INCHES, FOOT_INCHES = 12.0, 0.62, 
 LEFT, RIGHT = 0.085, 0.925
 LEGEND_INCHES, LEGEND_COLUMNS, LONGEST_NAME = 0.2, 7, 24
 PITCH, TALL = 1.0, 0.7
-"""From one lane to the next, and the height of a bar at full speed; above it is where tasks stand before a unit."""
+"""The distance from one lane to the next, and the height of a bar at full speed; tasks that wait stand above it."""
 PALEST = 0.62
 """Share of white in the bar of a step that nothing slows down."""
 LOST_HATCH, MARKS = "/////", ("", "\\\\\\", "...", "|||", "---", "xxx")

@@ -26,7 +26,7 @@ class StreamReport:
 
     model: str
     queries: int
-    """Completed."""
+    """How many queries were completed."""
     progress: float
     """Queries with the one in flight counted by its share."""
     standalone_s: float

@@ -143,5 +143,5 @@ def _mb(count: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """Three digits."""
+    """Milliseconds to three digits."""
     return f"{seconds * 1e3:#.3g} ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f} ms"

@@ -31,9 +31,9 @@ MARGINS = {"left": 0.065, "right": 0.985, "top": 0.915, "bottom": 0.115, "hspace
 MOST_NAMED = 40
 """Chosen steps that are named; more would lie on top of each other."""
 NAME_WIDTH = 0.011
-"""Of the picture's width, that a name takes; what follows closer stays without."""
+"""The part of the picture's width that a name takes; steps that follow more closely are not named."""
 DENSE = 1500
-"""From here on the points are an image inside an SVG file."""
+"""From so many points on, they are an image inside an SVG file."""
 
 
 class PhaseSpan(NamedTuple):
@@ -118,7 +118,7 @@ def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
 
 
 def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
-    """Above the picture, with as many words as there is room for."""
+    """Name the phases above the picture, with as many words as there is room for."""
     whole = sum(span.last - span.first + 1 for span in spans)
     for span in spans:
         share = (span.last - span.first + 1) / max(1, whole)

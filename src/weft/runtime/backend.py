@@ -22,7 +22,7 @@ from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 
 Values = Any
-"""Of some samples: their inputs by name, as arrays, before the first segment, and later what the backend made of them.
+"""Some samples: their inputs by name, as arrays, before the first segment, and later what the backend made of them.
 They are freed when nobody refers to them any more."""
 
 Progress = Callable[[str], None]

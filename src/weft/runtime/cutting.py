@@ -19,7 +19,7 @@ from weft.errors import ModelError
 from weft.runtime.values import unsteady
 
 BANDWIDTH_BYTES_PER_S = 5e9
-"""At which a tensor that crosses a cut is taken to be written and read once more."""
+"""The speed at which a tensor that crosses a cut is taken to be written and read once more."""
 CUT_COST_S = 15e-6
 """What one more call of ONNX Runtime costs."""
 WORTH_CUTTING = 1.6

@@ -139,7 +139,7 @@ def _inside(body: GraphProto, facts: Facts) -> Facts:
 
 
 def _weights(graph: GraphProto) -> dict[str, TensorProto]:
-    """Initialisers and constants."""
+    """The graph's initialisers and constants by name."""
     constants = {
         node.output[0]: each.t
         for node in graph.node

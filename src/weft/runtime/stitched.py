@@ -21,7 +21,7 @@ from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.wire_format import Glance, fields
 
 _METADATA_FIELD = 14
-"""Of an ONNX model: entries with a key (1) and a value (2)."""
+"""The field of an ONNX model that holds its metadata: entries with a key (1) and a value (2)."""
 
 _MOST_BYTES = 1 << 24
 """More than any file says of its tasks."""
@@ -37,7 +37,7 @@ class TaskSpec(BaseModel):
 
     name: _Name
     inputs: _Ports
-    """As the model calls them -> as the graph does."""
+    """Names of its inputs in the model -> in the graph."""
     outputs: _Ports
     batch: int = 1
     """Rows it was stitched for."""

@@ -48,9 +48,9 @@ class Fact(NamedTuple):
     """What of a tensor depends on the values of the graph's inputs."""
 
     valued: bool = False
-    """Its values do."""
+    """Whether its values depend on them."""
     loose: bool = False
-    """Its shape does."""
+    """Whether its shape depends on them."""
 
 
 FIXED = Fact()

@@ -125,7 +125,7 @@ class Dispatcher:
         self._loop.call_soon_threadsafe(self._pump)
 
     def _pump_soon(self) -> None:
-        """After whatever else arrives in this turn, so that requests which come together are batched together."""
+        """Look for work at the end of this turn, so that requests which come together are batched together."""
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)

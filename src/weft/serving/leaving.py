@@ -29,7 +29,7 @@ class Reached(NamedTuple):
     """What a batch came to at an exit."""
 
     number: int
-    """From 1; the last is the end."""
+    """Which exit it is, from 1; the last is the end."""
     answers: Array
     sure: Floats
 

@@ -87,7 +87,7 @@ class Routes:
             raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
 
     async def _unpack(self, exchange: HttpExchange, parts: list[str], encoding: str) -> None:
-        """Beside the loop, because a small body may hold much."""
+        """Unpack a compressed body in a thread beside the loop, because a small one may hold much."""
         body = await asyncio.to_thread(unpacked, exchange.body, encoding, self._most_bytes)
         if exchange.open:
             self._begin(exchange, parts, body)

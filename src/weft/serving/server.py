@@ -39,7 +39,7 @@ CLOSING_S = 1.0
 """How long connections may take to close once nothing is owed to anybody."""
 
 HURRIED_S = 0.1
-"""The same when requests were lost already."""
+"""How long connections may take to close when requests were lost already."""
 
 STOPPING_S = 5.0
 """How long a segment may take to end once it was told to: an operator that has begun ends by itself only."""

@@ -113,7 +113,7 @@ class BatchWork:
         return found
 
     def departing(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
-        """At an exit, those who leave with their answers; the batch goes on without them, and without who is gone."""
+        """Who leaves at an exit, with their answers; the batch goes on without them, and without who is gone."""
         leaving, reached = self.model.leaving, self._reached
         assert leaving is not None and reached is not None
         found, staying, rows = [], list[ClientTicket](), list[int]()

@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 TOGETHER_S = 5.0
 """How long to watch all models together, at least; one at a time, a third of it for each batch size."""
 ROUNDS = 3
-"""In which the lanes are watched together, each model alone between them."""
+"""How often the lanes are watched together, with each model alone in between."""
 WARM_S = 0.3
 LEAST_RUNS, LONGEST_S = 12, 60.0
 """Runs to see of a model, however long that takes, up to a limit."""
@@ -108,7 +108,7 @@ class _Watched:
 
     @property
     def spans(self) -> list[SeenSpan]:
-        """Those after the warm-up, and before the clients went away; all of them on a machine that had no time then."""
+        """The spans after the warm-up and before the clients went away; all there are where these are too few."""
         found = [each for each in self.all_spans if each.start_s >= self.since_s and each.end_s <= self.until_s]
         return found if len(found) >= LEAST_RUNS else self.all_spans
 
@@ -212,7 +212,7 @@ class _Survey:
         return [max(0.0, a - b - first_s) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
 
     def _in_turns(self, model: HostModel, name: str, watched: Sequence[_Watched]) -> HostModel:
-        """The same, as long as segments take in other runs: where models alternate, their caches are cold."""
+        """The model with segments as long as in these runs: where models alternate, their caches are cold."""
         found = [run for each in watched for run in runs(each.spans, name, len(model.segments))]
         ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in found]
         slower = np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments))

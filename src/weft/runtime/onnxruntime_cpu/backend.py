@@ -13,7 +13,7 @@ from weft.runtime.onnxruntime_cpu.preparing import prepare
 
 
 class CpuBackend:
-    """This machine's cores."""
+    """Runs models in ONNX Runtime on the cores of this machine."""
 
     name, platform = "onnxruntime", "onnxruntime_onnx"
     inline = True

@@ -179,7 +179,7 @@ def _as_far_as_it_pays(bench: _Workbench) -> BatchTimes:
 
 
 def _sizes(tasks: int) -> list[int]:
-    """Those to try: of a stitched model, as many rows as it has tasks at least."""
+    """Batch sizes to try: for a stitched model, up to as many rows as it has tasks at least."""
     sizes = list(SIZES)
     while sizes[-1] < tasks:
         sizes.append(2 * sizes[-1])

@@ -80,7 +80,7 @@ def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
 
 
 def _loaded(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint) -> CpuModel:
-    """From the cache: open the sessions and run each once."""
+    """A model from the cache: open its sessions and run each once."""
     sessions = [
         open_session(place / segment.file, options.threads, optimise=False)
         if segment.file
@@ -307,7 +307,7 @@ class _Workshop:
         return None
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
-        """Only the end is an answer; what the other exits give takes its place."""
+        """The blueprint with its exits: the last one is the output, and what the others give takes its place."""
         ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
         exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])

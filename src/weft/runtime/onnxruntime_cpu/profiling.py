@@ -34,7 +34,7 @@ class NodeProfile:
     times_s: tuple[float, ...]
     """The fastest of the runs, in the order of the nodes."""
     tensors: Mapping[str, SeenTensor]
-    """Only those that numpy can hold."""
+    """The tensors made, by name; only those that numpy can hold."""
 
 
 def profile(model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Array]) -> NodeProfile:

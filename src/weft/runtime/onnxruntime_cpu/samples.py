@@ -27,7 +27,7 @@ _DATATYPE_OF = {
 
 
 def specs(arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """From what a session says of its inputs or outputs."""
+    """Name, type and shape of tensors, from what a session says of its inputs or outputs."""
     return tuple(TensorSpec(each.name, _datatype(each), tuple(map(_size, each.shape))) for each in arguments)
 
 

@@ -18,7 +18,7 @@ from weft.policies.base import Candidate
 from weft.simulation.requests.case import Case
 
 DRAWS = 3
-"""Of a seed's independent sequences, the one that places in the measurements are drawn from."""
+"""Which of a seed's independent sequences draws the places in the measurements."""
 
 
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
