@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import common
+from weft.cli import common, host
 from weft.cli.common import complete_models, file_option, parse_shapes
-from weft.cli.host import (
-    DEFAULT_NPU,
-    SECONDS,
-    AnyDevice,
-    Cache,
-    LaneCount,
-    Seconds,
-    measure,
-    named_npu,
-    print_host,
-    subject,
-)
 from weft.cli.printing import add_row, console, plain_table, progress_bar, say, told, warn_of_gaps
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
@@ -43,15 +31,15 @@ def command(
             help="A zoo name, a packaged model or an .onnx file; host: several.",
         ),
     ],
-    device: AnyDevice = None,
+    device: host.AnyDevice = None,
     batch: common.Batch = 1,
     seq_len: common.SeqLen = 16,
     tables: common.Tables = "stream",
     cost: common.Cost = "pipelined",
     shape: common.Shapes = None,
-    lanes: LaneCount = None,
-    seconds: Seconds = SECONDS,
-    cache: Cache = None,
+    lanes: host.LaneCount = None,
+    seconds: host.Seconds = host.SECONDS,
+    cache: host.Cache = None,
     output: Annotated[
         str | None, file_option("--output", "-o", suffixes=(".json",), help="The profile to write (.json).")
     ] = None,
@@ -64,17 +52,17 @@ def command(
     shapes = parse_shapes(shape, models)
     if device == HOST:
         refuse_unused(context, "--device host", ON_HOST)
-        host = measure([subject(model, shapes.get(model)) for model in models], lanes, seconds, cache)
-        print_host(host)
+        measured = host.measure([host.subject(model, shapes.get(model)) for model in models], lanes, seconds, cache)
+        host.print_host(measured)
         if output:
-            write_host(host, output)
+            write_host(measured, output)
             told("profile", output)
         return
-    refuse_unused(context, f"--device {device or DEFAULT_NPU}", ON_NPU)
+    refuse_unused(context, f"--device {device or host.DEFAULT_NPU}", ON_NPU)
     if len(models) > 1:
         raise InputError(f"one model at a time has a profile on an NPU, not {', '.join(models)}; host takes several")
     refuse_parameters_of_others(context, models)
-    npu = named_npu(device)
+    npu = host.named_npu(device)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     with progress_bar("reading"):
         found = load_model(models[0], shapes=shapes.get(models[0]), parameters=parameters)

@@ -23,20 +23,8 @@ import onnx
 from onnx import ModelProto
 
 from weft.errors import ModelError, unknown_name
-from weft.runtime import stitched
+from weft.runtime import cutting, stitched
 from weft.runtime.backend import LoadOptions, Progress, check_once
-from weft.runtime.cutting import (
-    ModelPiece,
-    arrange,
-    choose_cuts,
-    crossing_bytes,
-    prune,
-    scratch_bytes,
-    split,
-    weight_bytes,
-    whole_because,
-    worth_cutting,
-)
 from weft.runtime.exits import METADATA_KEY, ExitSpec
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
@@ -247,7 +235,7 @@ class _Workshop:
         self.say("profiling it")
         try:
             whole_s = _fastest_s(whole, feed, clock(self.options.threads)) / max(1, len(whole.tasks))  # for one row
-            reason, long = whole_because(optimised.graph), worth_cutting(whole_s, self.options.grain_s)
+            reason, long = cutting.whole_because(optimised.graph), cutting.worth_cutting(whole_s, self.options.grain_s)
             if reason and self.exits:
                 self._without_exits(f"it {reason}")
             if reason and long:
@@ -269,11 +257,11 @@ class _Workshop:
     ) -> tuple[CpuModel | None, int]:
         found = self._profiled(model, whole_s, feed)
         cuts: tuple[int, ...] = ()
-        if whole_because(model.graph) is None:
-            cuts = choose_cuts(found.times_s, found.crossing, self.options.grain_s, self.options.max_pieces)
+        if cutting.whole_because(model.graph) is None:
+            cuts = cutting.choose_cuts(found.times_s, found.crossing, self.options.grain_s, self.options.max_pieces)
         if not cuts:
             return None, found.inner_bytes
-        parts = self._opened(whole.blueprint, split(model, cuts, found.types))
+        parts = self._opened(whole.blueprint, cutting.split(model, cuts, found.types))
         if not _identical(parts.run(feed), wanted):
             self.remarks.append("stays whole: its segments do not give the same bits")
             return None, found.inner_bytes
@@ -285,16 +273,16 @@ class _Workshop:
         """The model cut at its exits, and elsewhere if batches can be joined there, too; None if at no exit."""
         model, options = ModelProto(), self.options
         model.CopyFrom(optimised)
-        forced = arrange(model.graph, self.exits)
+        forced = cutting.arrange(model.graph, self.exits)
         found = self._profiled(model, whole_s, feed)
         if any(found.crossing[cut] is None for cut in forced):
             self._without_exits("a tensor that crosses one is of a type that numpy does not have")
             return None
-        cuts = choose_cuts(found.times_s, found.crossing, options.grain_s, options.max_pieces, forced)
+        cuts = cutting.choose_cuts(found.times_s, found.crossing, options.grain_s, options.max_pieces, forced)
         reason = None
         for chosen in dict.fromkeys((cuts, forced)):
             blueprint = self._with_exits(whole.blueprint, chosen, forced)
-            parts = self._opened(blueprint, split(model, chosen, found.types))
+            parts = self._opened(blueprint, cutting.split(model, chosen, found.types))
             if not _identical(parts.run_to_exits(feed), {name: wanted[name] for name in self.exits}):
                 reason = "its segments do not give the same bits"
                 break
@@ -319,16 +307,16 @@ class _Workshop:
         scale = min(whole_s / max(sum(found.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
             [each * scale for each in found.times_s],
-            crossing_bytes(model.graph, found.tensors),
+            cutting.crossing_bytes(model.graph, found.tensors),
             {name: tensor.element_type for name, tensor in found.tensors.items()},
-            scratch_bytes(model.graph, found.tensors),
+            cutting.scratch_bytes(model.graph, found.tensors),
         )
 
     def _again(self, whole: CpuModel) -> CpuModel:
         """The model in one piece, loaded once more where it was dropped too soon."""
         return whole if whole.sessions else CpuModel(whole.blueprint, [open_model(self.path, self.options.threads)])
 
-    def _opened(self, blueprint: Blueprint, pieces: Sequence[ModelPiece]) -> CpuModel:
+    def _opened(self, blueprint: Blueprint, pieces: Sequence[cutting.ModelPiece]) -> CpuModel:
         self.say(f"loading its {len(pieces)} segments")
         segments, sessions = [], []
         for index, piece in enumerate(pieces):
@@ -356,8 +344,8 @@ def _readied(model: ModelProto, session: Any) -> ModelProto:
     kept = [each for each in model.graph.input if each.name in wanted]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-    if whole_because(model.graph) is None:  # what the branches of control flow take is not seen
-        prune(model.graph)
+    if cutting.whole_because(model.graph) is None:  # what the branches of control flow take is not seen
+        cutting.prune(model.graph)
     model.ir_version = max(model.ir_version, 4)  # before, weights had to be inputs
     for position, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{position}"
@@ -377,7 +365,7 @@ def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
         outputs=outputs,
         segments=(SegmentSpec(name="whole", inputs=names[0], outputs=names[1], steady=steady),),
         warm_shapes=None,
-        memory_bytes=weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
+        memory_bytes=cutting.weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
     )
 
 
