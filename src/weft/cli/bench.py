@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import how, out, parse_shapes, what
+from weft.cli.common import as_number, how, out, parse_shapes, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
@@ -103,17 +103,8 @@ def _stream(text: str) -> dict[str, object]:
         key, equals, value = part.partition("=")
         if not equals:
             raise WorkloadError(f"--stream {text!r} is not of the form MODEL:rate=10,deadline=250")
-        found[LONGER.get(key.strip(), key.strip())] = _value(value.strip())
+        found[LONGER.get(key.strip(), key.strip())] = as_number(value.strip())
     return found
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _print(result: LoadResult) -> None:

@@ -236,9 +236,17 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Option]:
 def _option(text: str, value: str) -> Option:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
+    found = as_number(value)
+    if isinstance(found, str):
+        raise InputError(f"--option {text!r}: {value!r} is neither true, false nor a number")
+    return found
+
+
+def as_number(text: str) -> int | float | str:
+    """The number that a text says, or the text itself."""
     for kind in (int, float):
         try:
-            return kind(value)
+            return kind(text)
         except ValueError:
             continue
-    raise InputError(f"--option {text!r}: {value!r} is neither true, false nor a number")
+    return text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.common import complete_devices, how, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say
+from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def print_host(host: Host) -> None:
     many = host.lanes > 1
     columns = ("model", "segments", "batch", "ms", "longest ms", "p99 / mean", "besides ms")
     beside = [f"beside {other}" for other in host.models] if many else []
-    lanes = f"{host.lanes} lane{'s' * many}, {host.threads} thread{'s' * (host.threads > 1)} each"
+    lanes = f"{counted(host.lanes, 'lane')}, {counted(host.threads, 'thread')} each"
     table = plain_table(f"{host.name}: {lanes}", (*columns, *beside))
     for place, (name, model) in enumerate(host.models.items()):
         for batch in sorted(model.times_s):

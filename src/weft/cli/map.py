@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from weft.cli import calibrate, common, map_dynamic
 from weft.cli.command import Command, InOptions
-from weft.cli.common import complete_models, complete_socs, file_option, how, parse_shapes, what
+from weft.cli.common import complete_models, complete_socs, file_option, how, parse_shapes, split_names, what
 from weft.cli.printing import progress_bar, say, told
 from weft.cli.unused import given_options
 from weft.errors import InputError, unknown_name
@@ -177,7 +177,7 @@ def _tasks(
 ) -> list[dict[str, Any]]:
     from weft.mapping.scenario import parse_scenario
 
-    given = [name.strip() for name in models.split(",") if name.strip()]
+    given = split_names(models)
     if not given:
         raise InputError("--models names nothing; give at least one model")
     names = parse_scenario({"soc": "any", "task": [{"model": each} for each in given]}, "--models").names

@@ -84,6 +84,10 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*map(escape, cells), style=style)
 
 
+def counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
 def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
     return "-" if value is None else f"{value * scale:.{digits}f}{suffix}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.cli.common import parse_options
 from weft.cli.host import workload_device
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
+from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def compare_on_host(
             advance()
     columns = ("policy", "missed", *(f"{stream.model} missed" for stream in workload.stream))
     columns = (*columns, *(f"{stream.model} p99 ms" for stream in workload.stream), "load")
-    lanes = f"{host.lanes} lane{'s' * (host.lanes > 1)}"
+    lanes = counted(host.lanes, "lane")
     table = plain_table(f"{Path(path).name} on {host.name}, {lanes}, late requests: {late}", columns)
     best = min(report.worst_violation_rate for report in reports)
     copies = _copies(reports)
@@ -190,9 +190,8 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
     with progress_bar("simulating"):
         prediction = predict(path, policy, options)
     overheads = ", ".join(f"{each.model} {each.overhead_s * 1e3:.2f} ms" for each in prediction.streams)
-    lanes = f"{prediction.lanes} lane{'s' * (prediction.lanes > 1)}"
     columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
-    table = plain_table(f"measured and simulated on {lanes}", columns, left=2)
+    table = plain_table(f"measured and simulated on {counted(prediction.lanes, 'lane')}", columns, left=2)
     measured = f"measured under {_named(prediction.measured_policy, prediction.measured_options)}"
     simulated = f"simulated under {_named(prediction.policy, prediction.policy_options)}"
     for stream in prediction.streams:

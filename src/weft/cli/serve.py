@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from weft.cli.common import PolicyOptions, complete_policies, how, in_panel, parse_bytes, parse_options, what
 from weft.cli.plans import arguments_of
-from weft.cli.printing import add_row, console, plain_table, say
+from weft.cli.printing import add_row, console, counted, plain_table, say
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ class _Loading:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._status:
-            self._status.stop()
+        self.done()
 
     def say(self, name: str) -> None:
         if self._status:
@@ -217,11 +216,7 @@ def _told(slot: ModelSlot, why_unusable: str) -> tuple[str, str]:
 
 
 def _finishing(requests: int) -> None:
-    say(f"finishing {_counted(requests, 'request')}; Ctrl-C again to stop now")
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"
+    say(f"finishing {counted(requests, 'request')}; Ctrl-C again to stop now")
 
 
 def _announce(server: Server) -> None:
@@ -235,7 +230,7 @@ def _announce(server: Server) -> None:
         _line("           mend what is missing, then POST /v2/repository/models/NAME/load")
     if server.grpc_port:
         say(f"       grpc {config.host}:{server.grpc_port}")
-    lanes = _counted(config.lanes, "lane")
+    lanes = counted(config.lanes, "lane")
     say(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n")
     slots = list(service.library.slots())
     lines: dict[str, list[str]] = {}
@@ -255,7 +250,7 @@ def _announce(server: Server) -> None:
 
 def _pieces(loaded: LoadedModel) -> str:
     exits = ", ".join(each.output for each in loaded.exits)
-    return _counted(len(loaded.segments), "segment") + (f", exits {exits}" if exits else "")
+    return counted(len(loaded.segments), "segment") + (f", exits {exits}" if exits else "")
 
 
 def _line(text: str) -> None:

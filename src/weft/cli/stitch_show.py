@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import add_row, console, number, plain_table, say
+from weft.cli.printing import add_row, console, counted, number, plain_table, say
 
 if TYPE_CHECKING:
     from weft.stitching.steps import Stitching
@@ -55,7 +55,7 @@ def _title(made: Stitching) -> str:
     same = len(set(family.batches)) == 1
     each = " each" * (family.tasks > 1)
     rows = f"{family.batches[0]}{each}" if same else ", ".join(map(str, family.batches))
-    threads = f"{options.used_threads} thread{'s' * (options.used_threads > 1)}"
+    threads = counted(options.used_threads, "thread")
     by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
     return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
 

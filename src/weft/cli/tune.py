@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import FigureFile, HtmlFile, JsonFile, complete_devices, how, in_panel, out, what
+from weft.cli.common import FigureFile, HtmlFile, JsonFile, complete_devices, how, in_panel, out, split_names, what
 from weft.cli.plans import options_of, stage_bars, told_in_options
 from weft.cli.printing import write_result
 from weft.errors import EvaluationError, InputError
@@ -209,7 +209,7 @@ def _scale(text: str | None) -> float | None:
 def _layers(text: str | None) -> str | tuple[str, ...] | None:
     if text is None or text == "all":
         return None
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(split_names(text))
     if not names:
         raise InputError("--layers names nothing; write conv, fc, all or names: conv1,conv2")
     return names[0] if len(names) == 1 else names
@@ -219,7 +219,7 @@ def _groups(texts: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for text in texts or ():
         name, equals, members = text.partition("=")
-        names = tuple(each.strip() for each in members.split(",") if each.strip())
+        names = tuple(split_names(members))
         if not equals or not name.strip() or not names:
             raise InputError(f"--group {text!r} is not of the form NAME=layer,layer")
         if name.strip() in found:

@@ -18,11 +18,12 @@ import statistics
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from weft.load.timing import precise_loop
 from weft.workloads.exits import MOST_EXITS
 from weft.workloads.requests import Stream, Workload
 
+Asked = ParamSpec("Asked")
 Progress = Callable[[float, int, int], None]
 """Called now and then with the seconds gone, the answers that came, and the requests under way or waiting."""
 
@@ -76,34 +78,6 @@ class _Preparation:
     tell_exits: tuple[bool, ...]
     """Whether the answers to each tell at which exit they left."""
     transport_s: float
-
-
-def run_load(
-    workload: Workload,
-    url: str,
-    *,
-    deadlines: str = "strict",
-    connections: int = 512,
-    api_key: str | None = None,
-    grace_s: float = 30.0,
-    context: ssl.SSLContext | None = None,
-    progress: Progress | None = None,
-    alone: int = 0,
-) -> LoadResult:
-    """Send a workload to the server at *url* and wait for the answers; see ``drive``."""
-    job = drive(
-        workload,
-        url,
-        deadlines=deadlines,
-        connections=connections,
-        api_key=api_key,
-        grace_s=grace_s,
-        context=context,
-        progress=progress,
-        alone=alone,
-    )
-    with _undisturbed(), asyncio.Runner(loop_factory=precise_loop) as runner:
-        return runner.run(job)
 
 
 async def drive(
@@ -157,6 +131,21 @@ async def drive(
         profile=profile,
         overhead_s=tuple(overheads),
     )
+
+
+def _waited_for(send: Callable[Asked, Coroutine[Any, Any, LoadResult]]) -> Callable[Asked, LoadResult]:
+    """*send* for callers that have no event loop: it runs in one of its own, and nothing of ours disturbs it."""
+
+    @wraps(send)
+    def run(*what: Asked.args, **how: Asked.kwargs) -> LoadResult:
+        with _undisturbed(), asyncio.Runner(loop_factory=precise_loop) as runner:
+            return runner.run(send(*what, **how))
+
+    return run
+
+
+run_load = _waited_for(drive)
+"""``drive`` for callers without an event loop."""
 
 
 async def _overhead_s(pool: Pool, request: bytes, count: int) -> float | None:

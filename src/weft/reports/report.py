@@ -68,9 +68,7 @@ class Report:
         return f"Report({self.policy} on {self.device}: STP {self.stp:.3f}, {self.fraction_of_bound:.1%} of the bound)"
 
     def as_dict(self) -> dict[str, Any]:
-        raw = {"format": 1, **asdict(self)}
-        raw["streams"] = [asdict(stream) for stream in self.streams]
-        return raw
+        return {"format": 1, **asdict(self), "streams": [asdict(stream) for stream in self.streams]}
 
 
 def report(
