@@ -74,18 +74,9 @@ class Trace:
 
     @property
     def spans(self) -> Iterator[Span]:
-        columns = zip(
-            self.stream.tolist(),
-            self.query.tolist(),
-            self.layer.tolist(),
-            self.fetch_start_s.tolist(),
-            self.fetch_end_s.tolist(),
-            self.compute_start_s.tolist(),
-            self.compute_end_s.tolist(),
-            self.weight_bytes.tolist(),
-            strict=True,
-        )
-        for s, q, n, f0, f1, c0, c1, size in columns:
+        times_s = (self.fetch_start_s, self.fetch_end_s, self.compute_start_s, self.compute_end_s)
+        columns = (self.stream, self.query, self.layer, *times_s, self.weight_bytes)
+        for s, q, n, f0, f1, c0, c1, size in zip(*(column.tolist() for column in columns), strict=True):
             yield Span(self.streams[s], q, self.layers[s][n], f0, f1, c0, c1, s, size)
 
     @classmethod

@@ -119,20 +119,10 @@ def _trace(setting: Setting, clock: Clock, order: Ints, times: Ints, settings: d
         mine = order == stream
         query[mine], layer[mine] = np.divmod(np.arange(int(mine.sum())), len(program))
         sizes[mine] = np.array(program.weight_bytes, np.int64)[layer[mine]]
-    seconds = times * clock.tick_s
-    fetch_start, fetch_end, compute_start, compute_end = (np.ascontiguousarray(column) for column in seconds.T)
+    models, names = zip(*((program.model, program.names) for program in setting.programs), strict=True)
+    fetch_start, fetch_end, compute_start, compute_end = (times * clock.tick_s).T.copy()
     return Trace(
-        streams=tuple(program.model for program in setting.programs),
-        layers=tuple(program.names for program in setting.programs),
-        stream=order,
-        query=query,
-        layer=layer,
-        fetch_start_s=fetch_start,
-        fetch_end_s=fetch_end,
-        compute_start_s=compute_start,
-        compute_end_s=compute_end,
-        weight_bytes=sizes,
-        settings=settings,
+        models, names, order, query, layer, fetch_start, fetch_end, compute_start, compute_end, sizes, settings
     )
 
 

@@ -65,26 +65,20 @@ def request_trace(case: Case, run: RequestRun) -> Trace:
     stream, query, layer, program, *_ = run.tally.issues.T
     sizes = np.array([size for p in setting.programs for size in p.weight_bytes], np.int64)
     first = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)
+    sizes = sizes[first[program] + layer]
     fetch_start, fetch_end, compute_start, compute_end = (run.tally.issues[:, 4:] * run.tick_s).T.copy()
+    models = tuple(spec.model for spec in case.workload.stream)
+    names = tuple(setting.programs[term.programs].names for term in case.terms)
+    settings = {
+        "weft": __version__,
+        "device": case.device.name,
+        **_memory(case.device),
+        "policy": run.report.policy,
+        "late": run.report.late,
+        "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
+    }
     return Trace(
-        streams=tuple(spec.model for spec in case.workload.stream),
-        layers=tuple(setting.programs[term.programs].names for term in case.terms),
-        stream=stream,
-        query=query,
-        layer=layer,
-        fetch_start_s=fetch_start,
-        fetch_end_s=fetch_end,
-        compute_start_s=compute_start,
-        compute_end_s=compute_end,
-        weight_bytes=sizes[first[program] + layer],
-        settings={
-            "weft": __version__,
-            "device": case.device.name,
-            **_memory(case.device),
-            "policy": run.report.policy,
-            "late": run.report.late,
-            "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
-        },
+        models, names, stream, query, layer, fetch_start, fetch_end, compute_start, compute_end, sizes, settings
     )
 
 
