@@ -141,8 +141,11 @@ class Published(NamedTuple):
     sentence: str
 
 
-def published(paper: str) -> dict[str, Published]:
-    """Key -> number, of every number the paper's text states and we compare with."""
+Paper = dict[str, Published]
+"""Key -> number, of every number a paper's text states and we compare with."""
+
+
+def published(paper: str) -> Paper:
     text = (resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8")
     return {key: Published(**entry) for key, entry in json.loads(text)["numbers"].items()}
 

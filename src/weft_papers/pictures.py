@@ -49,7 +49,13 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **grid:
 
 
 def save(figure: Canvas, out: Path, name: str, title: str) -> Figure:
-    """Write ``name``.png and .svg under *out* with *title* above the picture."""
+    """Write ``name``.png and .svg under *out* with *title* above the picture.
+
+    Where nobody has drawn a legend, that of the first panel stands below, if there are things to tell apart.
+    """
+    first = figure.axes[0]
+    if not figure.legends and not first.get_legend() and len(first.get_legend_handles_labels()[0]) > 1:
+        legend(figure, first)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     path = out / f"{name}.png"
     with matplotlib.rc_context({"svg.hashsalt": "weft"}):
@@ -63,8 +69,10 @@ def save(figure: Canvas, out: Path, name: str, title: str) -> Figure:
     return Figure(title, path)
 
 
-def heading(axes: Axes, text: str) -> None:
+def heading(axes: Axes, text: str, **settings: Any) -> None:
+    """What a panel shows, above it; *settings*: its labels, limits and scales, as ``Axes.set`` takes them."""
     axes.set_title(text, loc="left", fontsize=9.5, color=INK)
+    axes.set(**settings)
 
 
 def paper_line(axes: Axes, value: float, text: str, colour: str = INK, *, lift: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from weft.devices import load_platform
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.fluid_batching import comparison, deadlines, designs, sensitivity, strategies, traffic
 from weft_papers.fluid_batching.hardware import DECISION_US, EXIT_RATES, MAX_BATCH, SPOTS, npu, tile
 from weft_papers.fluid_batching.lab import DRAWN, SEEDS, Bench
@@ -56,7 +56,7 @@ def reproduce(
         return run_steps(PAPER, steps, lambda: _settings(lengths), progress)
 
 
-def _steps(paper: dict[str, Published], out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
+def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
     row, point = lengths
 
     def traffic_of(plan: traffic.TrafficSweep, tick: Tick) -> Exhibit:

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.fluid_batching.hardware import DECISION_US, EXITS, SPOTS, Spot, npu, tile
 from weft_papers.fluid_batching.lab import (
     BALANCED,
@@ -46,7 +46,7 @@ PRINTED = {LAZY: "lazy", FLUID: "fluid"}
 class SchedulerComparison:
     """The rows of the table, each under every scheduler."""
 
-    paper: dict[str, Published]
+    paper: Paper
     samples: int
     """How many samples each seed draws."""
     spots: Sequence[Spot]
@@ -66,13 +66,13 @@ class SchedulerComparison:
         return self.paper[f"{PRINTED[scheduler]}_{field}_{spot.key}"].value
 
 
-def table_point(paper: dict[str, Published], spot: Spot, scheduler: BatchScheduler, samples: int) -> RunPoint:
+def table_point(paper: Paper, spot: Spot, scheduler: BatchScheduler, samples: int) -> RunPoint:
     """A row of the table."""
     return RunPoint(spot, scheduler, paper[f"rate_{spot.key}"].value, paper[f"slo_{spot.key}"].value, samples)
 
 
 def compare(
-    paper: dict[str, Published], bench: Bench, samples: int, tick: Tick | None = None, spots: Sequence[Spot] = SPOTS
+    paper: Paper, bench: Bench, samples: int, tick: Tick | None = None, spots: Sequence[Spot] = SPOTS
 ) -> SchedulerComparison:
     points = [table_point(paper, spot, scheduler, samples) for spot in spots for scheduler in SHOWN]
     return SchedulerComparison(paper, samples, spots, bench.measure(points, tick))
@@ -246,7 +246,6 @@ def _drawn(out: Path, found: SchedulerComparison) -> Figure:
         if printed:
             _mark_printed(axis, found, printed)
         axis.set_ylabel(label)
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "table2-comparison", f"{FIGURE}: bars ours, black lines as printed")
 
 

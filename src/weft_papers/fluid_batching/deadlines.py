@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.fluid_batching.hardware import SPOTS, Spot
 from weft_papers.fluid_batching.lab import (
     DRAWN,
@@ -60,9 +60,7 @@ PANELS = (
 )
 
 
-def panel(
-    paper: dict[str, Published], bench: Bench, samples: int, plan: DeadlinePanel, tick: Tick | None = None
-) -> DeadlinePanel:
+def panel(paper: Paper, bench: Bench, samples: int, plan: DeadlinePanel, tick: Tick | None = None) -> DeadlinePanel:
     rate = paper[f"deadline_rate_{plan.spot.board}"].value
     whole = replace(plan, rate=rate, samples=samples)
     points = [whole.point(scheduler, deadline) for scheduler in plan.schedulers for deadline in plan.deadlines_ms]
@@ -115,5 +113,4 @@ def _drawn(out: Path, found: Sequence[DeadlinePanel]) -> Figure:
         axis.set_xlabel("SLO (ms)")
         axis.set_ylabel("violations (%)")
         axis.set_ylim(0, 100)
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "fig9-deadlines", f"{FIGURE}: violations over the deadline")

@@ -13,7 +13,7 @@ from weft.costs.explore import Exploration
 from weft.costs.tiled import layer_times_s, lookup_table
 from weft.devices import Board, TiledNpu, load_platform
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.fluid_batching.hardware import (
     EXITS,
     MAX_BATCH,
@@ -54,7 +54,7 @@ def shares(device: TiledNpu, board: Board) -> BoardShares:
     return BoardShares(100 * device.dsps / board.dsps, 100 * device.bram_bits / board.bram_bits)
 
 
-def table_1(paper: dict[str, Published], out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
+def table_1(paper: Paper, out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
     searches = {spot: _timed(spot) for spot in spots}
     rows = [row for spot in spots for row in (*_share_rows(paper, spot), *_search_rows(paper, spot, searches[spot]))]
     rows += [_storage_row(paper, spot) for spot in spots]
@@ -68,7 +68,7 @@ def _timed(spot: Spot) -> Searched:
     return Searched(found, perf_counter() - started)
 
 
-def _share_rows(paper: dict[str, Published], spot: Spot) -> list[Row]:
+def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
     device, board = tabled(spot), load_platform(spot.board)
     rows = []
     for what, ours in zip(("dsps", "bram"), shares(device, board), strict=True):
@@ -82,7 +82,7 @@ def _share_rows(paper: dict[str, Published], spot: Spot) -> list[Row]:
     return rows
 
 
-def _search_rows(paper: dict[str, Published], spot: Spot, search: Searched) -> list[Row]:
+def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
     best = search.found.device()
     where = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.found)} designs"
     if spot == MISPRINTED:
@@ -105,7 +105,7 @@ def _score(found: Exploration, device: TiledNpu) -> float:
     return float(found.scores[place] / found.scores[found.best])
 
 
-def _storage_row(paper: dict[str, Published], spot: Spot) -> Row:
+def _storage_row(paper: Paper, spot: Spot) -> Row:
     board, theirs = load_platform(spot.board), paper[f"registers_{spot.key}"].value
     table = lookup_table(network(spot.model, EXITS), tabled(spot), MAX_BATCH)
     registers = board.registers or 1
@@ -120,7 +120,7 @@ def _storage_row(paper: dict[str, Published], spot: Spot) -> Row:
     return Row("section IV", f"registers of the look-up table, {spot.name}", theirs, ours, "%", why)
 
 
-def _batch_16(paper: dict[str, Published]) -> Row:
+def _batch_16(paper: Paper) -> Row:
     spot = Spot("resnet50", "zcu104")
     ours = 1e3 * sum(layer_times_s(network(spot.model), tabled(spot), 16))
     why = beside(ours, paper["batch16"].value, "a whole pass of 16; nothing was fitted to this number")
@@ -174,5 +174,4 @@ def _drawn(out: Path, searches: dict[Spot, Searched]) -> Figure:
         axis.set_ylim(0, 1.12 * max(best))
         axis.set_xlabel("T_P, width of a MAC tree")
         axis.set_ylabel("GOP/s, mean of batches 1 to 8")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "table1-search", f"{FIGURE}: what the search for a design sees")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.fluid_batching.comparison import table_point
 from weft_papers.fluid_batching.designs import MISPRINTED, PRINTED
 from weft_papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
@@ -48,7 +48,7 @@ QUANTITIES = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violat
 class RowStudy:
     """One number varied at the rows of Table II."""
 
-    paper: dict[str, Published]
+    paper: Paper
     spots: Sequence[Spot]
     schedulers: Sequence[BatchScheduler]
     values: Sequence[int]
@@ -85,7 +85,7 @@ class RowStudy:
 
 
 def bandwidth(
-    paper: dict[str, Published],
+    paper: Paper,
     out: Path,
     bench: Bench,
     samples: int,
@@ -120,7 +120,7 @@ def _bandwidth_row(study: RowStudy, spot: Spot) -> Row:
 
 
 def decisions(
-    paper: dict[str, Published],
+    paper: Paper,
     out: Path,
     bench: Bench,
     samples: int,
@@ -170,7 +170,6 @@ def _drawn(out: Path, study: RowStudy, name: str, title: str, label: str) -> Fig
                 axis.set_xlabel(label)
             if column == 0:
                 axis.set_ylabel(quantity)
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, name, title)
 
 
@@ -221,7 +220,7 @@ READINGS = (
 
 
 def readings(
-    paper: dict[str, Published],
+    paper: Paper,
     out: Path,
     bench: Bench,
     samples: int,
@@ -248,7 +247,7 @@ def readings(
     return Exhibit(rows, (table,), (_drawn_readings(paper, out, shown, spots, found),))
 
 
-def _printed(paper: dict[str, Published], spot: Spot) -> str:
+def _printed(paper: Paper, spot: Spot) -> str:
     mean, late = (paper[f"fluid_{field}_{spot.key}"].value for field in ("mean", "late"))
     return f"{mean:g} / {late:g}"
 
@@ -256,7 +255,7 @@ def _printed(paper: dict[str, Published], spot: Spot) -> str:
 Readings = dict[tuple[Reading, Spot], RunMeans]
 
 
-def _reading_row(paper: dict[str, Published], reading: Reading, found: Readings) -> Row:
+def _reading_row(paper: Paper, reading: Reading, found: Readings) -> Row:
     mine = {spot: one for (other, spot), one in found.items() if other is reading}
     apart = {spot: one.mean_ms / paper[f"fluid_mean_{spot.key}"].value for spot, one in mine.items()}
     points = {spot: one.late - paper[f"fluid_late_{spot.key}"].value for spot, one in mine.items()}
@@ -270,7 +269,7 @@ def _reading_row(paper: dict[str, Published], reading: Reading, found: Readings)
 
 
 def _drawn_readings(
-    paper: dict[str, Published], out: Path, shown: Sequence[Reading], spots: Sequence[Spot], found: Readings
+    paper: Paper, out: Path, shown: Sequence[Reading], spots: Sequence[Spot], found: Readings
 ) -> Figure:
     figure, axes = pictures.canvas(13, 6.4, 2, len(spots), sharey=True)
     for row, (field, key, quantity) in enumerate(QUANTITIES):
@@ -283,9 +282,7 @@ def _drawn_readings(
                 if (reading, spot) in found:
                     _dot(axis, getattr(found[reading, spot], field), place, WIDEST * printed)
             axis.set_yticks(range(len(shown)), [reading.name for reading in shown])
-            axis.set_ylim(len(shown) - 0.5, -0.5)
-            axis.set_xlim(0, 1.08 * WIDEST * printed)
-            axis.set_xlabel(quantity)
+            axis.set(ylim=(len(shown) - 0.5, -0.5), xlim=(0, 1.08 * WIDEST * printed), xlabel=quantity)
             if row == 0:
                 pictures.heading(axis, spot.name)
     title = "Readings: Fluid Batching at the rows of Table II (dashed: printed, with its tolerance)"

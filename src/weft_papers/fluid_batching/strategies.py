@@ -100,9 +100,7 @@ def figure_1b(out: Path) -> Exhibit:
         labels = [f"subnet {number}" for number in range(1, EXITS + 2)]
         pictures.grouped_bars(axis, labels, {name: list(values) for name, values in one.gops.items()}, COLOURS)
         pictures.paper_line(axis, one.peak, "peak")
-        pictures.heading(axis, f"{one.spot.name}, {tile(tabled(one.spot))}")
-        axis.set_ylabel(f"GOP/s at B = {MAX_BATCH}")
-    pictures.legend(figure, axes[0])
+        pictures.heading(axis, f"{one.spot.name}, {tile(tabled(one.spot))}", ylabel=f"GOP/s at B = {MAX_BATCH}")
     picture = pictures.save(
         figure, out, "fig1b-strategies", "Fig. 1b: each way of batching in each quarter of the network"
     )
@@ -163,7 +161,6 @@ def _drawn(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) ->
     figure, axes = pictures.canvas(11, 7.2, -(-len(shown) // 2), 2, sharey="col")
     for axis, scene in zip(axes, shown, strict=False):
         _lines(axis, scene, batches)
-    pictures.legend(figure, axes[0])
     return pictures.save(
         figure, out, "fig10-ablation", "Fig. 10: throughput over the batch size, no exits, no arrivals"
     )

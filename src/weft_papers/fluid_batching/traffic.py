@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from weft.devices import TiledNpu, load_platform
 from weft.simulation.sustain import Question, Sustained, sustain
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.fluid_batching.hardware import SPOTS, Spot, macs_per_sample
 from weft_papers.fluid_batching.lab import (
     BALANCED,
@@ -83,9 +83,7 @@ FIGURES = (
 )
 
 
-def sweep(
-    paper: dict[str, Published], bench: Bench, samples: int, plan: TrafficSweep, tick: Tick | None = None
-) -> TrafficSweep:
+def sweep(paper: Paper, bench: Bench, samples: int, plan: TrafficSweep, tick: Tick | None = None) -> TrafficSweep:
     """Run a figure's points."""
     deadline_ms = paper[f"slo_{plan.spot.board}"].value
     whole = replace(plan, deadline_ms=deadline_ms, samples=samples)
@@ -114,7 +112,7 @@ def _fast(found: TrafficSweep) -> RunPoint:
     return RunPoint(found.spot, FLUID, highest, found.deadline_ms, found.samples, changes=(("bandwidth_gb_s", fast),))
 
 
-def figure(paper: dict[str, Published], out: Path, found: TrafficSweep) -> Exhibit:
+def figure(paper: Paper, out: Path, found: TrafficSweep) -> Exhibit:
     rows = [
         *_sustained_rows(paper, found),
         *_limit_rows(found),
@@ -127,7 +125,7 @@ def figure(paper: dict[str, Published], out: Path, found: TrafficSweep) -> Exhib
 # rows
 
 
-def _sustained_rows(paper: dict[str, Published], found: TrafficSweep) -> list[Row]:
+def _sustained_rows(paper: Paper, found: TrafficSweep) -> list[Row]:
     rows = []
     for scheduler in (one for one in LISTED if one in found.schedulers):
         rate = found.borne(scheduler).rate
@@ -155,7 +153,7 @@ def _limit_rows(found: TrafficSweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _utilisation_rows(paper: dict[str, Published], found: TrafficSweep) -> list[Row]:
+def _utilisation_rows(paper: Paper, found: TrafficSweep) -> list[Row]:
     low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
     gains = [found.at(FLUID, rate).efficiency - found.at(SERIAL, rate).efficiency for rate in low]
     ratios = [found.at(FLUID, rate).efficiency / found.at(SERIAL, rate).efficiency for rate in low]
@@ -242,15 +240,12 @@ def _drawn(out: Path, found: TrafficSweep) -> Figure:
             {s: [getattr(found.at(s, rate), quantity) for rate in found.rates] for s in found.schedulers},
             found.rates,
         )
-        pictures.heading(axis, label)
-        axis.set_xlabel("arrivals per second")
+        pictures.heading(axis, label, xlabel="arrivals per second")
         if quantity.endswith("_ms"):
-            axis.set_yscale("log")
-            axis.set_ylim(None, HIGHEST_MS)
+            axis.set(yscale="log", ylim=(None, HIGHEST_MS))
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             pictures.paper_line(axis, found.deadline_ms, "SLO")
     axes[0].plot(found.rates, found.rates, color=pictures.INK, lw=0.8, linestyle=":")
-    pictures.legend(canvas, axes[0])
     title = f"{found.figure}: {found.spot.name}, 4 exits, SLO {found.deadline_ms:g} ms, {found.samples} samples a run"
     name = found.figure.lower().replace(". ", "") + "-traffic"
     return pictures.save(canvas, out, name, title)

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.fluid_batching.lab import Bench
 from weft_papers.haxconn import (
     cases,
@@ -53,7 +53,7 @@ def reproduce(
         return run_steps(PAPER, _steps(paper, out, lab), lambda: _settings(paper, lab), progress, "searches")
 
 
-def _steps(paper: dict[str, Published], out: Path, lab: Laboratory) -> list[Step]:
+def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
     fitted = lab.fitted.demand
 
     def grids(tick: Tick) -> tuple[pairs.Grid, pairs.Grid]:
@@ -81,7 +81,7 @@ def _steps(paper: dict[str, Published], out: Path, lab: Laboratory) -> list[Step
     ]
 
 
-def _settings(paper: dict[str, Published], lab: Laboratory) -> dict[str, Any]:
+def _settings(paper: Paper, lab: Laboratory) -> dict[str, Any]:
     return {
         "weft": __version__,
         "profiles": "derived, except GoogLeNet in Table 2 and Fig. 6 and the pair with measured groups",

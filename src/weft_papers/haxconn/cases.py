@@ -9,7 +9,7 @@ from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.simulator import simulate
 from weft.reports.mapping import report_of
 from weft.reports.mapping_chart import draw_mapping
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.haxconn.lab import XAVIER, Laboratory, models
 
 FIGURE = "Fig. 1"
@@ -35,7 +35,7 @@ def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
     return {name: replace(outcome, schedule=replace(outcome.schedule, made_by=name)) for name, outcome in named.items()}
 
 
-def figure_1(paper: dict[str, Published], out: Path, lab: Laboratory, tick: Tick | None = None) -> Exhibit:
+def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None) -> Exhibit:
     found = outcomes(lab, tick)
     serial, apart, once, free = (1e3 * outcome.makespan_s for outcome in found.values())
     dla = report_of(list(found.values())[1]).tasks[1].slow_down

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from weft.mapping.solver import NAIVE, Improvement, Options, Solution, solve
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import COLOURS, LABELS, OURS, TIME_LIMIT_S
 
@@ -53,13 +53,13 @@ class Phase:
         return 1e3 * self.steps[-1].seconds if self.steps else 0.0
 
 
-def updates_ms(paper: dict[str, Published]) -> list[float]:
+def updates_ms(paper: Paper) -> list[float]:
     """When the paper replaces schedules."""
     found = [paper[f"update_{place}"] for place in range(1, 6)]
     return [number.value * (1e3 if number.unit == "s" else 1) for number in found]
 
 
-def run(paper: dict[str, Published], order: Sequence[int] = ORDER) -> list[Phase]:
+def run(paper: Paper, order: Sequence[int] = ORDER) -> list[Phase]:
     """One after the other in this process, after one that is not counted: compiled code has to be loaded once."""
     rows = {row.number: row for row in experiments(paper)}
     options = Options(time_limit_s=TIME_LIMIT_S)
@@ -67,13 +67,13 @@ def run(paper: dict[str, Published], order: Sequence[int] = ORDER) -> list[Phase
     return [Phase(rows[number], solve(rows[number].case.problem, options)) for number in order]
 
 
-def figure_7(paper: dict[str, Published], out: Path, phases: Sequence[Phase]) -> Exhibit:
+def figure_7(paper: Paper, out: Path, phases: Sequence[Phase]) -> Exhibit:
     times = updates_ms(paper)
     rows = [row for phase in phases for row in _rows(paper, phase, times)]
     return Exhibit(tuple(rows), (_table(phases, times),), (_drawn(out, phases, times),))
 
 
-def _rows(paper: dict[str, Published], phase: Phase, times: Sequence[float]) -> list[Row]:
+def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
     certificate, printed = phase.solution.certificate, paper[f"converged_{phase.row.number}"].value
     proof_s = certificate.first_proof_s if certificate.first_proof_s is not None else certificate.seconds
     first = phase.steps[0] if phase.steps else None
@@ -114,7 +114,6 @@ def _drawn(out: Path, phases: Sequence[Phase], times: Sequence[float]) -> Figure
     for axis, phase in zip(axes, phases, strict=True):
         _panel(axis, phase, times)
     axes[0].set_ylabel("latency per frame (ms)")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "fig7-changes", f"{FIGURE}: schedules replaced while the networks run")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import (
     COLOURS,
@@ -41,7 +41,7 @@ MEASURED = SocCase(XAVIER, (CaseNetwork("googlenet", origin="measured"), CaseNet
 class ExperimentComparison:
     """All experiments, with the demands as shipped and as fitted."""
 
-    paper: dict[str, Published]
+    paper: Paper
     fitted: float
     rows: Sequence[Experiment]
     shipped: Sequence[LeastMakespan]
@@ -53,7 +53,7 @@ class ExperimentComparison:
 
 
 def compare(
-    paper: dict[str, Published],
+    paper: Paper,
     lab: Laboratory,
     tick: Tick | None = None,
     rows: Sequence[Experiment] | None = None,
@@ -309,7 +309,6 @@ def _panel(axis: Axes, labels: list[str], series: dict[str, list[float]], colour
     places = np.arange(len(best)) + 0.84 * (1 - 0.5 / len(series)) - 0.42
     for place, value in zip(places, best, strict=True):
         axis.annotate(f"{value:.2f}", (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=7.5)
-    axis.set_ylabel("over GPU only")
-    axis.set_ylim(0, 1.95)
+    axis.set(ylabel="over GPU only", ylim=(0, 1.95))
     axis.tick_params(labelbottom=True, labelsize=7.5)
     pictures.heading(axis, what)

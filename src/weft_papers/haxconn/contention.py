@@ -18,7 +18,7 @@ from weft.mapping.baselines.blind import without_contention
 from weft.mapping.following import ends_s
 from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import experiments
 from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Laboratory, LeastMakespan, answer, chip
 from weft_papers.haxconn.pairs import pair, places
@@ -95,7 +95,7 @@ def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> Contenti
 
 
 def studies(
-    paper: dict[str, Published],
+    paper: Paper,
     lab: Laboratory,
     tick: Tick | None = None,
     networks: Sequence[str] = tuple(NETWORKS),

@@ -11,7 +11,7 @@ from math import log
 
 from weft.mapping.baselines.naive import per_unit
 from weft.mapping.following import ends_s
-from weft_papers.base import Published
+from weft_papers.base import Paper
 from weft_papers.haxconn.lab import ORIN, SNAPDRAGON, XAVIER, CaseNetwork, Change, SocCase, models, total_ms
 from weft_papers.layerweaver.lab import mean
 
@@ -49,11 +49,11 @@ class Experiment:
     def unit(self) -> str:
         return "/s" if self.streams else " ms"
 
-    def printed(self, paper: dict[str, Published], column: str) -> float:
+    def printed(self, paper: Paper, column: str) -> float:
         """The printed number in the unit of the row's goal: milliseconds, or frames per second."""
         return paper[f"t6_{self.number}_{column}_{'fps' if self.streams else 'ms'}"].value
 
-    def window_ms(self, paper: dict[str, Published], column: str) -> float:
+    def window_ms(self, paper: Paper, column: str) -> float:
         """The printed latency; of a stream, what its frame rate comes to."""
         value = self.printed(paper, column)
         return 1e3 / value if self.streams else value
@@ -70,7 +70,7 @@ class Experiment:
         )
 
 
-def _implied_fcn(paper: dict[str, Published]) -> float:
+def _implied_fcn(paper: Paper) -> float:
     """How much slower than our derived profile FCN-ResNet18 is by experiment 5's GPU-only row."""
     rest = sum(paper[f"t5_{model}_{XAVIER}_gpu"].value for model in ("googlenet", "resnet152"))
     ours = total_ms("fcn-resnet18", XAVIER, "gpu")
@@ -78,7 +78,7 @@ def _implied_fcn(paper: dict[str, Published]) -> float:
     return (paper["t6_5_gpu-only_ms"].value - rest) / ours
 
 
-def experiments(paper: dict[str, Published]) -> list[Experiment]:
+def experiments(paper: Paper) -> list[Experiment]:
     """The rows of the table, in order."""
     fcn = CaseNetwork("fcn-resnet18", slower=_implied_fcn(paper))
     chain = SocCase(XAVIER, (CaseNetwork("googlenet"), CaseNetwork("resnet152", after="googlenet"), fcn))
@@ -130,7 +130,7 @@ def experiments(paper: dict[str, Published]) -> list[Experiment]:
     ]  # fmt: skip
 
 
-def fit_demand(paper: dict[str, Published], scales: tuple[float, ...] = SCALES) -> float:
+def fit_demand(paper: Paper, scales: tuple[float, ...] = SCALES) -> float:
     """Times the derived demands: what brings our GPU & DSA column nearest to the printed one."""
     rows = [row for row in experiments(paper) if row.fits]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.haxconn.lab import (
     COLOURS,
     NAMES,
@@ -50,7 +50,7 @@ def measure(partners: Sequence[str] = PARTNERS) -> list[SearchCost]:
     return [SearchCost(partner, searched(case(partner))) for partner in partners]
 
 
-def table_7(paper: dict[str, Published], out: Path, costs: Sequence[SearchCost]) -> Exhibit:
+def table_7(paper: Paper, out: Path, costs: Sequence[SearchCost]) -> Exhibit:
     phase_s, slowest = paper["phase_s"].value, max(costs, key=lambda cost: cost.found.cpu_s)
     share = 100 * slowest.found.cpu_s / phase_s
     proved = sum(cost.found.certificate.proved for cost in costs)
@@ -69,11 +69,11 @@ def table_7(paper: dict[str, Published], out: Path, costs: Sequence[SearchCost])
     return Exhibit(rows, (_table(paper, costs, phase_s),), (_drawn(out, costs),))
 
 
-def _printed(paper: dict[str, Published]) -> list[float]:
+def _printed(paper: Paper) -> list[float]:
     return [paper[f"t7_{partner}"].value for partner in PARTNERS]
 
 
-def _table(paper: dict[str, Published], costs: Sequence[SearchCost], phase_s: float) -> Table:
+def _table(paper: Paper, costs: Sequence[SearchCost], phase_s: float) -> Table:
     body = tuple(
         (
             NAMES[cost.partner], str(len(cost.found.outcome.problem.tasks[1].groups)),

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.lab import (
     AS_SHIPPED,
     COLOURS,
@@ -99,7 +99,7 @@ def grid(
 # Table 8
 
 
-def table_8(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
+def table_8(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     rows = [*_count_rows(paper, shipped, scaled), *_worst_rows(shipped, scaled), *_match_rows(paper, shipped, scaled)]
     tables = (_table(paper, shipped, "demands as shipped"), _table(paper, scaled, _scale(scaled)), _detail(shipped))
     return Exhibit(tuple(rows), tables, (_drawn(paper, out, (shipped, scaled)),))
@@ -109,7 +109,7 @@ def _scale(grid: Grid) -> str:
     return f"demands times {grid.change.demand:g}, fitted to Table 6"
 
 
-def _printed(paper: dict[str, Published], row: str, column: str) -> float:
+def _printed(paper: Paper, row: str, column: str) -> float:
     """1 where the paper keeps the baseline."""
     key = f"t8_{row}+{column}"
     return paper[key].value if key in paper else 1.0
@@ -123,7 +123,7 @@ def best_printed() -> dict[str, str]:
     return found
 
 
-def _count_rows(paper: dict[str, Published], shipped: Grid, scaled: Grid) -> list[Row]:
+def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
     there = [place for place in shipped.cells if place[0] != place[1]]
     by_table = sum(_printed(paper, *place) > 1 for place in there)
     why = (
@@ -157,7 +157,7 @@ def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
     ]  # fmt: skip
 
 
-def _match_rows(paper: dict[str, Published], shipped: Grid, scaled: Grid) -> list[Row]:
+def _match_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
     theirs = [_printed(paper, *place) for place in shipped.cells]
     ours, fitted = ([one.gain(THEIRS) for one in grid.cells.values()] for grid in (shipped, scaled))
     alike, closer = (_alike(grid) for grid in (shipped, scaled))
@@ -186,7 +186,7 @@ def _alike(grid: Grid) -> int:
     )
 
 
-def _table(paper: dict[str, Published], grid: Grid, what: str) -> Table:
+def _table(paper: Paper, grid: Grid, what: str) -> Table:
     body = []
     for row in grid.networks:
         cells = []
@@ -224,7 +224,7 @@ def _detail(grid: Grid) -> Table:
     return Table(f"{FIGURE}: every cell, demands as shipped", header, tuple(body))
 
 
-def _drawn(paper: dict[str, Published], out: Path, grids: Sequence[Grid]) -> Figure:
+def _drawn(paper: Paper, out: Path, grids: Sequence[Grid]) -> Figure:
     figure, axes = pictures.canvas(15, 7.4, 1, len(grids))
     for axis, one in zip(axes, grids, strict=True):
         _matrix(paper, axis, one)
@@ -235,7 +235,7 @@ def _drawn(paper: dict[str, Published], out: Path, grids: Sequence[Grid]) -> Fig
     return pictures.save(figure, out, "table8-pairs", title)
 
 
-def _matrix(paper: dict[str, Published], axis: Axes, grid: Grid) -> None:
+def _matrix(paper: Paper, axis: Axes, grid: Grid) -> None:
     size = len(grid.networks)
     values = np.ones((size, size))
     words = [["" for _ in range(size)] for _ in range(size)]
@@ -264,7 +264,7 @@ def _matrix(paper: dict[str, Published], axis: Axes, grid: Grid) -> None:
 # Fig. 5
 
 
-def figure_5(paper: dict[str, Published], out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
+def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     """Two instances of one network: images per second over the window of both."""
     rows = []
     for grid, what in ((shipped, "demands as shipped"), (scaled, _scale(scaled))):
@@ -317,7 +317,5 @@ def _drawn_instances(out: Path, shipped: Grid, scaled: Grid) -> Figure:
             label: [_fps(one.cells[model, model], name) for model in one.networks] for label, name in names.items()
         }
         pictures.grouped_bars(axis, labels, series, {label: COLOURS[name] for label, name in names.items()})
-        axis.set_ylabel("images per second")
-        pictures.heading(axis, what)
-    pictures.legend(figure, axes[0])
+        pictures.heading(axis, what, ylabel="images per second")
     return pictures.save(figure, out, "fig5-instances", f"{INSTANCES}: two instances of one network on Orin")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from weft.mapping.profiles import ProfileGroup, SocProfile
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.haxconn.lab import CHIPS, NETWORKS, ORIN, XAVIER, chip, profile, total_ms
 from weft_papers.layerweaver.lab import mean
 
@@ -50,7 +50,7 @@ def _stretch(parts: Sequence[dict[str, tuple[float, float]]]) -> TableGroup:
     )
 
 
-def table_2(paper: dict[str, Published], out: Path) -> Exhibit:
+def table_2(paper: Paper, out: Path) -> Exhibit:
     shipped, estimates = profile("googlenet", XAVIER, "measured"), estimated_groups()
     peak, body, apart = chip(XAVIER).bandwidth_gb_s, [], []
     for place, (group, estimate) in enumerate(zip(shipped.groups, estimates, strict=True)):
@@ -89,7 +89,7 @@ def _equal_row(apart: Sequence[float]) -> Row:
     return Row("Table 2", "largest difference of the measured profile from the table", None, 100 * max(apart), "%", why)
 
 
-def _sum_rows(paper: dict[str, Published], shipped: SocProfile) -> list[Row]:
+def _sum_rows(paper: Paper, shipped: SocProfile) -> list[Row]:
     rows = []
     for unit in COLUMNS:
         total_s = shipped.total_s(unit)
@@ -102,7 +102,7 @@ def _sum_rows(paper: dict[str, Published], shipped: SocProfile) -> list[Row]:
     return rows
 
 
-def _estimate_rows(paper: dict[str, Published], estimates: Sequence[TableGroup], peak: float) -> list[Row]:
+def _estimate_rows(paper: Paper, estimates: Sequence[TableGroup], peak: float) -> list[Row]:
     rows = []
     for unit in COLUMNS:
         ratios = [one.time_ms[unit] / paper[f"t2_{place}_{unit}"].value for place, one in enumerate(estimates)]
@@ -123,7 +123,7 @@ def _estimate_rows(paper: dict[str, Published], estimates: Sequence[TableGroup],
     return [*rows, Row("Table 2", "estimated demand on the GPU over the printed, mean", None, mean(shares), "x", why)]
 
 
-def _ratio_rows(paper: dict[str, Published]) -> list[Row]:
+def _ratio_rows(paper: Paper) -> list[Row]:
     rows = []
     for model, origin in (("googlenet", "measured"), ("vgg19", "derived"), ("resnet152", "derived")):
         shipped = profile(model, XAVIER, "measured" if origin == "measured" else "derived")
@@ -136,7 +136,7 @@ def _ratio_rows(paper: dict[str, Published]) -> list[Row]:
     return rows
 
 
-def _drawn_groups(paper: dict[str, Published], out: Path, estimates: Sequence[TableGroup]) -> Figure:
+def _drawn_groups(paper: Paper, out: Path, estimates: Sequence[TableGroup]) -> Figure:
     figure, axes = pictures.canvas(11, 5.6, 2, 1, sharex=True)
     times = {f"{unit.upper()}, Table 2": [paper[f"t2_{place}_{unit}"].value for place in range(10)] for unit in COLUMNS}
     times |= {f"{unit.upper()}, estimated": [one.time_ms[unit] for one in estimates] for unit in COLUMNS}
@@ -157,7 +157,6 @@ def _drawn_groups(paper: dict[str, Published], out: Path, estimates: Sequence[Ta
     pictures.grouped_bars(axes[1], list(GROUPS), demand, colours)
     axes[1].set_ylabel("demand (GB/s)")
     axes[1].set_xlabel("layers of GoogLeNet", fontsize=9)
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "table2-googlenet", "Table 2: GoogLeNet's groups on Xavier")
 
 
@@ -179,7 +178,7 @@ class Total(NamedTuple):
         return self.estimated / self.printed
 
 
-def totals(paper: dict[str, Published]) -> list[Total]:
+def totals(paper: Paper) -> list[Total]:
     found = []
     for soc in (ORIN, XAVIER):
         for model in NETWORKS:
@@ -191,7 +190,7 @@ def totals(paper: dict[str, Published]) -> list[Total]:
     return found
 
 
-def table_5(paper: dict[str, Published], out: Path) -> Exhibit:
+def table_5(paper: Paper, out: Path) -> Exhibit:
     found = totals(paper)
     body = tuple(
         (
@@ -243,7 +242,6 @@ def _drawn_totals(out: Path, found: Sequence[Total]) -> Figure:
         axis.set(xscale="log", yscale="log", xlabel="Table 5 (ms)", ylabel="estimated from ONNX (ms)")
         axis.grid(axis="x", color=pictures.RULE, linewidth=0.6)
         pictures.heading(axis, CHIPS[soc])
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "table5-totals", "Table 5: networks alone, printed and estimated (chips fitted)")
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from weft.devices.soc import Pccs
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import (
     IMPROVED,
@@ -93,7 +93,7 @@ class KnobStudy:
 
 
 def study(
-    paper: dict[str, Published],
+    paper: Paper,
     lab: Laboratory,
     knob: Knob,
     base: Change,

@@ -10,7 +10,7 @@ from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.simulator import simulate
 from weft.reports.mapping import report_of
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.lab import COLOURS, NETWORKS, OURS, XAVIER, CaseNetwork, Laboratory, SocCase, total_ms
 from weft_papers.layerweaver.lab import mean
 
@@ -66,7 +66,7 @@ def _naive(one: SocCase) -> Outcome:
     return simulate(problem, Schedule(((GPU,) * first, (DLA,) * second), made_by=NAIVE))
 
 
-def figure_6(paper: dict[str, Published], out: Path, meetings: Sequence[Meeting], fitted: float) -> Exhibit:
+def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float) -> Exhibit:
     rows = []
     for scaled in (False, True):
         here = [one for one in meetings if one.scaled == scaled]
@@ -124,5 +124,4 @@ def _drawn(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
         axis.tick_params(axis="x", labelrotation=25)
         pictures.heading(axis, f"demands of the others times {fitted:g} (fitted)" if scaled else "demands as derived")
     axes[0].set_ylabel("slow-down of GoogLeNet")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "fig6-slowdown", f"{FIGURE}: slow-down of GoogLeNet by contention on Xavier")

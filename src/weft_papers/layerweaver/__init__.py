@@ -8,7 +8,7 @@ from typing import Any
 from weft.costs import cost_model
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Table, published, run_steps
+from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Table, published, run_steps
 from weft_papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
 from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
 
@@ -31,7 +31,7 @@ def reproduce(
     return run_steps(PAPER, steps, lambda: _settings(settings, queries), progress)
 
 
-def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
+def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
     """What is run, in the paper's order; the panels of Fig. 14 to 16 are the same runs."""
     (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
@@ -63,7 +63,7 @@ def _steps(paper: dict[str, Published], out: Path, settings: tuple[Scene, Scene]
     ]
 
 
-def _speed(paper: dict[str, Published]) -> Exhibit:
+def _speed(paper: Paper) -> Exhibit:
     """Speed is a measurement of a machine, so it is not taken here."""
     printed = paper["scheduler_speed"]
     row = ("two models", f"{printed.value:g} {printed.unit} (one core of an i7-7700K)", "run `make bench`")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.costs.program import Clock
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import (
     COMPUTE,
     MEMORY,
@@ -22,7 +22,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NPUS = ("tpuv3-like", "nnpi-like", "weaver-plus")
 
 
-def table_one(paper: dict[str, Published]) -> Exhibit:
+def table_one(paper: Paper) -> Exhibit:
     """The two devices of Table I."""
     rows = []
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
@@ -38,7 +38,7 @@ def intensity(scene: Scene, model: str) -> float:
     return 2 * network(model, scene.seq_len).macs * scene.batch / profile(scene, model).weight_bytes
 
 
-def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) -> Exhibit:
+def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
     """Arithmetic intensity over the batch size, against what the NPUs ask for."""
     grid = {
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
@@ -54,9 +54,7 @@ def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) ->
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
-    axes.set_xlabel("batch size")
-    axes.set_ylabel("operations per off-chip byte")
-    pictures.legend(figure, axes)
+    axes.set(xlabel="batch size", ylabel="operations per off-chip byte")
     title = f"Fig. 3: arithmetic intensity at 16 bits, {seq_len} tokens (dashed rules: balance of the NPUs)"
     picture = pictures.save(figure, out, "fig03-intensity", title)
     table = Table(
@@ -67,7 +65,7 @@ def figure_3(paper: dict[str, Published], out: Path, seq_len: int, cost: str) ->
     return Exhibit(_ridge_rows(paper) + _side_rows(grid, seq_len), (table,), (picture,))
 
 
-def _ridge_rows(paper: dict[str, Published]) -> tuple[Row, ...]:
+def _ridge_rows(paper: Paper) -> tuple[Row, ...]:
     rows = []
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
         theirs = 1000 * paper[f"peak_{letter}"].value / paper[f"bandwidth_{letter}"].value
@@ -105,12 +103,10 @@ def figure_4(out: Path, seq_len: int, cost: str) -> Exhibit:
             one = axes[2 * row + column]
             series = {"PE array": [s[0] for s in shares.values()], "DRAM channel": [s[1] for s in shares.values()]}
             pictures.grouped_bars(one, list(MODELS), series, {"PE array": pictures.PE, "DRAM channel": pictures.DRAM})
-            pictures.heading(one, f"({'ab'[row]}) {name}, batch {batch}")
-            one.set_ylim(0, 105)
+            pictures.heading(one, f"({'ab'[row]}) {name}, batch {batch}", ylim=(0, 105))
             table_rows += [(name, str(batch), m, f"{pe:.1f}", f"{dram:.1f}") for m, (pe, dram) in shares.items()]
     for one in axes[::2]:
         one.set_ylabel("active cycles (%)")
-    pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "fig04-active-cycles", f"Fig. 4: each model alone, {seq_len} tokens")
     table = Table(
         f"Fig. 4: active cycles of each model alone, {seq_len} tokens (paper: drawn, not printed)",
@@ -150,7 +146,7 @@ def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> t
     )  # fmt: skip
 
 
-def layer_latencies(paper: dict[str, Published], seq_len: int, cost: str) -> Exhibit:
+def layer_latencies(paper: Paper, seq_len: int, cost: str) -> Exhibit:
     """Section III-E: average time of a layer, standalone time over layers, at batch 1 on both NPUs."""
     times: dict[tuple[str, str], float] = {}
     for name in ("tpuv3-like", "nnpi-like"):

@@ -50,10 +50,8 @@ def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tu
             ]
             rows += _rows(base, label, min(means), min(worst))
         one.set_xticks(range(len(TOKENS)), [str(tokens) for tokens in TOKENS])
-        one.set_xlabel("tokens")
-        pictures.heading(one, f"({letter}) {base.npu.name}, batch {base.batch}")
+        pictures.heading(one, f"({letter}) {base.npu.name}, batch {base.batch}", xlabel="tokens")
     axes[0].set_ylabel("fraction of the bound")
-    pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "weft-bound", "weft: fraction of the bound over the pairs")
     header = ("device", "tokens", "mix", "geomean", "worst pair")
     return Exhibit(tuple(rows), (Table("weft: fraction of the bound", header, tuple(body)),), (picture,))

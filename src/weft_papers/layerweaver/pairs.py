@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from weft.reports.report import Report
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import (
     PAIRS,
     Models,
@@ -25,8 +25,6 @@ from weft_papers.layerweaver.lab import (
     named,
     swept,
 )
-
-Paper = dict[str, Published]
 
 PLAIN = ("fifo", "round-robin")
 """Run by the plain engine, so with fewer rounds: their throughput hardly changes with the length of a run."""
@@ -84,7 +82,6 @@ def figure_14(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
         pictures.heading(one, f"({half.letter}) {half.scene}")
         one.set_ylim(0.8, max(2.0, *bounds) + 0.05)
         one.set_ylabel("system throughput (STP)")
-    pictures.legend(figure, axes[0])
     title = "Fig. 14: system throughput of two models together (one at a time: 1.00)"
     picture = pictures.save(figure, out, "fig14-throughput", title)
     rows = tuple(row for half in panels for row in _throughput_rows(paper, half))
@@ -230,10 +227,7 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
                 {"pe": pictures.PE, "dram": "#a06c00"}[key],
                 lift=lift,
             )
-        pictures.heading(one, f"({half.letter}) {half.scene}")
-        one.set_ylim(0, 106)
-        one.set_ylabel("active cycles (%)")
-    pictures.legend(figure, axes[0])
+        pictures.heading(one, f"({half.letter}) {half.scene}", ylim=(0, 106), ylabel="active cycles (%)")
     picture = pictures.save(figure, out, "fig15-utilisation", "Fig. 15: active cycles of PE array and DRAM channel")
     rows = tuple(row for half in panels for row in _utilisation_rows(paper, half))
     return Exhibit(rows, tuple(_utilisation_table(half) for half in panels), (picture,))
@@ -321,9 +315,7 @@ def figure_16(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
             value = paper[f"{key}_{half.letter}"].value
             colour = {"aimt": "#a06c00", "layerweaver": pictures.PE}[policy]
             pictures.paper_line(one, value, f"paper's\n{policy} {value:.2f}", colour, lift=lift)
-        pictures.heading(one, f"({half.letter}) {half.scene}")
-        one.set_ylim(0.9, None)
-        one.set_ylabel("slowdown over running alone")
+        pictures.heading(one, f"({half.letter}) {half.scene}", ylim=(0.9, None), ylabel="slowdown over running alone")
     mark = Line2D([], [], ls="", marker="_", ms=11, mew=2, color=pictures.INK, label="slowest query (same colours)")
     pictures.legend(figure, axes[0], [mark])
     title = "Fig. 16: normalised turnaround time, mean of both models (ANTT) and slowest query"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Published, Row, Table
+from weft_papers.base import Exhibit, Paper, Row, Table
 from weft_papers.layerweaver.lab import (
     FAILSAFE_OFF,
     FOURS,
@@ -58,9 +58,7 @@ def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[M
             )
             for i, batch in enumerate(BATCHES)
         ]
-    axes[0].set_ylim(0.8, 1.85)
-    axes[0].set_ylabel("STP, geomean of the pairs")
-    pictures.legend(figure, axes[0])
+    axes[0].set(ylim=(0.8, 1.85), ylabel="STP, geomean of the pairs")
     picture = pictures.save(figure, out, "fig19-batch", "Fig. 19: system throughput over the batch size")
     fractions = ("aimt/bound", "layerweaver/bound", "weft/bound")
     header = ("device", "batch", "aimt", "layerweaver", "weft", *fractions, "failsafe fires", "paper")
@@ -94,7 +92,7 @@ def _batch_rows(figure: str, bold: Scene, series: dict[str, list[float]], disabl
 
 
 def figure_20(
-    paper: dict[str, Published], out: Path, seq_len: int, cost: str, queries: int, fours: tuple[Models, ...] = FOURS
+    paper: Paper, out: Path, seq_len: int, cost: str, queries: int, fours: tuple[Models, ...] = FOURS
 ) -> Exhibit:
     """Four models: as the paper states it, and where weaving four can pay."""
     settings = (("nnpi-like", 1, "as printed"), ("tpuv3-like", 1, "scenario (a)"), ("nnpi-like", 16, "scenario (b)"))
@@ -113,12 +111,9 @@ def figure_20(
             one.get_xticks()[:-1] + 0.44,
             color=pictures.INK, lw=1.3, label="bound", zorder=3,
         )  # fmt: skip
-        pictures.heading(one, f"{scene} ({label})")
-        one.set_ylim(0.8, None)
-        one.set_ylabel("STP")
+        pictures.heading(one, f"{scene} ({label})", ylim=(0.8, None), ylabel="STP")
         rows += _four_rows(paper, f"Fig. 20, {name} batch {batch}", scene, results, queries, fours)
         tables.append(_four_table(scene, results, queries, fours))
-    pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "fig20-four-models", "Fig. 20: four models at once (one at a time: 1.00)")
     return Exhibit(tuple(rows), tuple(tables), (picture,))
 
@@ -140,7 +135,7 @@ def stitched(scene: Scene, models: Models, queries: int) -> float:
 
 
 def _four_rows(
-    paper: dict[str, Published],
+    paper: Paper,
     figure: str,
     scene: Scene,
     results: dict[str, list[float]],

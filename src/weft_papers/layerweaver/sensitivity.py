@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.costs import COSTS
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.layerweaver.lab import (
     COMPUTE,
     FAILSAFE_OFF,
@@ -30,8 +30,6 @@ from weft_papers.layerweaver.lab import (
     one_sided,
     throughputs,
 )
-
-Paper = dict[str, Published]
 
 TOKENS = (8, 16, 32, 48, 64, 96, 128, 256, 384)
 ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
@@ -79,7 +77,6 @@ def _drawn(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, m
         one.set_xlabel(f"{knob} (in brackets: pairs that trip the failsafe)" if side.fires else knob)
         pictures.heading(one, side.heading)
     axes[0].set_ylabel(measure)
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, name, title)
 
 
@@ -262,10 +259,8 @@ def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: l
         pictures.grouped_bars(bottom, list(by_name), {"DRAM": [o.dram for o in by_name.values()]}, {"DRAM": blue})
         pictures.paper_line(bottom, paper[f"dram_{letter}"].value, f"paper\n{paper[f'dram_{letter}'].value:.1f} %")
         pictures.heading(bottom, f"({letter}) {base}: DRAM activity of layerweaver")
-    axes[0].set_ylim(0.8, None)
-    axes[0].set_ylabel("STP, geomean of the pairs")
+    axes[0].set(ylim=(0.8, None), ylabel="STP, geomean of the pairs")
     axes[len(scenes)].set_ylabel("active cycles (%), mean of the pairs")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "sensitivity-cost-models", "Cost models: what a layer's arithmetic takes")
 
 

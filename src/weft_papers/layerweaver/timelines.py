@@ -159,8 +159,7 @@ def _draw_strip(axes: Axes, strip: Strip) -> None:
             1.006, bottom + 0.45, f"{100 * busy:.0f} %", transform=axes.get_yaxis_transform(), va="center", fontsize=9
         )
     axes.set_yticks([bottom + 0.45 for bottom, *_ in lanes], [lane[1] for lane in lanes])
-    axes.set_xlim(0, 1e3 * (strip.end_s - strip.start_s))
-    axes.set_ylim(-0.05, 2.05)
+    axes.set(xlim=(0, 1e3 * (strip.end_s - strip.start_s)), ylim=(-0.05, 2.05))
     axes.grid(False)
     models = " + ".join(trace.streams)
     pictures.heading(axes, f"{strip.label} ({models}), from {1e3 * strip.start_s:.2f} ms of the run")

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Progress, Published, Reproduction, Step, published, run_steps
+from weft_papers.base import Paper, Progress, Reproduction, Step, published, run_steps
 from weft_papers.layerweaver_plus import deadlines, sensitivity, tails, throughput
 from weft_papers.layerweaver_plus.lab import (
     DEVICE,
@@ -42,7 +42,7 @@ def reproduce(
     return run_steps(PAPER, steps, lambda: _settings(base), progress, "searches")
 
 
-def _steps(paper: dict[str, Published], out: Path, base: StreamPair) -> list[Step]:
+def _steps(paper: Paper, out: Path, base: StreamPair) -> list[Step]:
     return [
         ("Fig. V.5", lambda tick: throughput.figure_5(out, throughput.sweep(base, tick=tick))),
         ("Fig. V.6", lambda tick: tails.figure_6(paper, out, tails.panels(paper, base, tick))),

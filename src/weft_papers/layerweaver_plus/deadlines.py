@@ -95,11 +95,9 @@ def _drawn(out: Path, found: DeadlineStudy) -> Figure:
                 one.plot(_default(base, which), star, "*", ms=13, mfc=colour, mec="white", zorder=4)
             one.set_xlabel(f"deadline of {base.pair[which]} (ms)")
             one.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            one.set_ylim(0, None)
-            pictures.heading(one, f"({'ab'[which]}) {base.name}")
+            pictures.heading(one, f"({'ab'[which]}) {base.name}", ylim=(0, None))
             if column == 0:
                 one.set_ylabel("STP over the baseline at 15 and 130 ms")
-    pictures.legend(figure, axes[0])
     title = f"{FIGURE}: sustainable throughput over the deadlines (stars: the defaults, 15 and 130 ms)"
     return pictures.save(figure, out, "figV7-deadlines", title)
 

@@ -112,9 +112,7 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
             for s in (BASELINE, WOVEN, PLUS, OURS)
         }
         _lines(axis, over, [str(tokens) for tokens in lengths])
-        axis.set_xlabel("tokens")
-        axis.set_ylabel("STP over baseline")
-        pictures.heading(axis, one.name)
+        pictures.heading(axis, one.name, xlabel="tokens", ylabel="STP over baseline")
         for index, tokens in enumerate(lengths):
             cells = (f"{found[varied[index], s].rate:.0f}" for s in SCHEDULERS)
             body.append((one.name, str(tokens), *cells))
@@ -126,7 +124,6 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
                 f"{over[OURS][-1]:.3f} at {lengths[-1]}",
             )
         )  # fmt: skip
-    pictures.legend(figure, axes[0])
     picture = pictures.save(figure, out, "sensitivity-tokens", "Sequence length of the language models")
     header = ("streams", "tokens", *(f"{s.name} requests/s" for s in SCHEDULERS))
     return Exhibit(tuple(rows), (Table("Sequence length: sustainable load", header, tuple(body)),), (picture,))
@@ -164,9 +161,7 @@ def stretch(
         )  # fmt: skip
     axis.axhline(1, color=pictures.INK, lw=1, linestyle=pictures.DASH)
     axis.set_xticks(range(len(scenes)), [scene.name for scene in scenes])
-    axis.set_xlim(-0.5, len(scenes) - 0.5)
-    axis.set_ylabel("STP of weft+ over layerweaver+")
-    pictures.legend(figure, axis)
+    axis.set(xlim=(-0.5, len(scenes) - 0.5), ylabel="STP of weft+ over layerweaver+")
     picture = pictures.save(figure, out, "sensitivity-stretch", "weft+: how long a woven rest is taken to last (%)")
     rows = tuple(
         Row(

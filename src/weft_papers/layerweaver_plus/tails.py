@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from weft.reports.requests import Floats, cdf
 from weft.simulation.requests import RequestRun
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.layerweaver_plus.lab import (
     BASELINE,
     LIMIT,
@@ -103,7 +103,7 @@ class TailPanel:
 
 
 def panels(
-    paper: dict[str, Published],
+    paper: Paper,
     base: StreamPair,
     tick: Tick | None = None,
     wanted: Sequence[tuple[str, tuple[str, str], tuple[str, str]]] = PANELS,
@@ -148,7 +148,7 @@ def _threshold(broken: Callable[[float], bool], start: float) -> float:
     return high
 
 
-def figure_6(paper: dict[str, Published], out: Path, found: Sequence[TailPanel]) -> Exhibit:
+def figure_6(paper: Paper, out: Path, found: Sequence[TailPanel]) -> Exhibit:
     rows = tuple(row for panel in found for row in _rows(paper, panel))
     drawn = (
         _drawn(out, [panel.broken for panel in found], "figV6-tails"),
@@ -168,7 +168,6 @@ def _drawn(out: Path, loads: Sequence[Load], name: str) -> Figure:
                 one.set_ylabel("requests answered within (%)")
             if row == len(loads) - 1:
                 one.set_xlabel("latency (ms)")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, name, f"{FIGURE}: tail latency at the load where {loads[0].what}")
 
 
@@ -188,11 +187,10 @@ def _curves(axes: Axes, load: Load, stream: int) -> None:
     axes.text(deadline_ms, 3, f"{deadline_ms:g} ms ", fontsize=8, color=pictures.INK, ha="right", va="bottom")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlim(1, None)
-    axes.set_ylim(0, 102)
+    axes.set(xlim=(1, None), ylim=(0, 102))
 
 
-def _rows(paper: dict[str, Published], panel: TailPanel) -> list[Row]:
+def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
     printed = {
         (BASELINE, 0): paper["baseline_misses_rn"].value,
         (BASELINE, 1): paper["baseline_misses_bb"].value,

@@ -85,13 +85,11 @@ def _drawn(out: Path, found: RatioSweep) -> Figure:
                 zorder=4 if scheduler is PRECISE else 3,
             )  # fmt: skip
         one.set_xticks(steps, [f"{a:g}:{b:g}" for a, b in found.ratios], rotation=60)
-        one.set_ylim(0.9, None)
-        pictures.heading(one, f"{pair[0]} + {pair[1]}")
+        pictures.heading(one, f"{pair[0]} + {pair[1]}", ylim=(0.9, None))
         if place % columns == 0:
             one.set_ylabel("STP over baseline")
         if place >= len(found.pairs) - columns:
             one.set_xlabel("arrivals, memory- to compute-intensive")
-    pictures.legend(figure, axes[0])
     title = f"{FIGURE}: sustainable throughput with at most 1 % violations, over the baseline's"
     return pictures.save(figure, out, "figV5-sustainable", title)
 

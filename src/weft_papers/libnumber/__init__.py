@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.libnumber import (
     checked,
     compression,
@@ -58,7 +58,7 @@ def reproduce(
     return run_steps(PAPER, steps, lambda: _settings(record, queries), progress, "networks")
 
 
-def _steps(paper: dict[str, Published], out: Path, record: recorded.SearchRecord, queries: int) -> list[Step]:
+def _steps(paper: Paper, out: Path, record: recorded.SearchRecord, queries: int) -> list[Step]:
     def scored_again(tick: Tick) -> Exhibit:
         return checked.checks(out, checked.score_again(record, tick=tick))
 

@@ -131,9 +131,7 @@ def _drawn(out: Path, found: Sequence[Check]) -> Figure:
             yerr=[100 * each.tolerance for each in mine], fmt="o", markersize=4, linewidth=0.8,
             color=COLOURS.get(kind, COLOURS["FLOAT 32"]), label=LABELS.get(kind, "float32"),
         )  # fmt: skip
-    axes[0].set_xlabel("recorded, all validation images (%)")
-    axes[0].set_ylabel("now, shipped images (%)")
-    pictures.legend(figure, axes[0])
+    axes[0].set(xlabel="recorded, all validation images (%)", ylabel="now, shipped images (%)")
     return pictures.save(figure, out, "checked", "Recorded configurations, scored again")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
 from weft_papers.libnumber.lab import (
     BOTH,
@@ -48,7 +48,7 @@ def storage_reduction(net: NetRecord, run: ScoredRun) -> float:
 Value = Callable[[NetRecord, ScoredRun], float]
 
 
-def figure_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
+def figure_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [row for margin in MARGINS for row in _rows(paper, record, margin)]
     tables = [_table(record, margin) for margin in MARGINS if record.tuned(margin)]
     pictures_made = (_drawn(paper, out, record),) if rows else ()
@@ -61,7 +61,7 @@ def over_nets(record: SearchRecord, method: str, margin: float, value: Value) ->
     return [value(net, run) for net, run in pairs if run]
 
 
-def _rows(paper: dict[str, Published], record: SearchRecord, margin: float) -> list[Row]:
+def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
     if not record.tuned(margin):
         return []
     weights, storage = (over_nets(record, OURS, margin, value) for value in (weight_reduction, storage_reduction))
@@ -82,9 +82,7 @@ def _rows(paper: dict[str, Published], record: SearchRecord, margin: float) -> l
     return rows
 
 
-def _reduction_rows(
-    paper: dict[str, Published], record: SearchRecord, margin: float, what: str, values: Sequence[float]
-) -> list[Row]:
+def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, what: str, values: Sequence[float]) -> list[Row]:
     theirs, value = paper[f"{what}_{100 * margin:g}"].value, by_mean_size(values)
     why = f"{_each(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
     return [
@@ -111,9 +109,7 @@ def _loss_row(record: SearchRecord, margin: float) -> Row:
     )  # fmt: skip
 
 
-def _against(
-    paper: dict[str, Published], record: SearchRecord, margin: float, method: str, *, plain: bool = False
-) -> list[Row]:
+def _against(paper: Paper, record: SearchRecord, margin: float, method: str, *, plain: bool = False) -> list[Row]:
     """*plain*: as the method was published, else the best of its ways."""
     nets = [record.nets[net] for net in record.tuned(margin)]
     pairs = [(net, net.passing(method, margin, plain=plain)) for net in nets]
@@ -160,7 +156,7 @@ def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figure:
+def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     margins = [margin for margin in MARGINS if record.tuned(margin)]
     figure, axes = pictures.canvas(11.5, 3.6 * len(margins), len(margins), 2, sharey="col")
     for row, margin in enumerate(margins):
@@ -175,7 +171,6 @@ def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figu
             axis.set_ylabel("% of float32")
             what = "weights" if key == "parameters" else "weights and inputs"
             pictures.heading(axis, f"{what}, {percent(margin)} of the accuracy may go")
-    pictures.legend(figure, axes[0])
     title = f"{FIGURE}: size over float32 (lower is better); the line is the chapter's mean over eleven networks"
     return pictures.save(figure, out, "fig3-5-sizes", title)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
@@ -37,19 +37,19 @@ def space(layers: int) -> int:
     return int(FORMATS ** (layers + 1))
 
 
-def table_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
+def table_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_space_rows(paper), *_iteration_rows(paper, record), *_saving_rows(paper, record)]
     rows += _optimum_rows(paper, record)
     tables = [_table(paper, record), *_cost_tables(record)]
     return Exhibit(tuple(rows), tuple(tables), (_drawn(paper, out, record),) if record.tuned(MARGINS[0]) else ())
 
 
-def networks(paper: dict[str, Published]) -> list[str]:
+def networks(paper: Paper) -> list[str]:
     """The networks of the table, by their keys."""
     return [key.removeprefix("layers_") for key in paper if key.startswith("layers_")]
 
 
-def _space_rows(paper: dict[str, Published]) -> list[Row]:
+def _space_rows(paper: Paper) -> list[Row]:
     off = [
         abs(space(int(paper[f"layers_{name}"].value)) / _printed_space(paper[f"space_{name}"]) - 1)
         for name in networks(paper)
@@ -66,7 +66,7 @@ def _printed_space(number: Published) -> float:
     return float(number.value * 10.0**power)
 
 
-def _iteration_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
+def _iteration_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     margin = MARGINS[0]
     rows = []
     for name in record.tuned(margin):
@@ -96,7 +96,7 @@ def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRe
     return found
 
 
-def _saving_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
+def _saving_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
     for each in MARGINS:
         if pairs := _pairs(record, FAITHFUL, each):
@@ -110,7 +110,7 @@ def _saving_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]
     return rows
 
 
-def _small_set_rows(paper: dict[str, Published], record: SearchRecord, margin: float) -> list[Row]:
+def _small_set_rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
     """The chapter does not say for which margin its numbers are."""
     pairs = _pairs(record, WHOLE, margin)
     if not pairs:
@@ -131,7 +131,7 @@ def _small_set_rows(paper: dict[str, Published], record: SearchRecord, margin: f
     ]  # fmt: skip
 
 
-def _optimum_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
+def _optimum_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     rows = []
     for name in (net for net in NETS if net in record.nets):
         net = record.nets[name]
@@ -153,7 +153,7 @@ def _optimum_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row
     return rows
 
 
-def _table(paper: dict[str, Published], record: SearchRecord) -> Table:
+def _table(paper: Paper, record: SearchRecord) -> Table:
     titles = {title.lower().replace(" ", "-"): title for title in printed_configurations()}
     body = []
     for name in networks(paper):
@@ -183,7 +183,7 @@ def _cost_tables(record: SearchRecord) -> list[Table]:
     return [Table(f"{FIGURE}: what searches cost (recorded)", header, tuple(body))] if body else []
 
 
-def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figure:
+def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     figure, axes = pictures.canvas(7.5, 3.9)
     nets = record.tuned(MARGINS[0])
     series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}
@@ -194,5 +194,4 @@ def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figu
         colours[f"weft tune, {percent(margin)}"] = colour
     pictures.grouped_bars(axes[0], [TITLES[net] for net in nets], series, colours)
     axes[0].set_ylabel("configurations scored")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "table3-5-iterations", f"{FIGURE}: what a search takes (printed: at 7 %)")

@@ -20,7 +20,7 @@ from weft.tuning.geometry import LayerWork, work_of
 from weft.tuning.network import Network, Target
 from weft.tuning.speed import bit_serial, bit_serial_ideal, word_packing
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
 from weft_papers.libnumber.lab import (
     COLOURS,
@@ -175,7 +175,7 @@ def small_networks(record: SearchRecord) -> list[Large]:
     ]  # fmt: skip
 
 
-def printed_sizes(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
+def printed_sizes(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     """What the chapter's own table says of its averages, and what the large networks would gain in speed."""
     large = large_networks()
     every = [*large, *small_networks(record)]
@@ -183,7 +183,7 @@ def printed_sizes(paper: dict[str, Published], out: Path, record: SearchRecord) 
                 (_drawn(out, large),))  # fmt: skip
 
 
-def _size_rows(paper: dict[str, Published], every: Sequence[Large]) -> list[Row]:
+def _size_rows(paper: Paper, every: Sequence[Large]) -> list[Row]:
     weights, both = ([each.reduction(LIBNUMBER) for each in every], [each.storage(LIBNUMBER) for each in every])
     below = {each.title: each.below_ristretto for each in every}
     who = f"recomputed from Table III.4 for {len(every)} of the eleven networks"
@@ -204,12 +204,12 @@ def _size_rows(paper: dict[str, Published], every: Sequence[Large]) -> list[Row]
     return rows
 
 
-def _row(paper: dict[str, Published], what: str, key: str, value: float, unit: str, why: str) -> Row:
+def _row(paper: Paper, what: str, key: str, value: float, unit: str, why: str) -> Row:
     theirs = paper[key].value
     return Row(FIGURE, f"{what} by the printed formats", theirs, value, unit, beside(value, theirs, why))
 
 
-def _speed_rows(paper: dict[str, Published], large: Sequence[Large]) -> list[Row]:
+def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
     ours, theirs = ([word_packing(each.work, each.configurations[framework]).network for each in large]
                     for framework in (LIBNUMBER, RISTRETTO))  # fmt: skip
     gain = 100 * (geomean(ours) / geomean(theirs) - 1)
@@ -262,5 +262,4 @@ def _drawn(out: Path, large: Sequence[Large]) -> Figure:
         pictures.grouped_bars(axis, [each.title for each in large], series, colours)
         axis.tick_params(axis="x", labelsize=7)
         pictures.heading(axis, title)
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "table3-4-large", "Table III.4: what the printed formats of large networks give")

@@ -7,21 +7,21 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.reports.tuning import draw_search
 from weft.tuning.trials import Tuning
-from weft_papers.base import Exhibit, Figure, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, shown
 from weft_papers.libnumber.recorded import SearchRecord
 
 FIGURE = "Fig. III.4"
 
 
-def figure_4(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
+def figure_4(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     net = record.nets.get(LENET)
     if net is None or net.path is None:
         return Exhibit()
     return Exhibit(tuple(_rows(paper, net.path)), (_table(net.path),), (_drawn(out, net.path),))
 
 
-def _rows(paper: dict[str, Published], search: Tuning) -> list[Row]:
+def _rows(paper: Paper, search: Tuning) -> list[Row]:
     coarse = [trial for trial in search.trials if trial.phase == 1 and trial.step == "coarse"]
     kept = [trial for trial in coarse if trial.chosen]
     bits = min((form.bits for trial in kept[-1:] for form in trial.configuration.values()), default=32)

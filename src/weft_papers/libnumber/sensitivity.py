@@ -109,14 +109,12 @@ def _drawn(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
                 axis.set_xticks(range(len(found)), sorted(found))
             places = [float(sorted(found).index(value) if study == BIAS_RULE else value) for value in found]
             _line(axis, place, net, places, [storage_reduction(net, run) for run in found.values()])
-    axes[0].set_xlabel("margin (%)")
-    axes[0].set_ylabel("storage smaller (x)")
+    axes[0].set(xlabel="margin (%)", ylabel="storage smaller (x)")
     for axis, what in zip(axes[1:], STUDIES.values(), strict=True):
         axis.set_xlabel(what, fontsize=8.5)
     pictures.heading(axes[0], "the margin")
     for axis in axes[1:]:
         pictures.heading(axis, f"at {percent(SERIAL_MARGIN)}")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "sensitivity", "Our search with one thing changed (recorded)")
 
 

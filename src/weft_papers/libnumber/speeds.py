@@ -19,7 +19,7 @@ from weft.numbers.configuration import Configuration
 from weft.tuning.geometry import LayerWork, work_of
 from weft.tuning.speed import Speedup, bit_serial, bit_serial_ideal, word_packing
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean
 from weft_papers.libnumber.jobs import MACS, SERIAL_MARGIN
 from weft_papers.libnumber.lab import (
@@ -47,7 +47,7 @@ def model_of(name: str) -> Model:
     return import_onnx(model_path(name))
 
 
-def figure_6(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
+def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
     tables = [_table(record, ON_FPGA, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
@@ -79,7 +79,7 @@ def _common(record: SearchRecord, methods: Sequence[str], margin: float, model: 
     return {method: [found[net] for net in shared] for method, found in every.items()} if shared else {}
 
 
-def _fpga_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
+def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     found = _common(record, ON_FPGA, MARGINS[0], word_packing)
     if not found:
         return []
@@ -96,7 +96,7 @@ def _fpga_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
     return rows
 
 
-def _serial_rows(paper: dict[str, Published], record: SearchRecord) -> list[Row]:
+def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     ideal, real = (_common(record, SERIALLY, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
     if not ideal:
         return []
@@ -128,7 +128,7 @@ def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: 
     return Table(f"{FIGURE}: speed-ups of recorded formats at {percent(margin)}, computed", header, tuple(body))
 
 
-def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figure:
+def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     figure, axes = pictures.canvas(12, 3.9, 1, 3)
     panels = (
         ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
@@ -141,9 +141,7 @@ def _drawn(paper: dict[str, Published], out: Path, record: SearchRecord) -> Figu
             _bars(axis, record, nets, methods, margin, model)
         if key:
             pictures.paper_line(axis, paper[key].value, f"printed {paper[key].value:g}")
-        axis.set_ylabel("times faster")
-        pictures.heading(axis, f"{title}, {percent(margin)}")
-    pictures.legend(figure, axes[0])
+        pictures.heading(axis, f"{title}, {percent(margin)}", ylabel="times faster")
     return pictures.save(figure, out, "fig3-6-speeds", f"{FIGURE}: what the formats gain, by model")
 
 

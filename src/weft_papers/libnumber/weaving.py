@@ -124,7 +124,6 @@ def _drawn(out: Path, tuned: list[Woven], asked: list[Woven]) -> Figure:
         names = [each.name.partition(":")[0].removeprefix("BERT-large in ") for each in found]
         axis.set_xticks(places, names, fontsize=7.5)
         axis.axhline(1, color=pictures.INK, linewidth=0.8)
-        axis.set_ylabel("models' worth of throughput")
-        pictures.heading(axis, title)
+        pictures.heading(axis, title, ylabel="models' worth of throughput")
     title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"
     return pictures.save(figure, out, "weaving", title)

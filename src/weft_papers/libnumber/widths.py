@@ -11,7 +11,7 @@ import numpy.typing as npt
 from weft.models.classifiers import model_path
 from weft.models.weighted_layers import find_layers, load_flat
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, TITLES, by_title
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 
@@ -20,7 +20,7 @@ FULL = 0.995
 """The part of the accuracy in float32 that counts as all of it."""
 
 
-def figure_2_5(paper: dict[str, Published], out: Path, record: SearchRecord) -> Exhibit:
+def figure_2_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     nets = [record.nets[name] for name in by_title(record.nets) if record.nets[name].widths]
     if not nets:
         return Exhibit()
@@ -42,7 +42,7 @@ def target_weights(net: NetRecord) -> npt.NDArray[np.float32]:
     return np.concatenate([layer.weight.ravel() for layer in layers if layer.name in wanted])
 
 
-def _rows(paper: dict[str, Published], nets: Sequence[NetRecord]) -> list[Row]:
+def _rows(paper: Paper, nets: Sequence[NetRecord]) -> list[Row]:
     weights = {net.name: bits_needed(net, net.widths.weights) for net in nets if net.widths}
     both = {net.name: bits_needed(net, net.widths.both) for net in nets if net.widths}
     text = ", ".join(f"{TITLES[name]} {bits} ({both[name]} with inputs)" for name, bits in weights.items())
@@ -87,9 +87,6 @@ def _drawn(out: Path, nets: Sequence[NetRecord]) -> Figure:
         pictures.heading(axis, title)
     for axis in axes[:2]:
         axis.set_xticks(range(2, 17, 2))
-        axis.set_xlabel("bits of fixed point")
-        axis.set_ylabel("accuracy (%)")
-    axes[2].set_xlabel("value")
-    axes[2].set_ylabel("% of the weights")
-    pictures.legend(figure, axes[0])
+        axis.set(xlabel="bits of fixed point", ylabel="accuracy (%)")
+    axes[2].set(xlabel="value", ylabel="% of the weights")
     return pictures.save(figure, out, "fig2-5-widths", f"{FIGURE}: redundancy of the weights (dotted: float32)")

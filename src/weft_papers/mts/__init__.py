@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.version import __version__
-from weft_papers.base import Exhibit, Progress, Published, Reproduction, Step, Tick, published, run_steps
+from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.mts import counting, cpu, edge, limits, mixed, mobile, opportunity, recorded, sharings, zipping
 from weft_papers.mts.lab import PRUNED, SHARED, EvaluatedModels
 
@@ -45,7 +45,7 @@ def reproduce(
     return run_steps(PAPER, steps, lambda: _settings(record, rounds), progress, "graphs")
 
 
-def _steps(paper: dict[str, Published], out: Path, record: recorded.BenchRecord, rounds: int) -> list[Step]:
+def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -> list[Step]:
     def counts(tick: Tick) -> Exhibit:
         studies = [counting.study(EvaluatedModels(net, 1), tick=tick) for net in ("resnet18", "vgg16")]
         return counting.counts(paper, out, studies, record)

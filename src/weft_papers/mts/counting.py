@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.stitching.counts import Counts
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, Tick, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.mts import closed, panels
 from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, in_groups, memory_bytes
 from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
@@ -91,7 +91,7 @@ def agreement(settings: Iterable[EvaluatedModels]) -> tuple[int, int]:
 
 
 def counts(
-    paper: dict[str, Published],
+    paper: Paper,
     out: Path,
     studies: Sequence[FormStudy],
     record: BenchRecord,
@@ -135,7 +135,7 @@ def expected_bytes(row: MeasuredWay, form: str) -> int:
     return weights * (2 if row.dtype == HALF else 4)
 
 
-def _memory_rows(paper: dict[str, Published], one: FormStudy) -> list[Row]:
+def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
     rows = []
     for tasks in one.tasks:
         theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
@@ -157,7 +157,7 @@ def _memory_rows(paper: dict[str, Published], one: FormStudy) -> list[Row]:
     return rows
 
 
-def _group_rows(paper: dict[str, Published], one: FormStudy) -> list[Row]:
+def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
     """What three groups save over one stitched matrix of all."""
     most = one.setting._replace(tasks=max(one.tasks))
     macs, kept = in_groups(most, "mts", GROUPS)
@@ -211,7 +211,6 @@ def _drawn(out: Path, studies: Sequence[FormStudy]) -> Figure:
             panels.over_tasks(axis, one.tasks, what)
             panels.plain_numbers(axis)
             pictures.heading(axis, one.title)
-        axes[3 * number + 1].set_yscale("linear")
-        axes[3 * number + 1].set_ylim(0)
+        axes[3 * number + 1].set(yscale="linear", ylim=0)
     title = "Counted on the graphs: what every form multiplies, stores and keeps alive (sharing .9, float32)"
     return panels.save(figure, axes, out, "counted", title, 7)

@@ -113,5 +113,4 @@ def _drawn(out: Path, found: Sequence[Heat]) -> Figure:
     pictures.grouped_bars(axes[0], [f"{one.setting.tasks} tasks" for one in found], series, TINTS)
     axes[0].axhline(1, color=pictures.INK, linewidth=0.8)
     axes[0].set_ylabel("times faster than one by one")
-    pictures.legend(figure, axes[0])
     return pictures.save(figure, out, "cpu", f"{FIGURE}: pruned ResNet18s, onnxruntime, one thread (measured now)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, beside
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import listed, ours_rows, table, title
 from weft_papers.mts.lab import EvaluatedModels
@@ -16,14 +16,14 @@ FIGURE = "Fig. 7"
 NET = "resnet50"
 
 
-def figure_7(paper: dict[str, Published], out: Path, record: BenchRecord) -> Exhibit:
+def figure_7(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
     sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep(NET, dtype)).tasks]
     rows = [row for sweep in sweeps for row in (*_rows(paper, sweep), *ours_rows(FIGURE, sweep))]
     tables = tuple(table(FIGURE, sweep) for sweep in sweeps)
     return Exhibit((*rows, _weights_row()), tables, (_drawn(out, sweeps),)) if sweeps else Exhibit((_weights_row(),))
 
 
-def _rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
+def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     if not (tasks := sweep.where("sequential", "grouped", IN_GROUPS)):
         return []
     speed = {each: sweep.over("sequential", IN_GROUPS, each) for each in tasks}

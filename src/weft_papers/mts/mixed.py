@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, Table, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import listed, ours_rows, table, title
 from weft_papers.mts.lab import TASKS, TITLES, EvaluatedModels
@@ -32,7 +32,7 @@ def setting(mixed: str, tasks: int) -> EvaluatedModels:
     return alike._replace(batches=tuple(BATCHES[task % len(BATCHES)] for task in range(tasks)))
 
 
-def figure_9(paper: dict[str, Published], out: Path, record: BenchRecord) -> Exhibit:
+def figure_9(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
     sweeps = {mixed: sweep for mixed, net in CASES.items() if (sweep := record.sweep(net, mixed=mixed)).tasks}
     plain = {mixed: record.sweep(CASES[mixed]) for mixed in sweeps}
     rows = [*_best_row(paper, sweeps), _padding_row()]
@@ -47,7 +47,7 @@ def _gains(sweep: CountSweep) -> dict[int, float]:
     return {tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("grouped", IN_GROUPS)}
 
 
-def _best_row(paper: dict[str, Published], sweeps: dict[str, CountSweep]) -> list[Row]:
+def _best_row(paper: Paper, sweeps: dict[str, CountSweep]) -> list[Row]:
     found = {(mixed, tasks): gain for mixed, sweep in sweeps.items() for tasks, gain in _gains(sweep).items()}
     if not found:
         return []

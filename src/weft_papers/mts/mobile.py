@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Published, Row, beside
+from weft_papers.base import Exhibit, Figure, Paper, Row, beside
 from weft_papers.layerweaver.lab import geomean
 from weft_papers.mts import panels
 from weft_papers.mts.against import listed, ours_rows, shape, table, title
@@ -24,7 +24,7 @@ FIGURE = "Fig. 6"
 NET = "resnet18"
 
 
-def figure_6(paper: dict[str, Published], out: Path, record: BenchRecord) -> Exhibit:
+def figure_6(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
     resnet, vgg = record.sweep(NET), record.sweep("vgg16")
     rows = [*_speed_rows(paper, resnet), *_memory_rows(paper, resnet), *_group_rows(paper, resnet)]
     rows += [*ours_rows(f"{FIGURE}a", resnet), *_vgg_rows(paper, vgg), *ours_rows(f"{FIGURE}c", vgg)]
@@ -33,7 +33,7 @@ def figure_6(paper: dict[str, Published], out: Path, record: BenchRecord) -> Exh
     return Exhibit(tuple(rows), tables, (_drawn(paper, out, sweeps),)) if sweeps else Exhibit()
 
 
-def _speed_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
+def _speed_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     rows = []
     gains = {
         tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("sequential", "grouped", IN_GROUPS)
@@ -43,7 +43,7 @@ def _speed_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
     return [*rows, *_netfuse_rows(paper, gains)] if gains else []
 
 
-def _netfuse_rows(paper: dict[str, Published], gains: Mapping[int, float]) -> list[Row]:
+def _netfuse_rows(paper: Paper, gains: Mapping[int, float]) -> list[Row]:
     ours, most = geomean(gains.values()), max(gains, key=gains.__getitem__)
     usual, best = paper[f"netfuse_{NET}"].value, paper["netfuse_best"].value
     why = (
@@ -59,7 +59,7 @@ def _netfuse_rows(paper: dict[str, Published], gains: Mapping[int, float]) -> li
     ]  # fmt: skip
 
 
-def _sequential_row(paper: dict[str, Published], sweep: CountSweep, tasks: int) -> Row:
+def _sequential_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
     ours, theirs = sweep.over("sequential", IN_GROUPS, tasks), paper[f"speedup_{NET}_{tasks}"].value
     eager = f"; against eager {sweep.over('eager', IN_GROUPS, tasks):.1f}x" if sweep.has("eager", tasks) else ""
     why = (
@@ -70,14 +70,14 @@ def _sequential_row(paper: dict[str, Published], sweep: CountSweep, tasks: int) 
     return Row(f"{FIGURE}a", f"MTS over Sequential, {tasks} ResNet18", theirs, ours, "x", beside(ours, theirs, why))
 
 
-def _one_stream_row(paper: dict[str, Published], sweep: CountSweep, tasks: int) -> Row:
+def _one_stream_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
     ours, theirs = sweep.over("grouped", IN_GROUPS, tasks), paper[f"one_stream_{NET}_{tasks}"].value
     why = "the grouped convolution, one kernel for all groups in cuDNN of today; on a TX2 it was as slow as Sequential"
     quantity = f"MTS over NetFuse-no-Concurrency, {tasks} ResNet18"
     return Row(f"{FIGURE}a", quantity, theirs, ours, "x", beside(ours, theirs, why))
 
 
-def _memory_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
+def _memory_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     rows = []
     for tasks in sweep.where("grouped", IN_GROUPS):
         ours = sweep.bytes("grouped", tasks) / sweep.bytes(IN_GROUPS, tasks)
@@ -104,7 +104,7 @@ def _memory_row(whose: str, tasks: int, theirs: float, ours: float, why: str) ->
     return Row(f"{FIGURE}b", quantity, theirs, ours, "x", beside(ours, theirs, why))
 
 
-def _group_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
+def _group_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     """What Algorithm 1 makes of the measured latencies at the most tasks."""
     most = max(TASKS)
     if not sweep.has("mts", most):
@@ -132,7 +132,7 @@ def _group_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _vgg_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
+def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     if not (tasks := sweep.where("sequential", IN_GROUPS)):
         return []
     speed = [sweep.over("sequential", IN_GROUPS, each) for each in tasks]
@@ -156,7 +156,7 @@ def _vgg_rows(paper: dict[str, Published], sweep: CountSweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _drawn(paper: dict[str, Published], out: Path, sweeps: Sequence[CountSweep]) -> Figure:
+def _drawn(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
     figure, axes = pictures.canvas(13, 3.9 * len(sweeps) + 0.8, len(sweeps), 3)
     for number, sweep in enumerate(sweeps):
         left, middle, right = axes[3 * number : 3 * number + 3]
@@ -167,7 +167,7 @@ def _drawn(paper: dict[str, Published], out: Path, sweeps: Sequence[CountSweep])
     return panels.save(figure, axes, out, "fig6-mobile", name)
 
 
-def _gains(paper: dict[str, Published], axes: Axes, sweep: CountSweep) -> None:
+def _gains(paper: Paper, axes: Axes, sweep: CountSweep) -> None:
     """The gains over Sequential, whose CUDA graph is the base, beside those the paper prints, of its eager base."""
     ways = [way for way in sweep.ways() if way not in ("eager", "grouped-eager", "batch")]
     panels.lines(axes, panels.of_ways(sweep, ways, lambda way, tasks: sweep.over("sequential", way, tasks)))

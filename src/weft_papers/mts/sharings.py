@@ -129,7 +129,6 @@ def _lines(axes: Axes, sweeps: Sweeps, tasks: int, value: Callable[[CountSweep, 
             list(points), list(points.values()), marker=MARKS[way], markersize=4.5, linewidth=1.5, color=COLOURS[way],
             linestyle=panels.THIN.get(way, "-"), label=LABELS[way],
         )  # fmt: skip
-    axes.set_yscale("log")
-    axes.set_xlim(max(SHARINGS) + 0.02, min(SHARINGS) - 0.02)
+    axes.set(yscale="log", xlim=(max(SHARINGS) + 0.02, min(SHARINGS) - 0.02))
     axes.set_xticks(SHARINGS)
     axes.set_xlabel("sharing ratio", fontsize=9)
