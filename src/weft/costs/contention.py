@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from weft.devices.npu import Positive
 from weft.devices.soc import Pccs, relative_speed
@@ -110,10 +110,8 @@ class _Shape(NamedTuple):
     """mrmc_pct, tbwdc, cbp, rate_n"""
 
 
-class _MatrixFile(BaseModel):
+class _MatrixFile(BaseModel, extra="forbid", frozen=True):
     """The keys of a matrix file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     source: str = ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.costs import DEFAULT_COST, CostModel, cost_model
 from weft.devices import Npu
@@ -182,18 +182,14 @@ def _merge(name: str, a: LayerCost, b: LayerCost) -> LayerCost:
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 
 
-class _LayerFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _LayerFile(BaseModel, extra="forbid", strict=True):
     name: Name
     compute_s: Annotated[float, Field(strict=False, ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
     weight_bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)]
     activation_bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)] = 0
 
 
-class _ProfileFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _ProfileFile(BaseModel, extra="forbid", strict=True):
     format: Literal[1]
     model: Name
     device: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from weft.devices.lanes import Lanes
 from weft.devices.measured import times_at
@@ -25,10 +25,8 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
 
-class HostModel(BaseModel):
+class HostModel(BaseModel, extra="forbid", frozen=True):
     """One model, as the server runs it here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     segments: Annotated[tuple[str, ...], Field(min_length=1)]
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
@@ -78,10 +76,8 @@ def lane_cores(cores: int, threads: int) -> int:
     return max(2, cores // threads)
 
 
-class Host(BaseModel):
+class Host(BaseModel, extra="forbid", frozen=True):
     """This machine under ``weft serve``. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     kind: Literal["host"] = "host"

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.devices.lanes import Lanes
 from weft.errors import DeviceError, unknown_name
@@ -27,10 +27,8 @@ Positive = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
-class Npu(BaseModel):
+class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
     """A decoupled NPU. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: Literal["npu"] = "npu"
     name: Annotated[str, Field(min_length=1), AfterValidator(printable)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
 from weft.devices.host import HOST, Host
 from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
@@ -28,18 +28,14 @@ SHARING, PCCS = range(2)
 """First column of ``Soc.contention_table``."""
 
 
-class BandwidthSharing(BaseModel):
+class BandwidthSharing(BaseModel, extra="forbid", frozen=True, strict=True):
     """Bandwidth in proportion to demand, once the memory is full."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: Literal["sharing"] = "sharing"
 
 
-class Pccs(BaseModel):
+class Pccs(BaseModel, extra="forbid", frozen=True, strict=True):
     """The processor-centric slow-down model, for one unit. Bandwidths in GB/s, rates in percent per GB/s."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: Literal["pccs"] = "pccs"
     normal_bw: Amount
@@ -63,10 +59,8 @@ class Pccs(BaseModel):
 Contention = Annotated[BandwidthSharing | Pccs, Field(discriminator="model")]
 
 
-class Unit(BaseModel):
+class Unit(BaseModel, extra="forbid", frozen=True, strict=True):
     """One kind of processing unit of a SoC."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     instances: Annotated[int, Field(ge=1, le=16)] = 1
@@ -86,10 +80,8 @@ class Unit(BaseModel):
     """Operators and kinds of layers it cannot run; for estimates only."""
 
 
-class Soc(BaseModel):
+class Soc(BaseModel, extra="forbid", frozen=True, strict=True):
     """Units around one memory. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: Literal["soc"] = "soc"
     name: Name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.devices.host import HOST, Host, read_host
 from weft.devices.lanes import Lanes
@@ -25,20 +25,16 @@ Edges = Literal["added", "within", "none"]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 
 
-class Calibration(BaseModel):
+class Calibration(BaseModel, extra="forbid", frozen=True, strict=True):
     """A bandwidth that makes the model agree with something, and with what."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     bandwidth_gb_s: Positive
     reason: str
 
 
-class Board(BaseModel):
+class Board(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a board offers a design. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: Literal["platform"] = "platform"
     name: Name
@@ -73,10 +69,8 @@ class PeShape(NamedTuple):
     t_c: int
 
 
-class TiledNpu(BaseModel):
+class TiledNpu(BaseModel, extra="forbid", frozen=True, strict=True):
     """A design <T_R, T_P, T_C>. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: Literal["tiled"] = "tiled"
     name: Name

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from weft.errors import ProfileError
@@ -44,10 +44,8 @@ def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
 Layers = Annotated[tuple[Name, ...] | Name, BeforeValidator(_tuple), AfterValidator(_ascending)]
 
 
-class ProfileCost(BaseModel):
+class ProfileCost(BaseModel, extra="forbid", frozen=True, strict=True):
     """A group on one unit, alone on the SoC."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     time_s: Amount
     demand_gb_s: Amount
@@ -59,10 +57,8 @@ class ProfileCost(BaseModel):
     energy_j: Amount | None = None
 
 
-class ProfileGroup(BaseModel):
+class ProfileGroup(BaseModel, extra="forbid", frozen=True, strict=True):
     """Layers that stay together."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     layers: Layers = ()
@@ -73,10 +69,8 @@ class ProfileGroup(BaseModel):
     """The group's cost by unit; a unit that is not named may not run it."""
 
 
-class SocProfile(BaseModel):
+class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
     """A model on a SoC. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: Literal[1] = 1
     kind: Literal["soc-profile"] = "soc-profile"

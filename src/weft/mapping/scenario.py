@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.devices.soc import Soc, load_soc
 from weft.errors import WorkloadError, unknown_name
@@ -32,10 +32,8 @@ Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
-class ScenarioTask(BaseModel):
+class ScenarioTask(BaseModel, extra="forbid", frozen=True, strict=True):
     """A model to be run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: Name
     """A name of the zoo, an .onnx file or a profile (.json); files are relative to the scenario's."""
@@ -49,19 +47,15 @@ class ScenarioTask(BaseModel):
     """Shapes of the model's inputs; with them its profile is estimated."""
 
 
-class ScenarioPhase(BaseModel):
+class ScenarioPhase(BaseModel, extra="forbid", frozen=True, strict=True):
     """A stretch of time during which the same tasks run, again and again."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     tasks: Annotated[Names, Field(min_length=1)]
     duration_s: Seconds
 
 
-class Scenario(BaseModel):
+class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
     """What is to be mapped. The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     soc: Name
     """A SoC that ships with weft, or a TOML file."""

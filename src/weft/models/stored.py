@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from weft.errors import ModelError, unknown_name
 
@@ -26,10 +26,8 @@ FETCHED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("fetche
 """Name -> file below the package -> its SHA-256. ``pyproject.toml`` keeps these files out of the wheel."""
 
 
-class NetworkCard(BaseModel):
+class NetworkCard(BaseModel, extra="forbid", frozen=True):
     """Where a network of the project comes from and what it is worth."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     input: str

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.errors import TuneError, unknown_name
 from weft.jsonfile import first_problem, printable
@@ -38,10 +38,8 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class DescribedLayer(BaseModel):
+class DescribedLayer(BaseModel, extra="forbid", frozen=True, strict=True):
     """One layer, or branches that share its formats."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     weights: Count | None = None
@@ -54,10 +52,8 @@ class DescribedLayer(BaseModel):
     """Layers it stands for."""
 
 
-class Descriptor(BaseModel):
+class Descriptor(BaseModel, extra="forbid", frozen=True, strict=True):
     """The field names are the keys of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     platform: Name = "fpga"

@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from weft.errors import NumberError, TuneError, unknown_name
 from weft.files import replacing
@@ -42,9 +42,7 @@ MOST_VALUES = 1 << 40
 _Size = Annotated[int, Field(ge=0, le=MOST_VALUES)]
 
 
-class _PackedEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _PackedEntry(BaseModel, extra="forbid", strict=True):
     name: str
     shape: Annotated[list[_Size], Field(max_length=64)]
     format: str
@@ -52,9 +50,7 @@ class _PackedEntry(BaseModel):
     offset: _Size
 
 
-class _Header(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Header(BaseModel, extra="forbid", strict=True):
     tensors: list[_PackedEntry]
 
 

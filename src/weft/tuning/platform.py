@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.errors import NumberError, TuneError, unknown_name
 from weft.jsonfile import first_problem, printable
@@ -101,15 +101,11 @@ def load_platform(name_or_path: str) -> Platform:
     return parse_platform(raw, name_or_path)
 
 
-class _Formats(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+class _Formats(BaseModel, extra="forbid", frozen=True, strict=True):
     formats: Annotated[list[str], Field(min_length=1)]
 
 
-class _PlatformFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+class _PlatformFile(BaseModel, extra="forbid", frozen=True, strict=True):
     name: Annotated[str, Field(min_length=1), AfterValidator(printable)]
     source: str = ""
     formats: Annotated[list[str], Field(min_length=1)] | None = None

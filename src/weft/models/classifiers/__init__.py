@@ -34,7 +34,7 @@ class Labelled(NamedTuple):
         return pixels(self.image)
 
 
-class ClassifierCard(NetworkCard):
+class ClassifierCard(NetworkCard, frozen=True):
     """The card of a classifier."""
 
     parameters: int

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from weft.errors import ModelError
 from weft.files import replacing
@@ -46,10 +46,8 @@ class TestRecord(NamedTuple):
     """What each image shows: (images,)."""
 
 
-class ExitCard(BaseModel):
+class ExitCard(BaseModel, extra="forbid", frozen=True):
     """What one exit is worth on the test set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     macs: int
@@ -62,7 +60,7 @@ class ExitCard(BaseModel):
     """None where nobody leaves."""
 
 
-class TrainedCard(NetworkCard):
+class TrainedCard(NetworkCard, frozen=True):
     """The card of a network with exits."""
 
     exits: tuple[ExitCard, ...]
