@@ -27,7 +27,7 @@ class AttentionSizes(NamedTuple):
     dv: int
 
 
-def attention(node: ImportedNode, bias: int = 2, past: int = 4) -> list[LayerDraft]:
+def attention(node: ImportedNode, past: int = 4) -> list[LayerDraft]:
     """com.microsoft Attention: one weight projects to queries, keys and values."""
     data, weight = need(node, 0), need(node, 1)
     if len(data.shape) != 3 or len(weight.shape) != 2:
@@ -47,14 +47,10 @@ def attention(node: ImportedNode, bias: int = 2, past: int = 4) -> list[LayerDra
         "gemm" if weight.constant else "matmul",
         gemm=gemm,
         weight=weight,
-        trained=(weight, node.input(bias)),
+        trained=(weight, node.input(2)),
         output_elements=projected,
     )
     return [replace(qkv, layer=replace(qkv.layer, name=f"{node.name}/qkv"), writes=()), *core]
-
-
-def q_attention(node: ImportedNode) -> list[LayerDraft]:
-    return attention(node, bias=2, past=8)
 
 
 def ordered_attention(node: ImportedNode) -> list[LayerDraft]:
@@ -110,29 +106,6 @@ def longformer_attention(node: ImportedNode, weight: int = 1, everywhere: int = 
     core = _core(node, AttentionSizes(batch, heads, rows, keys, width // heads, width // heads))
     local = _projection(node, data, need(node, weight), "qkv")
     return [*local, *_projection(node, data, need(node, everywhere), "global"), *core]
-
-
-def ordered_longformer_attention(node: ImportedNode) -> list[LayerDraft]:
-    return longformer_attention(node, weight=2, everywhere=8)
-
-
-def multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
-    """com.microsoft MultiHeadAttention and its like: queries, keys and values arrive projected."""
-    return _projected(node, "num_heads", "num_heads", past=6)
-
-
-def masked_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
-    return _projected(node, "num_heads", "num_heads", past=5)
-
-
-def group_query_attention(node: ImportedNode) -> list[LayerDraft]:
-    """GroupQueryAttention; SparseAttention counts like it, as if its mask were dense."""
-    return _projected(node, "num_heads", "kv_num_heads", past=3)
-
-
-def standard_attention(node: ImportedNode) -> list[LayerDraft]:
-    """ai.onnx Attention: like MultiHeadAttention; heads may be an axis of their own."""
-    return _projected(node, "q_num_heads", "kv_num_heads", past=4)
 
 
 def paged_attention(node: ImportedNode) -> list[LayerDraft]:
@@ -200,7 +173,13 @@ def _flag(node: ImportedNode, place: int) -> bool:
     return value is not None and bool(value.all())
 
 
-def _projected(node: ImportedNode, q_heads: str, kv_heads: str, past: int) -> list[LayerDraft]:
+def projected(
+    node: ImportedNode, past: int, q_heads: str = "num_heads", kv_heads: str = "kv_num_heads"
+) -> list[LayerDraft]:
+    """Queries, keys and values arrive projected, heads side by side or as an axis of their own.
+
+    *past* is the place of the cached keys; *q_heads* and *kv_heads* are the attributes that count heads.
+    """
     query, key = need(node, 0), node.input(1)
     if len(query.shape) not in (3, 4, 5):
         return [draft(node, "unknown")]

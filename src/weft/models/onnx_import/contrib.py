@@ -14,7 +14,7 @@ import onnx
 from weft.errors import ModelError
 from weft.models.layer import Gemm
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
-from weft.models.onnx_import.products import conv, lstm, need, sized_gemm
+from weft.models.onnx_import.products import conv, need, recurrent, sized_gemm
 from weft.models.onnx_import.tensors import Stored, Tensor, dtype_bits
 
 FLOAT = onnx.TensorProto.FLOAT
@@ -60,12 +60,9 @@ def matmul_fpq4(node: ImportedNode) -> list[LayerDraft]:
     return packed(node, k, n, 4)
 
 
-def matmul_fp4(node: ImportedNode) -> list[LayerDraft]:
-    return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], 4)
-
-
-def matmul_fp8(node: ImportedNode) -> list[LayerDraft]:
-    return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], 8)
+def matmul_floats(node: ImportedNode, bits: int) -> list[LayerDraft]:
+    """Weights are floats of 4 or 8 bits, a row for each output."""
+    return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], bits)
 
 
 def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
@@ -117,7 +114,7 @@ def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -
 def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     """An LSTM that looks at a memory in every step: a query, scores, the context and a layer that mixes it in."""
     query, memory, mixed = node.input(8), node.input(11), node.input(13)
-    steps = lstm(node)
+    steps = recurrent(node, gates=4)
     if query is None or memory is None or not steps or len(query.shape) != 3 or len(memory.shape) != 3:
         return steps
     directions, hidden, size = query.shape
@@ -132,13 +129,9 @@ def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     return chained([*extra, *steps])
 
 
-def nhwc_conv(node: ImportedNode) -> list[LayerDraft]:
-    return conv(node, channels=-1)
-
-
 def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
     last = node.attributes.integer("channels_last", 0)
-    return conv(node, x=0, w=3, bias=8, channels=-1 if last else 1)
+    return conv(node, w=3, bias=8, channels=-1 if last else 1)
 
 
 def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
@@ -149,10 +142,6 @@ def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
     channels, kernel = weight.shape[0], math.prod(weight.shape[2:])
     gemm = sized_gemm(data.elements // max(1, channels), kernel, 1, channels, kernel)
     return [draft(node, "conv", gemm=gemm, weight=weight, trained=(weight, node.input(bias)))] if gemm else []
-
-
-def varlen_causal_conv(node: ImportedNode) -> list[LayerDraft]:
-    return causal_conv(node, bias=3)
 
 
 def word_conv(node: ImportedNode) -> list[LayerDraft]:

@@ -92,10 +92,7 @@ def _aligned(call: NodeCall) -> Array:
 
 
 def _variadic(function: Callable[[Array, Array], Any]) -> Rule:
-    def rule(call: NodeCall) -> Array:
-        return np.asarray(reduce(function, [each for each in call.values if each is not None]))
-
-    return rule
+    return lambda call: np.asarray(reduce(function, [each for each in call.values if each is not None]))
 
 
 def _divide(left: Array, right: Array) -> Array:
@@ -142,14 +139,6 @@ def _cast(call: NodeCall) -> Array:
         raise ModelError("it does not say what to cast to")
     number = onnx.TensorProto.DataType.Value(to.s.decode()) if to.s else to.i  # a text before opset 6
     return call.need(0).astype(onnx.helper.tensor_dtype_to_np_dtype(number))
-
-
-def _cast_like(call: NodeCall) -> Array:
-    return call.need(0).astype(call.need(1).dtype)
-
-
-def _where(call: NodeCall) -> Array:
-    return np.where(call.need(0), call.need(1), call.need(2))
 
 
 def _cumulated(call: NodeCall) -> Array:
@@ -211,18 +200,6 @@ def _flatten(call: NodeCall) -> Array:
     return value.reshape(int(np.prod(value.shape[:axis], dtype=np.int64)), -1)
 
 
-def _squeeze(call: NodeCall) -> Array:
-    return np.squeeze(call.need(0), call.integers("axes", 1) or None)
-
-
-def _unsqueeze(call: NodeCall) -> Array:
-    return np.expand_dims(call.need(0), call.integers("axes", 1) or ())
-
-
-def _transpose(call: NodeCall) -> Array:
-    return np.transpose(call.need(0), call.attributes.integers("perm", ()) or None)
-
-
 # Choosing and joining
 
 
@@ -255,10 +232,6 @@ def _split(call: NodeCall) -> tuple[Array, ...]:
     return tuple(np.split(value, np.cumsum(lengths)[: call.outputs - 1], axis))
 
 
-def _gather(call: NodeCall) -> Array:
-    return np.take(call.need(0), call.need(1), call.attributes.integer("axis", 0))
-
-
 def _elements(call: NodeCall) -> tuple[Array, ...]:
     """Where the elements lie that indices name along one axis, each at its own place along the others."""
     indices, axis = call.need(1), call.attributes.integer("axis", 0)
@@ -267,30 +240,21 @@ def _elements(call: NodeCall) -> tuple[Array, ...]:
     return tuple(places)
 
 
-def _gather_elements(call: NodeCall) -> Array:
-    return np.asarray(call.need(0)[_elements(call)])
-
-
 def _gather_nd(call: NodeCall) -> Array | None:
     if call.attributes.integer("batch_dims", 0):
         return None
     return np.asarray(call.need(0)[tuple(np.moveaxis(call.need(1), -1, 0))])
 
 
-def _scatter_nd(call: NodeCall) -> Array | None:
-    if call.attributes.text("reduction") not in ("", "none"):
-        return None
-    result = call.need(0).copy()
-    result[tuple(np.moveaxis(call.need(1), -1, 0))] = call.need(2)
-    return result
+def _scatter(places: Callable[[NodeCall], tuple[Array, ...]]) -> Rule:
+    def rule(call: NodeCall) -> Array | None:
+        if call.attributes.text("reduction") not in ("", "none"):
+            return None
+        result = call.need(0).copy()
+        result[places(call)] = call.need(2)
+        return result
 
-
-def _scatter_elements(call: NodeCall) -> Array | None:
-    if call.attributes.text("reduction") not in ("", "none"):
-        return None
-    result = call.need(0).copy()
-    result[_elements(call)] = call.need(2)
-    return result
+    return rule
 
 
 def _compress(call: NodeCall) -> Array:
@@ -342,10 +306,8 @@ def _pad(call: NodeCall) -> Array | None:
             fill = call.value(2)
             number = call.attributes.number("value") or 0.0 if fill is None else fill.item()
             return np.pad(value, widths, "constant", constant_values=number)
-        case "edge":
-            return np.pad(value, widths, "edge")
-        case "reflect":
-            return np.pad(value, widths, "reflect")
+        case "edge" | "reflect" as mode:
+            return np.pad(value, widths, mode)
         case _:
             return None
 
@@ -390,12 +352,19 @@ RULES: Mapping[str, Rule] = {
     **{name: _variadic(function) for name, function in {"Sum": np.add, "Min": np.minimum, "Max": np.maximum}.items()},
     **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
     "ArgMax": _extreme(np.argmax), "ArgMin": _extreme(np.argmin), "TopK": _top,
-    "Mod": _modulo, "Mean": _mean, "BitShift": _shift, "Clip": _clip, "Where": _where, "CumSum": _cumulated,
-    "Cast": _cast, "CastLike": _cast_like,
-    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Transpose": _transpose,
-    "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "GatherElements": _gather_elements,
-    "GatherND": _gather_nd, "ScatterND": _scatter_nd, "ScatterElements": _scatter_elements,
-    "Scatter": _scatter_elements, "Compress": _compress, "NonZero": _nonzero,
+    "Mod": _modulo, "Mean": _mean, "BitShift": _shift, "Clip": _clip, "CumSum": _cumulated,
+    "Where": lambda call: np.where(call.need(0), call.need(1), call.need(2)),
+    "Cast": _cast, "CastLike": lambda call: call.need(0).astype(call.need(1).dtype),
+    "Reshape": _reshape, "Flatten": _flatten,
+    "Squeeze": lambda call: np.squeeze(call.need(0), call.integers("axes", 1) or None),
+    "Unsqueeze": lambda call: np.expand_dims(call.need(0), call.integers("axes", 1) or ()),
+    "Transpose": lambda call: np.transpose(call.need(0), call.attributes.integers("perm", ()) or None),
+    "Concat": _concat, "Slice": _slice, "Split": _split,
+    "Gather": lambda call: np.take(call.need(0), call.need(1), call.attributes.integer("axis", 0)),
+    "GatherElements": lambda call: np.asarray(call.need(0)[_elements(call)]), "GatherND": _gather_nd,
+    "ScatterND": _scatter(lambda call: tuple(np.moveaxis(call.need(1), -1, 0))),
+    **dict.fromkeys(("ScatterElements", "Scatter"), _scatter(_elements)),
+    "Compress": _compress, "NonZero": _nonzero,
     "ConstantOfShape": _constant_of_shape, "Range": _range, "Expand": _expand, "Tile": _tile, "Pad": _pad,
     "OneHot": _one_hot, "Trilu": _triangle,
 }  # fmt: skip

@@ -7,6 +7,7 @@ To teach weft an operator, add one line.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from weft.models.onnx_import import attention, contrib, products
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
@@ -86,6 +87,13 @@ _SELECTION = names(
     "Slice Split Compress GatherND GatherElements DynamicSlice com.microsoft:GatherND ai.onnx.ml:ArrayFeatureExtractor"
 )
 
+_PRODUCTS = names(
+    """
+    Gemm com.microsoft:FusedGemm com.microsoft:FusedMatMul com.microsoft:FusedMatMulActivation
+    com.microsoft:GemmFastGelu com.microsoft:GemmFloat8 com.microsoft:SparseToDenseMatMul com.microsoft:TransposeMatMul
+    """
+)
+
 _FREE = names(
     """
     Constant Shape Size SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceLength
@@ -96,15 +104,12 @@ _FREE = names(
 
 def count(node: ImportedNode) -> list[LayerDraft]:
     """The layers of *node*; none where it costs nothing."""
-    return COUNTERS.get(node.op, unknown)(node)
+    return COUNTERS.get(node.op, partial(plain, kind="unknown"))(node)
 
 
-def unknown(node: ImportedNode) -> list[LayerDraft]:
-    return [draft(node, "unknown")]
-
-
-def _elementwise(node: ImportedNode) -> list[LayerDraft]:
-    return [draft(node, "elementwise")]
+def plain(node: ImportedNode, kind: str) -> list[LayerDraft]:
+    """One layer that costs its activation traffic."""
+    return [draft(node, kind)]
 
 
 def _activation(node: ImportedNode) -> list[LayerDraft]:
@@ -116,23 +121,15 @@ def _norm(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "norm", trained=node.inputs[1:])]
 
 
-def _pool(node: ImportedNode) -> list[LayerDraft]:
-    return [draft(node, "pool")]
-
-
-def _movement(node: ImportedNode) -> list[LayerDraft]:
-    return _moved(node, None)
+def _movement(node: ImportedNode, read: int | None = None) -> list[LayerDraft]:
+    # A cast to the same type, a slice of everything: nothing moves.
+    idle = node.outputs[0].view_of is not None
+    return [] if idle else [draft(node, "movement", input_elements=read)]
 
 
 def _selection(node: ImportedNode) -> list[LayerDraft]:
     """The layer of an operator that reads only what it selects."""
-    return _moved(node, node.output_elements)
-
-
-def _moved(node: ImportedNode, read: int | None) -> list[LayerDraft]:
-    # A cast to the same type, a slice of everything: nothing moves.
-    idle = node.outputs[0].view_of is not None
-    return [] if idle else [draft(node, "movement", input_elements=read)]
+    return _movement(node, node.output_elements)
 
 
 def _gather(node: ImportedNode) -> list[LayerDraft]:
@@ -152,80 +149,69 @@ def _embed_norm(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "embedding", weight=word, trained=node.inputs[2:7], lookups=looked_up)]
 
 
-def _free(node: ImportedNode) -> list[LayerDraft]:
-    return []
-
-
 Counter = Callable[[ImportedNode], list[LayerDraft]]
 
 COUNTERS: dict[str, Counter] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **dict.fromkeys(ARITHMETIC, _elementwise),
+    **dict.fromkeys(_ELEMENTWISE | ARITHMETIC, partial(plain, kind="elementwise")),
     **dict.fromkeys(ACTIVATIONS, _activation),
     **dict.fromkeys(_NORM, _norm),
-    **dict.fromkeys(_POOL, _pool),
+    **dict.fromkeys(_POOL, partial(plain, kind="pool")),
     **dict.fromkeys(_MOVEMENT, _movement),
     **dict.fromkeys(_SELECTION, _selection),
-    **dict.fromkeys(_FREE, _free),
-    **dict.fromkeys(VIEWS, _free),
+    **dict.fromkeys(_FREE | VIEWS, lambda node: []),
     "Cast": _movement,
     "Gather": _gather,
     "Conv": products.conv,
     "ConvInteger": products.conv_integer,
     "ConvTranspose": products.conv_transpose,
-    "DeformConv": products.deform_conv,
-    "QLinearConv": products.qlinear_conv,
-    "Gemm": products.gemm,
+    "DeformConv": partial(products.conv, bias=3),
+    "QLinearConv": partial(products.conv, w=3, bias=8),
     "MatMul": products.matmul,
     "MatMulInteger": products.matmul,
-    "QLinearMatMul": products.qlinear_matmul,
+    "QLinearMatMul": partial(products.matmul, b=3),
     "Einsum": products.einsum,
-    "LSTM": products.lstm,
-    "GRU": products.gru,
-    "RNN": products.rnn,
-    "Attention": attention.standard_attention,
+    "LSTM": partial(products.recurrent, gates=4),
+    "GRU": partial(products.recurrent, gates=3),
+    "RNN": partial(products.recurrent, gates=1),
+    "Attention": partial(attention.projected, past=4, q_heads="q_num_heads"),
     "com.microsoft:Attention": attention.attention,
-    "com.microsoft:QAttention": attention.q_attention,
-    "com.microsoft:MultiHeadAttention": attention.multi_head_attention,
-    "com.microsoft:GroupQueryAttention": attention.group_query_attention,
+    "com.microsoft:QAttention": partial(attention.attention, past=8),
+    "com.microsoft:MultiHeadAttention": partial(attention.projected, past=6, kv_heads="num_heads"),
+    # SparseAttention counts as if its mask were dense.
+    **dict.fromkeys(
+        ("com.microsoft:GroupQueryAttention", "com.microsoft:SparseAttention"), partial(attention.projected, past=3)
+    ),
     "com.microsoft:EmbedLayerNormalization": _embed_norm,
     "com.microsoft:FusedConv": products.conv,
-    "com.microsoft:FusedGemm": products.gemm,
-    "com.microsoft:FusedMatMul": products.gemm,
-    "com.microsoft:QGemm": products.qgemm,
-    "com.microsoft:DynamicQuantizeMatMul": products.dynamic_matmul,
-    "com.microsoft:FusedMatMulActivation": products.gemm,
-    "com.microsoft:GemmFastGelu": products.gemm,
-    "com.microsoft:GemmFloat8": products.gemm,
+    **dict.fromkeys(_PRODUCTS, products.gemm),
+    "com.microsoft:QGemm": partial(products.gemm, b=3, c=6),
+    "com.microsoft:DynamicQuantizeMatMul": partial(products.gemm, c=4),
     "com.microsoft:MatMulInteger16": products.matmul,
-    "com.microsoft:MatMulIntegerToFloat": products.matmul_to_float,
+    "com.microsoft:MatMulIntegerToFloat": partial(products.gemm, c=6),
     "com.microsoft:QOrderedMatMul": products.ordered_matmul,
-    "com.microsoft:SparseToDenseMatMul": products.gemm,
-    "com.microsoft:TransposeMatMul": products.gemm,
     "com.microsoft:CDist": products.distances,
     "com.microsoft:MatMulNBits": contrib.matmul_nbits,
     "com.microsoft:MatMulBnb4": contrib.matmul_bnb4,
     "com.microsoft:MatMulFpQ4": contrib.matmul_fpq4,
-    "com.microsoft:MatMulBlockQuantizedFp4Weight": contrib.matmul_fp4,
-    "com.microsoft:MatMulBlockQuantizedFp8Weight": contrib.matmul_fp8,
+    "com.microsoft:MatMulBlockQuantizedFp4Weight": partial(contrib.matmul_floats, bits=4),
+    "com.microsoft:MatMulBlockQuantizedFp8Weight": partial(contrib.matmul_floats, bits=8),
     "com.microsoft:MatMulNBitsMlp": contrib.nbits_mlp,
     "com.microsoft:MatMulNBitsQkv": contrib.nbits_qkv,
     "com.microsoft:MoE": contrib.moe,
     "com.microsoft:QMoE": contrib.q_moe,
-    "com.microsoft:DynamicQuantizeLSTM": products.quantized_lstm,
+    "com.microsoft:DynamicQuantizeLSTM": partial(products.recurrent, gates=4, inner=1),
     "com.microsoft:AttnLSTM": contrib.attn_lstm,
-    "com.microsoft:ConvTransposeWithDynamicPads": products.conv_transpose_with_pads,
-    "com.microsoft:NhwcConv": contrib.nhwc_conv,
-    "com.microsoft:NhwcFusedConv": contrib.nhwc_conv,
+    "com.microsoft:ConvTransposeWithDynamicPads": partial(products.conv_transpose, bias=3),
+    **dict.fromkeys(("com.microsoft:NhwcConv", "com.microsoft:NhwcFusedConv"), partial(products.conv, channels=-1)),
     "com.microsoft:QLinearConv": contrib.qlinear_conv,
     "com.microsoft.nchwc:Conv": products.conv,
     "CausalConvWithState": contrib.causal_conv,
     "com.microsoft:CausalConvWithState": contrib.causal_conv,
-    "com.microsoft:VarlenCausalConvWithState": contrib.varlen_causal_conv,
+    "com.microsoft:VarlenCausalConvWithState": partial(contrib.causal_conv, bias=3),
     "com.microsoft:WordConvEmbedding": contrib.word_conv,
     "com.microsoft:GatedRelativePositionBias": contrib.gated_position_bias,
     "com.microsoft:DecoderAttention": attention.decoder_attention,
-    "com.microsoft:DecoderMaskedMultiHeadAttention": attention.masked_multi_head_attention,
+    "com.microsoft:DecoderMaskedMultiHeadAttention": partial(attention.projected, past=5, kv_heads="num_heads"),
     "com.microsoft:DecoderMaskedSelfAttention": attention.attention,
     "com.microsoft:DynamicSparseAttention": attention.dynamic_sparse_attention,
     "LinearAttention": attention.linear_attention,
@@ -236,8 +222,7 @@ COUNTERS: dict[str, Counter] = {
     "com.microsoft:PackedMultiHeadAttention": attention.packed_multi_head_attention,
     "com.microsoft:PagedAttention": attention.paged_attention,
     "com.microsoft:QOrderedAttention": attention.ordered_attention,
-    "com.microsoft:QOrderedLongformerAttention": attention.ordered_longformer_attention,
-    "com.microsoft:SparseAttention": attention.group_query_attention,
+    "com.microsoft:QOrderedLongformerAttention": partial(attention.longformer_attention, weight=2, everywhere=8),
     "com.microsoft:SparsePagedAttention": attention.sparse_paged_attention,
     "com.microsoft:QEmbedLayerNormalization": _embed_norm,
     "com.microsoft:TorchEmbedding": _gather,

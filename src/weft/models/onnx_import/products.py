@@ -21,9 +21,9 @@ Operand = tuple[Tensor, tuple[int, ...]]
 """A factor and its shape as it enters the product, after any transposition."""
 
 
-def conv(node: ImportedNode, x: int = 0, w: int = 1, bias: int = 2, channels: int = 1) -> list[LayerDraft]:
+def conv(node: ImportedNode, w: int = 1, bias: int = 2, channels: int = 1) -> list[LayerDraft]:
     """One row per output position; the reduction runs over input channels and the kernel window."""
-    data, weight = need(node, x), need(node, w)
+    data, weight = need(node, 0), need(node, w)
     groups = node.attributes.integer("group", 1)
     if len(weight.shape) < 3:
         raise ModelError(f"a convolution weight has at least 3 axes, not {_times(weight.shape)}")
@@ -37,16 +37,8 @@ def conv(node: ImportedNode, x: int = 0, w: int = 1, bias: int = 2, channels: in
     return _convolved(node, gemm, weight, node.input(bias))
 
 
-def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
-    return conv(node, x=0, w=3, bias=8)
-
-
 def conv_integer(node: ImportedNode) -> list[LayerDraft]:
     return conv(node, bias=len(node.inputs))
-
-
-def deform_conv(node: ImportedNode) -> list[LayerDraft]:
-    return conv(node, bias=3)
 
 
 def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
@@ -63,36 +55,16 @@ def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
     return _convolved(node, gemm, weight, node.input(bias))
 
 
-def conv_transpose_with_pads(node: ImportedNode) -> list[LayerDraft]:
-    return conv_transpose(node, bias=3)
-
-
 def gemm(node: ImportedNode, b: int = 1, c: int = 2) -> list[LayerDraft]:
+    """A product, either side transposed where an attribute says so; *b* and *c* are the places of matrix and bias."""
     left, right = need(node, 0), need(node, b)
     a_shape, b_shape = (operand(each.shape, node.attributes, side) for each, side in ((left, "A"), (right, "B")))
     return _product(node, (left, a_shape), (right, b_shape), (node.input(c),))
 
 
-def qgemm(node: ImportedNode) -> list[LayerDraft]:
-    return gemm(node, b=3, c=6)
-
-
 def matmul(node: ImportedNode, b: int = 1) -> list[LayerDraft]:
     left, right = need(node, 0), need(node, b)
     return _product(node, (left, left.shape), (right, right.shape), ())
-
-
-def qlinear_matmul(node: ImportedNode) -> list[LayerDraft]:
-    return matmul(node, b=3)
-
-
-def dynamic_matmul(node: ImportedNode) -> list[LayerDraft]:
-    """A product whose left side is quantised on the way, with a bias."""
-    return gemm(node, c=4)
-
-
-def matmul_to_float(node: ImportedNode) -> list[LayerDraft]:
-    return gemm(node, c=6)
 
 
 def ordered_matmul(node: ImportedNode) -> list[LayerDraft]:
@@ -133,23 +105,6 @@ def einsum(node: ImportedNode) -> list[LayerDraft]:
     return _weighted(node, sized_gemm(m, k, n, count(shared & kept)), operands[1])
 
 
-def lstm(node: ImportedNode) -> list[LayerDraft]:
-    return _recurrent(node, gates=4)
-
-
-def quantized_lstm(node: ImportedNode) -> list[LayerDraft]:
-    """DynamicQuantizeLSTM: the axes that meet the input and the state come before those of the gates."""
-    return _recurrent(node, gates=4, inner=1)
-
-
-def gru(node: ImportedNode) -> list[LayerDraft]:
-    return _recurrent(node, gates=3)
-
-
-def rnn(node: ImportedNode) -> list[LayerDraft]:
-    return _recurrent(node, gates=1)
-
-
 def sized_gemm(m: int, k: int, n: int, groups: int = 1, kernel: int = 1) -> Gemm | None:
     """A GEMM, or None where an empty tensor leaves nothing to multiply."""
     return Gemm(m, k, n, groups, kernel) if min(m, k, n, groups, kernel) > 0 else None
@@ -162,8 +117,8 @@ def need(node: ImportedNode, place: int) -> Tensor:
     return tensor
 
 
-def _recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft]:
-    """Each step multiplies its input and its state by the weights of every gate."""
+def recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft]:
+    """Each step multiplies its input and its state by the weights of every gate; *inner*: the axis that meets them."""
     data, w, r = need(node, 0), need(node, 1), need(node, 2)
     if not len(data.shape) == len(w.shape) == len(r.shape) == 3:
         raise ModelError("a recurrent layer needs an input, W and R of 3 axes each")

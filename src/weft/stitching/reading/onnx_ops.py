@@ -68,14 +68,6 @@ def _bias(bias: Array, outs: int) -> Array:
     return np.broadcast_to(bias.reshape(-1), (outs,)).copy()
 
 
-def _add(o: Operands) -> Picture:
-    return _sum_or_product(o, "add")
-
-
-def _mul(o: Operands) -> Picture:
-    return _sum_or_product(o, "mul")
-
-
 def _sum_or_product(o: Operands, kind: str) -> Picture:
     if o.is_constant(0) or o.is_constant(1):
         value, constant = (1, 0) if o.is_constant(0) else (0, 1)
@@ -157,16 +149,11 @@ def _clip(o: Operands) -> Picture:
     return _clipped(o, bounds)
 
 
-def _least(o: Operands) -> Picture:
-    return _clipped(o, {"max": _bound(o, 1)}) if len(o.node.inputs) == 2 else _refuse_count(o)
-
-
-def _greatest(o: Operands) -> Picture:
-    return _clipped(o, {"min": _bound(o, 1)}) if len(o.node.inputs) == 2 else _refuse_count(o)
-
-
-def _refuse_count(o: Operands) -> Picture:
-    raise Foreign(f"it compares {len(o.node.inputs)} values; a value and a number are understood")
+def _bounded(o: Operands, side: str) -> Picture:
+    """The smaller (*side* is "max") or the larger of a value and a number."""
+    if len(o.node.inputs) != 2:
+        raise Foreign(f"it compares {len(o.node.inputs)} values; a value and a number are understood")
+    return _clipped(o, {side: _bound(o, 1)})
 
 
 def _bound(o: Operands, index: int) -> float:
@@ -217,13 +204,8 @@ def _window(o: Operands, kernel: tuple[int, int], size: Value) -> Window:
     return Window(kernel, strides, four, dilations)
 
 
-def _global_average(o: Operands) -> Picture:
-    return o.draft.global_pool(o.name, o.picture(), keep=True)
-
-
-def _global_max(o: Operands) -> Picture:
-    return o.draft.global_max(o.name, o.picture(), keep=True)
-
+_PLAIN = ("Relu", "Sigmoid", "Tanh", "HardSwish", "Softplus", "Exp", "Neg", "Abs", "Sqrt")
+"""Functions without settings."""
 
 HANDLERS: Mapping[str, Handler] = {
     **SHAPE_HANDLERS,
@@ -231,33 +213,25 @@ HANDLERS: Mapping[str, Handler] = {
     "BatchNormalization": _batch_norm,
     "Gemm": _gemm,
     "MatMul": _matmul,
-    "Add": _add,
-    "Mul": _mul,
+    "Add": lambda o: _sum_or_product(o, "add"),
+    "Mul": lambda o: _sum_or_product(o, "mul"),
     "Sub": _sub,
     "Div": _div,
     "Pow": _pow,
     "Sum": _sum,
-    "Relu": _unary("Relu"),
-    "Sigmoid": _unary("Sigmoid"),
-    "Tanh": _unary("Tanh"),
+    **{function: _unary(function) for function in _PLAIN},
     "HardSigmoid": _unary("HardSigmoid", alpha=0.2, beta=0.5),
-    "HardSwish": _unary("HardSwish"),
     "LeakyRelu": _unary("LeakyRelu", alpha=0.01),
     "Elu": _unary("Elu", alpha=1.0),
-    "Softplus": _unary("Softplus"),
-    "Exp": _unary("Exp"),
-    "Neg": _unary("Neg"),
-    "Abs": _unary("Abs"),
-    "Sqrt": _unary("Sqrt"),
     "Gelu": _gelu,
     "Swish": _swish,
     "PRelu": _prelu,
     "Clip": _clip,
-    "Min": _least,
-    "Max": _greatest,
+    "Min": lambda o: _bounded(o, "max"),
+    "Max": lambda o: _bounded(o, "min"),
     "MaxPool": _pool("max_pool"),
     "AveragePool": _pool("avg_pool"),
-    "GlobalAveragePool": _global_average,
-    "GlobalMaxPool": _global_max,
+    "GlobalAveragePool": lambda o: o.draft.global_pool(o.name, o.picture(), keep=True),
+    "GlobalMaxPool": lambda o: o.draft.global_max(o.name, o.picture(), keep=True),
 }
 """To add an operator, write its function and a line here."""

@@ -85,12 +85,8 @@ def _linear(a: Arguments) -> Picture:
     return a.draft.linear(a.name, a.picture("input"), a.required("weight"), a.array("bias"))
 
 
-def _unary(function: str) -> Handler:
-    return lambda a: a.draft.unary(a.name, a.picture(), function)
-
-
-def _hardsigmoid(a: Arguments) -> Picture:
-    return a.draft.unary(a.name, a.picture(), "HardSigmoid", alpha=1 / 6, beta=0.5)
+def _unary(function: str, **settings: float) -> Handler:
+    return lambda a: a.draft.unary(a.name, a.picture(), function, **settings)
 
 
 def _leaky_relu(a: Arguments) -> Picture:
@@ -132,14 +128,6 @@ def _clip(low: str, high: str) -> Handler:
         return a.draft.unary(a.name, a.picture(), "Clip", **kept)
 
     return handler
-
-
-def _add(a: Arguments) -> Picture:
-    return _sum(a, a.number("alpha"))
-
-
-def _sub(a: Arguments) -> Picture:
-    return _sum(a, -a.number("alpha"))
 
 
 def _sum(a: Arguments, factor: float) -> Picture:
@@ -280,20 +268,15 @@ def _cast(a: Arguments) -> Picture:
     return a.picture()
 
 
+_PLAIN = ("Relu", "Sigmoid", "Tanh", "HardSwish", "Silu", "Exp", "Neg", "Abs", "Sqrt")
+"""Functions without settings, which torch calls the same in small letters."""
+
 HANDLERS: Mapping[str, Handler] = {
     "conv2d": _conv2d,
     "batch_norm": _batch_norm,
     "linear": _linear,
-    "relu": _unary("Relu"),
-    "sigmoid": _unary("Sigmoid"),
-    "tanh": _unary("Tanh"),
-    "hardswish": _unary("HardSwish"),
-    "silu": _unary("Silu"),
-    "exp": _unary("Exp"),
-    "neg": _unary("Neg"),
-    "abs": _unary("Abs"),
-    "sqrt": _unary("Sqrt"),
-    "hardsigmoid": _hardsigmoid,
+    **{function.lower(): _unary(function) for function in _PLAIN},
+    "hardsigmoid": _unary("HardSigmoid", alpha=1 / 6, beta=0.5),
     "leaky_relu": _leaky_relu,
     "elu": _elu,
     "softplus": _softplus,
@@ -304,8 +287,8 @@ HANDLERS: Mapping[str, Handler] = {
     "clamp": _clip("min", "max"),
     "clamp_min": _clip("min", ""),
     "clamp_max": _clip("", "max"),
-    "add": _add,
-    "sub": _sub,
+    "add": lambda a: _sum(a, a.number("alpha")),
+    "sub": lambda a: _sum(a, -a.number("alpha")),
     "rsub": _rsub,
     "mul": _mul,
     "div": _div,
@@ -315,23 +298,12 @@ HANDLERS: Mapping[str, Handler] = {
     "avg_pool2d": _avg_pool2d,
     "adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "mean": _mean,
-    "flatten": _shaped,
-    "view": _shaped,
-    "reshape": _shaped,
-    "_unsafe_view": _shaped,
-    "squeeze": _shaped,
-    "unsqueeze": _shaped,
+    **dict.fromkeys(("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"), _shaped),
     "permute": _transposed,
-    "contiguous": _same,
-    "clone": _same,
-    "detach": _same,
-    "alias": _same,
-    "dropout": _dropout,
-    "feature_dropout": _dropout,
-    "pad": _pad,
-    "constant_pad_nd": _pad,
-    "to": _cast,
-    "_to_copy": _cast,
+    **dict.fromkeys(("contiguous", "clone", "detach", "alias"), _same),
+    **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+    **dict.fromkeys(("to", "_to_copy"), _cast),
 }
 """To add an operator, write its function and a line here."""
 

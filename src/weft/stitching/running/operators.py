@@ -5,6 +5,7 @@ Inputs that only say how (shapes, sizes, bounds; ``STATIC``) come as tuples of n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -112,13 +113,7 @@ def reshape(_: Attributes, x: Tensor, shape: Numbers) -> Tensor:
 
 def flatten(settings: Attributes, x: Tensor) -> Tensor:
     axis = settings.get("axis", 1)
-    rows = 1
-    for size in x.shape[:axis]:
-        rows = rows * size
-    inner = 1
-    for size in x.shape[axis:]:
-        inner = inner * size
-    return x.reshape(rows, inner)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def shape_of(settings: Attributes, x: Tensor) -> Numbers:
@@ -151,11 +146,7 @@ def reduced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def plain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """An operator without attributes."""
-
-    def run(_: Attributes, *tensors: Tensor) -> Tensor:
-        return function(*tensors)
-
-    return run
+    return lambda _, *tensors: function(*tensors)
 
 
 def hard_sigmoid(settings: Attributes, x: Tensor) -> Tensor:

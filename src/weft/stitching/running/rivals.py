@@ -125,35 +125,29 @@ def make(
     elif name == "streams":
         call = Forked(modules)
     elif source == SEPARATE:
-        call = OneByOne(modules)
+        call = one_by_one(modules)
     elif source == GROUPED:
-        call = InTurn(modules, by_batch([len(each) for each in given]))
+        call = in_turn(modules, by_batch([len(each) for each in given]))
     else:
         call = modules[0]
     return RivalWay(name, call, given, weight_bytes, launches)
 
 
-class OneByOne:
+def one_by_one(modules: Sequence[StitchedModule]) -> Call:
     """Each model after the other."""
-
-    def __init__(self, modules: Sequence[StitchedModule]) -> None:
-        self.modules = tuple(modules)
-
-    def __call__(self, *inputs: Tensor) -> Outputs:
-        return tuple(module(given)[0] for module, given in zip(self.modules, inputs, strict=True))
+    return lambda *inputs: tuple(module(given)[0] for module, given in zip(modules, inputs, strict=True))
 
 
-class InTurn:
+def in_turn(modules: Sequence[StitchedModule], groups: Sequence[Sequence[int]]) -> Call:
     """Groups of tasks, each one graph, one after the other; outputs come in the order of the tasks."""
 
-    def __init__(self, modules: Sequence[StitchedModule], groups: Sequence[Sequence[int]]) -> None:
-        self.groups = tuple(zip(modules, groups, strict=True))
-
-    def __call__(self, *inputs: Tensor) -> Outputs:
+    def run(*inputs: Tensor) -> Outputs:
         found: dict[int, Tensor] = {}
-        for module, tasks in self.groups:
+        for module, tasks in zip(modules, groups, strict=True):
             found.update(zip(tasks, module(*(inputs[task] for task in tasks)), strict=True))
         return tuple(found[task] for task in range(len(inputs)))
+
+    return run
 
 
 class Forked:
