@@ -45,7 +45,7 @@ def _cheapest(
 def _togo(
     ways: Floats, leave: Floats, free: npt.NDArray[np.bool_], cap: int
 ) -> tuple[Floats, list[npt.NDArray[np.intp]]]:
-    """From the beginning to the end at least, and the best unit at each step, by switches to spare and unit before.
+    """The least cost to the end, and the best unit at each step, by switches to spare and unit before.
 
     free[step]: whether a change of unit before that step counts for nothing, and those made before it no more.
     """

@@ -24,7 +24,7 @@ from weft.mapping.schedule import Schedule, Units
 from weft.mapping.switches import check_switches, most_switches
 
 TICKS = 1 << 22
-"""Of the longest time that is looked at; a step or a move loses less than one of them to rounding."""
+"""Ticks in the longest time that is looked at; a step or a move loses less than one of them to rounding."""
 CHORDS = 48
 """Pieces into which 1/T is cut."""
 REWARD = 1 << 20
@@ -299,7 +299,7 @@ class _CpModel:
         return max((1 + self._depth(int(m)) for m in self._problem.tables.waits[n].nonzero()[0]), default=0)
 
     def _reward(self, n: int) -> Any:
-        """At least the task's share of the throughput: chords of 1/T, one of which is taken."""
+        """A variable that is at least the task's share of the throughput: chords of 1/T, one of which is taken."""
         scale = REWARD / self._best_rate / self._tick_s * self._problem.tasks[n].repeats
         # rounding makes a task shorter by less than two ticks a step, and one on its way out
         least = max(1, self._ticks(self._alone_s[n]) - 2 * len(self._start[n]) - 1)

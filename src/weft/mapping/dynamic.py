@@ -99,9 +99,9 @@ class PhaseLog:
     oracle_latency_s: float | None
     oracle_proved: bool
     improved_s: float | None
-    """From the phase's beginning to the first better schedule; None: there was none."""
+    """How long the phase went on before the first better schedule came; None: there was none."""
     near_s: float | None
-    """The same to a schedule within 2 % of the oracle; 0 where the first one is."""
+    """How long it went on before a schedule within 2 % of the oracle came; 0 where the first one is."""
     proved_s: float | None
     """How long it took until it was proved that nothing is better."""
 

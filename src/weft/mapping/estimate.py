@@ -82,7 +82,7 @@ def kernels(layers: tuple[Layer, ...], *, batch: int, element_bits: int) -> list
 
 
 def move_s(group: LayerGroup, soc: Soc, *, batch: int = 1) -> float:
-    """From any unit to any other after *group*: what crosses is written and read again."""
+    """What a move from any unit to any other takes after *group*: what crosses is written and read again."""
     bits = min(group.layers[-1].activation_bits, soc.element_bits)
     crossing_bytes = batch * group.output_elements * bits / 8
     return soc.transition_us * 1e-6 + crossing_bytes / (soc.bandwidth_gb_s * 1e9 / 2)

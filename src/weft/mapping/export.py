@@ -143,7 +143,7 @@ def check_device_list(path: str | Path, problem: Problem) -> None:
 
 
 def trtexec_options(rows: Sequence[LayerDevice], element_bits: int) -> list[str]:
-    """For each task a remark and the options that build its engine: ``--layerDeviceTypes=*:GPU,conv1:DLA``."""
+    """A remark for each task, and the options that build its engine: ``--layerDeviceTypes=*:GPU,conv1:DLA``."""
     precision = TRT_PRECISIONS.get(element_bits)
     lines = [f"# add {precision}, or the precision that the profile was measured with"] if precision else []
     for task in dict.fromkeys(row.task for row in rows):

@@ -176,7 +176,7 @@ class Planner:
 
 
 def _write(stream: IO[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
-    """In a thread: send jobs, however long the process takes to read them, until it has ended."""
+    """Send jobs, in a thread, however long the process takes to read them, until it has ended."""
     with suppress(BrokenPipeError), stream:  # it has ended; its reader will say so
         while (job := jobs.get()) is not None:
             send(stream, job)

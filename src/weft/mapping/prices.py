@@ -26,12 +26,12 @@ WEIGHTS = 8
 
 
 class PriceSet(NamedTuple):
-    """Prices per second."""
+    """One set of prices: what a second of each activity costs."""
 
     run: Floats
-    """[task, step, unit]"""
+    """What running a step costs: [task, step, unit]."""
     move: Floats
-    """[task]"""
+    """What a task on its way between units costs: [task]."""
 
 
 def simple_sets(tables: Tables) -> list[PriceSet]:

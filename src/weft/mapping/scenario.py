@@ -74,7 +74,7 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
     strict: bool = False
     """Search until the proof assumes nothing, however long that takes."""
     profiles: Origin | None = None
-    """Only such profiles; the best there are, if left out."""
+    """Where the profiles must come from; the best there are, if left out."""
     max_groups: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
     """Groups of a model at most; neighbours are merged until there are no more."""
     task: Annotated[tuple[ScenarioTask, ...], Field(min_length=1, max_length=64, strict=False)]

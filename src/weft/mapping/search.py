@@ -123,7 +123,7 @@ class Search:
         return states, table
 
     def _enlarge(self) -> None:
-        """Twice the room."""
+        """Make room for twice as many states, unless that is too many."""
         count, size = int(self._sizes[0]), 2 * len(self._heap)
         if size > MOST_STATES:
             self.full = True

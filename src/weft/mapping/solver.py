@@ -139,7 +139,7 @@ class Options:
     limits: TaskLimits = field(default_factory=TaskLimits)
     time_limit_s: float = 60.0
     seed: int = 0
-    """Of the dives that misjudge states a little; the rest of the search has nothing random."""
+    """Seeds the dives that misjudge states a little; the rest of the search has nothing random."""
     cp_sat: bool = False
     """Ask CP-SAT first, which knows no contention: its plan is one more start, its bound one more bound."""
     ties: float = 1e-9

@@ -50,7 +50,7 @@ _ADDED = re.compile(
 """Kernels that TensorRT adds to a network: copies and changes of shape."""
 _BLOB = "ForeignNode["
 _JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
-"""Between the names of layers that run as one kernel, or side by side as one."""
+"""What stands between the names of layers that run as one kernel, or side by side as one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from weft.mapping.schedule import Schedule, Units
 from weft.mapping.switches import check_switches
 
 TICKS = 10_000
-"""Of the longest step, and parts of the share lost while two run together. Z3 reckons in exact fractions: ten times as
-many parts prove nothing more and take some five times as long."""
+"""Parts of the longest step, and of the share lost while two run together. Z3 reckons in exact fractions: ten times as
+many prove nothing more and take some five times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class _Z3Model:
             self._solver.add(self._makespan >= finish)
 
     def _tails(self) -> None:
-        """After the start of a step, at least the rest of its task follows."""
+        """Demand that the rest of a task, at its fastest, fits in after the start of each of its steps."""
         least = self._problem.tables.time.min(axis=2)
         for chain in self._chains:
             rest = 0.0

@@ -147,12 +147,12 @@ class Stitched:
             return str(error)
 
     def planned(self, other: Plan) -> Stitched:
-        """The same models by another plan."""
+        """What comes of the same models by another plan."""
         graph = lower_plan(self.family, self.sharing, other, dynamic=self.dynamic, align=self.align)
         return replace(self, forms=other.forms, graph=graph, plan=other)
 
     def in_form(self, form: str) -> Stitched:
-        """The same models with one form throughout."""
+        """What comes of the same models with one form throughout."""
         for each in self._rivals:
             if each.name == form:
                 return self.planned(each)

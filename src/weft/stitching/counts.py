@@ -42,7 +42,7 @@ class Counts:
     launches: int
     """Steps that are not views, before any runtime joins some of them."""
     layers: Mapping[str, LayerCounts]
-    """By the name of the source layer ('' is what belongs to none)."""
+    """The part of each source layer, by its name ('' is what belongs to none)."""
 
 
 def count(graph: Graph, *, rows: int = 1) -> Counts:
@@ -128,7 +128,7 @@ def _peak_bytes(graph: Graph, rows: int) -> int:
 
 
 def _origins(graph: Graph) -> dict[str, str]:
-    """For each tensor the one whose memory it has."""
+    """The tensor whose memory each tensor has."""
     origin = {tensor.name: tensor.name for tensor in graph.inputs}
     for step in graph.steps:
         for name in step.outputs:

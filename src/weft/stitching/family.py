@@ -11,7 +11,7 @@ from weft.stitching.net import Net, Op, Port, Value
 
 @dataclass(frozen=True, eq=False)
 class FamilyLayer:
-    """The same operation in every model; *op* is task 0's, and values go by task 0's names."""
+    """One operation that every model has; *op* is task 0's, and values go by task 0's names."""
 
     ops: tuple[Op, ...]
     inputs: tuple[str, ...]

@@ -61,9 +61,9 @@ class Op:
     weight: Array | None = None
     """conv: [out, in / groups, kernel height, kernel width]."""
     scale: Array | None = None
-    """affine: [channels]."""
+    """affine: a factor for each channel, [channels]."""
     shift: Array | None = None
-    """affine: [channels]."""
+    """affine: a term for each channel, [channels]."""
     window: Window = Window()
     groups: int = 1
     function: str = ""
@@ -88,7 +88,7 @@ class Port:
     value: str
     """The value of the net it stands for."""
     shape: tuple[int, ...]
-    """As the caller sees it, without rows: (channels,), (channels, height, width)."""
+    """The shape as the caller sees it, without rows: (channels,), (channels, height, width)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Net:
 
     @property
     def weights(self) -> int:
-        """Numbers it stores."""
+        """How many numbers the net stores."""
         arrays = ((op.weight, op.scale, op.shift) for op in self.ops)
         return sum(each.size for group in arrays for each in group if each is not None)
 

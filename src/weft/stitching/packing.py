@@ -49,7 +49,7 @@ class BlockColumns(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """The same in all tasks that have it; a value may carry a space, and so a block, more than once."""
+        """Tells the block apart, alike in all tasks that have it; a value may carry a space, and so a block, twice."""
         return self.space, id(self.block)
 
     def span(self, align: int) -> int:
@@ -104,13 +104,13 @@ class Tile(NamedTuple):
     task: int
     first_position: int
     end_position: int
-    """Of the task: a tile may hang over it."""
+    """The task's end: a tile may hang over it."""
     first_channel: int
     """Counted from the column at which the block's span begins."""
     span: int
     """Columns to write, a multiple of the alignment; those outside the block become zero."""
     skip: int
-    """Of these, how many lie before the block."""
+    """How many of these columns lie before the block."""
     width: int
     """Channels of the block."""
     column: int
@@ -144,7 +144,7 @@ class PackedLayer:
     """[2][task and output block][input column]: where its weights begin (-1: none), and how far it is from tap to tap,
     both divided by the alignment. Empty when two runs do."""
     targets: tuple[tuple[Tile, ...], ...]
-    """Per task and output block a tile to be cut into many."""
+    """A tile for each task and output block, to be cut into many."""
     window: Window
     tasks: int
     inputs: int
@@ -153,8 +153,9 @@ class PackedLayer:
     """Columns of an output row."""
     output_runs: tuple[tuple[BlockColumns, ...], ...]
     align: int
-    """Of output columns."""
+    """Output blocks begin at multiples of so many columns."""
     input_align: int
+    """Input blocks begin at multiples of so many columns."""
 
     @cached_property
     def by_table(self) -> bool:
@@ -208,9 +209,9 @@ class WeightLine(NamedTuple):
 
 
 Key = tuple[int, int]
-"""``BlockColumns.key``."""
+"""What ``BlockColumns.key`` gives: space and block."""
 Lines = dict[tuple[int, Key, Key], WeightLine]
-"""By task, output block and input block."""
+"""The line of each task, output block and input block."""
 
 
 class _Store:

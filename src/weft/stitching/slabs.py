@@ -27,7 +27,7 @@ _WIDE_KERNEL = 5
 
 
 def slabs(graph: Graph, layers: Container[str] | None = None) -> Graph:
-    """The same graph with the convolutions of *layers* (or all) in slabs, as far as ``possible``."""
+    """*graph* with the convolutions of *layers* (or all) in slabs, as far as ``possible``."""
     rewriting = _Rewriting(graph)
     for step in graph.steps:
         if step.outputs[0] in rewriting.absorbed:
@@ -59,7 +59,7 @@ class _Geometry(NamedTuple):
     rows: int
     """Height of a slab's output."""
     pads: tuple[int, int, int, int]
-    """Of the first convolution."""
+    """Pads of the first convolution."""
     outer: tuple[int, int]
     """Rows of zeros that the second convolution sees above and below."""
     phases: int

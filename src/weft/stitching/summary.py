@@ -29,7 +29,7 @@ SEQUENTIAL = "sequential"
 STITCHED = "stitched"
 """What was made."""
 SLABBED = "sequential in slabs"
-"""The same with those convolutions in slabs that are so in the plan: what is due to slabs and not to stitching."""
+"""The models one after another, those convolutions in slabs that are so in the plan: what is due to slabs alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Kernels:
     """Numbers in the kernels of all models."""
 
     separate: int
-    """When each model has its own."""
+    """How many there are when each model has its own."""
     by_all: int
-    """Of the different ones those that all models have."""
+    """How many of the different ones all models have."""
     by_some: int
     own: int
 
@@ -132,7 +132,7 @@ class Summary:
         return self.ways[1]
 
     def timed(self, seconds: Mapping[str, float]) -> Summary:
-        """With the measured times of some ways, by their names."""
+        """The summary with the measured times of some ways, by their names."""
         ways = tuple(replace(way, measured_s=seconds.get(way.name, way.measured_s)) for way in self.ways)
         return replace(self, ways=ways)
 

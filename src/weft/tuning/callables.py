@@ -12,7 +12,7 @@ from weft.numbers.configuration import Configuration
 from weft.tuning.evaluation import Score, Scored, Subset
 
 ScoreFunction = Callable[[Configuration, Subset], float]
-"""Of the configuration and ``"small"`` or ``"full"``; higher is better. Called twice alike, it answers alike."""
+"""Scores a configuration on the ``"small"`` or ``"full"`` set: higher is better, and the same for the same call."""
 
 
 class CallableEvaluator:

@@ -31,9 +31,9 @@ from weft.tuning.evaluation import Score, Scored, Subset
 CONFIG, SUBSET = "{config}", "{subset}"
 """What stands for the configuration file, and for the word small or full."""
 KEPT_BYTES = 1 << 20
-"""Of a command's output, its end: the score is looked for in there."""
+"""How much of a command's output is kept, from its end: the score is looked for in there."""
 TOLD_CHARACTERS = 4000
-"""Of that, its end: what an error carries."""
+"""How much of that an error carries, from its end."""
 _LOOK_S = 0.05
 """How often a command whose output stays open is asked whether it has ended."""
 

@@ -23,7 +23,7 @@ APPLICATION = 0x77656674
 """Marks our files, in the header of SQLite's."""
 VERSION = 1
 WAIT_S = 60.0
-"""For another process that writes."""
+"""How long to wait for another process that writes."""
 _LOOK_S = 0.01
 """How often a file that another process is opening is tried again."""
 

@@ -64,7 +64,7 @@ class Descriptor(BaseModel, extra="forbid", frozen=True, strict=True):
     small: str = ""
     """Command that scores a configuration on few samples; ``{config}`` stands for its file."""
     full: str = ""
-    """And on all; the only one, if ``small`` is not given."""
+    """Command that scores it on all samples; the only one, if ``small`` is not given."""
     score: str = ""
     """Regular expression whose first group is the score in what the command prints."""
     layer: tuple[DescribedLayer, ...] = Field(default=(), strict=False)
@@ -130,7 +130,7 @@ def _spelled(value: str | float | tuple[str, ...]) -> str:
 
 
 def _target(layer: DescribedLayer, known: dict[str, Target]) -> Target:
-    """From what the file gives, else from the layers of the model that it stands for."""
+    """The target by what the file gives, else by the layers of the model that it stands for."""
     names = layer.branches or (layer.name,)
     if known and (missing := [name for name in names if name not in known]):
         raise TuneError(unknown_name("layer", missing[0], known))

@@ -21,7 +21,7 @@ class LayerWork:
     """The arithmetic of one tuned layer, for one sample; of all in the batch, where a file takes a fixed number."""
 
     name: str
-    """As a configuration has it, without the role: ``conv1``."""
+    """The name as a configuration has it, without the role: ``conv1``."""
     windows: int
     """Output positions; 1 for a fully connected layer."""
     channels: int

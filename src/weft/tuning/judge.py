@@ -153,7 +153,7 @@ class Judge:
         return None if needed == math.inf else self._ask(point.configuration, step, needed).score
 
     def _ask(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:
-        """From memory, from the database, or from the evaluator."""
+        """Get an outcome from memory, from the database, or from the evaluator."""
         key = self._subset, configuration
         if (known := self._known.get(key)) and (known.score.exact or known.score.value < needed):
             return known

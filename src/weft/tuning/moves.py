@@ -11,7 +11,7 @@ from weft.tuning.settings import SearchSpace, TuningSetting
 MOST_RAISED = 12
 """How far a bias goes above its start: beyond that a format holds less than 1/4096 of the largest value."""
 MOST_LOWERED = 2
-"""And below: the start already holds all that was seen."""
+"""How far a bias goes below its start, which already holds all that was seen."""
 
 Value = TypeVar("Value")
 

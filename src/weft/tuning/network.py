@@ -25,7 +25,7 @@ class Target:
     """The largest magnitude among the weights."""
     input_max: float
     macs: int = 0
-    """For one sample."""
+    """Multiplications for one sample."""
     branches: tuple[str, ...] = ()
     """The layers it stands for; itself, if there are none."""
 

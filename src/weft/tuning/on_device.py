@@ -38,7 +38,7 @@ def tuned_model(
 
 
 def latency_s(profile: Profile, npu: Npu) -> float:
-    """From the first fetch to the last result of one query that has the device to itself."""
+    """The time from the first fetch to the last result of one query that has the device to itself."""
     program = lower(profile, npu)
     times = np.empty((len(program), 4), np.int64)
     replay(

@@ -58,7 +58,7 @@ class PackedWeights(NamedTuple):
     """What was written."""
 
     header_bytes: int
-    """Of all that is no code."""
+    """Bytes of all that is no code."""
     code_bytes: int
 
     @property

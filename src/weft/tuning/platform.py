@@ -23,7 +23,7 @@ from weft.tuning.network import Role
 
 KINDS: tuple[Kind, ...] = ("FLOAT", "FIXED", "EXP", "BIN")
 MOST_WIDTHS, MOST_DIGITS = 64, 9
-"""Of a range of widths that is looked at; larger numbers are mistakes."""
+"""Most widths in a range, and most digits of a number in it; larger ones are mistakes."""
 IEEE_BITS = 16
 """Floats from here on keep their usual bias: their range is wide enough. Narrower ones have it tuned."""
 

@@ -54,7 +54,7 @@ class MostGainPerLoss:
     floor: float
     objective: float
     score: float
-    """Of where the candidates come from."""
+    """The score of where the candidates come from."""
 
     def key(self, objective: float, score: float) -> Key:
         gain, loss = self.objective - objective, self.score - score

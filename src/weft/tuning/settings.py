@@ -62,7 +62,7 @@ class SearchSpace:
         return TuningSetting(tuple(pick(group) for group in self.groups), tuple(item.start for item in self.items))
 
     def configuration(self, setting: TuningSetting) -> Configuration:
-        """As formats of objects."""
+        """*setting* as formats of objects."""
         formats: dict[str, Format] = {}
         for item, scale in zip(self.items, setting.scales, strict=True):
             chosen = setting.types[item.group].at(scale)

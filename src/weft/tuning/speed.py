@@ -15,11 +15,11 @@ from weft.numbers.configuration import Configuration
 from weft.tuning.geometry import LayerWork
 
 SERIAL_BITS = 16
-"""Of the bit-parallel baseline; wider activations take as long."""
+"""Bits of the bit-parallel baseline; wider activations take as long."""
 LANES, COLUMNS, FILTERS = 16, 16, 256
-"""Of the accelerator: channels that meet at once, windows side by side, filters (16 in each of 16 tiles)."""
+"""Sizes of the accelerator: channels that meet at once, windows side by side, filters (16 in each of 16 tiles)."""
 WORD_BITS = 32
-"""Of the FPGA's words."""
+"""Bits of the FPGA's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Speedup:
 
 
 def bit_serial_ideal(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
-    """As the chapter estimates it: every unit busy, a layer with p-bit activations 16/p times as fast."""
+    """The gain as the chapter estimates it: every unit busy, a layer with p-bit activations 16/p times as fast."""
     times = {each.name: each.macs * _serial_bits(each, configuration) / SERIAL_BITS for each in work}
     return _speedup("bit-serial (ideal)", {each.name: each.macs for each in work}, times)
 
 
 def bit_serial(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
-    """In whole cycles of 16 tiles with 16 filters, 16 windows and 16 channels each.
+    """The gain in whole cycles of 16 tiles with 16 filters, 16 windows and 16 channels each.
 
     Windows that do not fill the columns and channels that do not fill the lanes are lost, so that a layer may be slower
     than on the baseline. In a fully connected layer a column takes up the next channels every cycle and is busy

@@ -29,7 +29,7 @@ class Trial(NamedTuple):
     subset: Subset
     configuration: Configuration
     score: float
-    """Or a bound that it does not reach, where it is not exact; -inf where it failed."""
+    """The score, or a bound that it does not reach, where it is not exact; -inf where it failed."""
     exact: bool
     feasible: bool
     objective: float
@@ -56,7 +56,7 @@ class Progress(NamedTuple):
     step: Step
     iteration: int
     score: float
-    """Of the last configuration, or a bound."""
+    """The score of the last configuration, or a bound."""
     threshold: float
     objective: float
     """The best so far."""
@@ -75,7 +75,7 @@ class Tuning:
     layerwise: Layerwise
     configuration: Configuration
     score: float
-    """On all samples."""
+    """The score on all samples."""
     objective: float
     base_configuration: Configuration
     base_objective: float
@@ -86,7 +86,7 @@ class Tuning:
     path: tuple[Kept, ...]
     """What was kept on the way, each at most as large as the one before within a phase that shrinks."""
     samples: dict[Subset, int]
-    """Evaluated, by subset."""
+    """How many samples were evaluated, by subset."""
     reused: int = field(default=0, compare=False)
     """Scores that came from the database."""
 
@@ -98,7 +98,7 @@ class Tuning:
 
     @property
     def iterations(self) -> int:
-        """New configurations scored."""
+        """How many new configurations were scored."""
         return max((trial.iteration for trial in self.trials), default=0)
 
     @property
@@ -116,7 +116,7 @@ class Tuning:
 
     @property
     def reduction(self) -> float:
-        """The same of weights and activations together."""
+        """How many times smaller weights and activations are together."""
         whole = FLOAT32_BITS * (self.network.weights + self.network.inputs)
         return whole / max(1, self.weight_bits + self.activation_bits)
 

@@ -29,7 +29,7 @@ class Common(NamedTuple):
     positions: Array
     """Which of the spaces the value carries each is in."""
     classes: Array
-    """Its class there."""
+    """The class of each channel in that space."""
     mine: Array
     """The first task's channel, counted through the value."""
     theirs: Array
@@ -70,7 +70,7 @@ class Evidence:
         self.family, self.wiring, self.partitions = family, wiring, partitions
         self.tasks = family.tasks
         self.layers = [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
-        """Those with weights to compare."""
+        """The layers with weights to compare."""
         self._known: dict[tuple[ByPart, str], tuple[tuple[int, ...], list[Array], Array]] = {}
 
     def readers(self, space: str) -> list[FamilyLayer]:

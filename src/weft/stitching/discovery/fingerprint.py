@@ -41,7 +41,7 @@ def rows(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
 
 
 def columns(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
-    """The same for each input of *weight*, over the outputs; labels and blocks: [out]."""
+    """The fingerprints of ``rows`` for each input of *weight*, over the outputs; labels and blocks: [out]."""
     factors = multipliers(labels, weight.shape[2])
     factors[blocks < 0] = 0
     result = np.zeros((weight.shape[1], count), np.uint64)

@@ -21,7 +21,7 @@ _DIRECTIONS = 16
 _FARTHEST = 5.0
 """Times the square of a distance that its sketch may show: with 16 directions, once in 10**9."""
 _ROUNDING = 1e-5
-"""Of a squared distance that is the small difference of large float32 numbers."""
+"""How far off a squared distance may be, as a share: it is the small difference of large float32 numbers."""
 _CHUNK = 1 << 20
 """Weights compared at a time."""
 
@@ -30,7 +30,7 @@ class WeightView(NamedTuple):
     """Weights of a space's channels that two tasks can compare, as one layer has them; sides: the first, the second."""
 
     sketches: tuple[Array, Array]
-    """[channels, directions]"""
+    """Sketches of the channels' weights: [channels, directions]."""
     weights: tuple[Array, Array]
     """[channels, other side's channels, taps], not yet narrowed to what is shared."""
     shared: tuple[Array, Array]

@@ -111,7 +111,7 @@ class Partition:
         """Work out what follows from *members*."""
         self.version += 1
         self.labels = [np.zeros(width, np.int64) for width in self.widths]
-        """For each task the class of each of its channels."""
+        """The class of each channel, task by task."""
         for task, labels in enumerate(self.labels):
             present = np.flatnonzero(self.members[:, task] != NONE)
             labels[self.members[present, task]] = present

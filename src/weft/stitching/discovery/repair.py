@@ -82,7 +82,7 @@ def _both(partition: Partition) -> Array:
 
 
 def _firsts(table: Array, members: Array) -> Array:
-    """Of the pairs of tasks that disagree in a class those with its first task, if there are any."""
+    """The pairs with a class's first task among those that disagree in it, if there are any."""
     first = np.argmax(members != NONE, axis=1)
     with_first = np.zeros_like(table)
     rows = np.arange(len(table))

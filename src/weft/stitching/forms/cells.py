@@ -78,7 +78,7 @@ class CellWriter:
         return self.room.rows.split(self._grouped(cells, shift=shift))
 
     def stack_own(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
-        """The same as one tensor of all these tasks' rows, filled up to the widest."""
+        """What ``write_own`` writes, as one tensor of all these tasks' rows, filled up to the widest."""
         if self._alike(cells):
             return self._grouped(cells, shift=shift)
         width = max(cell.width for cell in cells.values())

@@ -72,7 +72,7 @@ class Fused:
 
 
 def _stored(room: Room, layer: FamilyLayer) -> int:
-    """At most so many numbers ``pack`` stores."""
+    """How many numbers ``pack`` stores at most."""
     outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
     pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
     return sum(aligned(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)

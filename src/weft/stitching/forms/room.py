@@ -160,7 +160,7 @@ class Room:
         return reshape(self.builder, taken, (rows, moved.shape[1], *picture))
 
     def _restacked(self, tensor: str, target: Layout) -> str:
-        """Between [tasks x batch, width] and [batch, tasks x width]; a view where the batch is one."""
+        """A tensor [tasks x batch, width] as [batch, tasks x width], or back; a view where the batch is one."""
         tasks, batch = self.rows.tasks, self.rows.batches[0]
         _, width, *picture = self.builder.shape(tensor)
         stacking = target == STACKED

@@ -65,7 +65,7 @@ class FamilyRecipe:
     resolution: int | None = None
     """Height and width of the pictures; the architecture's own where nothing is said, as with *classes*."""
     channels: int = 3
-    """Of the pictures."""
+    """Channels of the pictures."""
     seed: int = 0
     permute: bool = True
     """Whether each task has its channels in an order of its own."""

@@ -80,7 +80,7 @@ def greedy(cost: Array, count: int) -> tuple[Array, Array]:
 
 
 def pair(layers: Sequence[Sequence[Filters]], count: int) -> list[Array]:
-    """For each task the *count* channels to share, those at one place together.
+    """The *count* channels to share of each task; those at one place go together.
 
     *layers* are all that write the space, each with its filters per task. The first two tasks choose the pairs; every
     further task finds a channel for each of them.

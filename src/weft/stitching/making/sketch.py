@@ -17,7 +17,7 @@ IMAGE, INNER, CLASSES = "image", "inner", "classes"
 """What a space is: all tasks share it; a share of it is shared; nobody shares it."""
 
 MEAN_SQUARE = {"Relu": 0.5, "Sigmoid": 0.29, "HardSigmoid": 0.28, "HardSwish": 0.37, "Tanh": 0.39, "Silu": 0.36}
-"""Of the function of a standard normal number."""
+"""Mean square of each function of a standard normal number."""
 
 SUMMED = 0.9
 """What an activation keeps of the mean square of a sum with something that was activated before: most."""

@@ -12,14 +12,14 @@ from weft.stitching.making.torch_training import OpTensors, Tensor, forward, sca
 from weft.stitching.net import Array, Net, Op
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
-"""By the value an affine writes: mean and deviation of each of its channels."""
+"""Value that an affine writes -> mean and deviation of each of its channels."""
 
 FLAT = 1e-6
 """A channel that deviates less is constant: it has no scale to set."""
 
 
 def moments(net: Net, numbers: Mapping[str, OpTensors], pictures: Tensor) -> dict[str, Array]:
-    """By the value it writes, of each convolution the means of products of its input channels, float64."""
+    """Means of products of each convolution's input channels, float64, by the value it writes."""
     found: dict[str, Array] = {}
 
     def see(op: Op, inputs: list[Tensor]) -> None:

@@ -38,10 +38,10 @@ class Examples(NamedTuple):
     images: Array
     """float32, [count, channels, height, width]."""
     labels: Array
-    """int64, [count]."""
+    """The class of each picture: int64, [count]."""
 
     def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without end, each round in another order; what does not fill a batch is left for the next round."""
+        """Batches without end, each round in another order; what does not fill a batch is left for the next round."""
         rng = np.random.default_rng(seed)
         size = min(size, len(self.labels))
         while True:

@@ -126,11 +126,11 @@ class _Zipper:
         self._family, self._wiring = family, wire(family)
         self._numbers = [tables(net) for net in family.nets]
         self._common: dict[str, _Common] = {}
-        """By layer."""
+        """The shared weights by layer."""
         self._chosen = {value: _everything(self._wiring, value) for value in family.inputs}
-        """By space: each task's shared channels, those at one place together."""
+        """Each task's shared channels by space; those at one place go together."""
         self._foreseen: dict[str, list[Array]] = {}
-        """The same for spaces whose turn has not come."""
+        """What they will be in spaces whose turn has not come."""
         self._pictures = [mine.train.first(CALIBRATION) for mine in data]
         self._batches = [mine.train.batches(batch, seed + task) for task, mine in enumerate(data)]
         self._learning_rate = learning_rate
@@ -259,7 +259,7 @@ class _Zipper:
 
 
 def _filters(layer: FamilyLayer, task: int, seen: _SeenWeights, rows: slice | Array, inputs: Array) -> Filters:
-    """Those of some channels of a layer, from some of its inputs."""
+    """The filters of some channels of a layer, from some of its inputs."""
     name = layer.ops[task].output
     weight, known = seen.weights[name][rows], seen.moments[name]
     if role(layer) == "depthwise":

@@ -22,11 +22,11 @@ class ZippedTask:
 
     name: str
     question: str
-    """About a picture, in words."""
+    """What it answers about a picture, in words."""
     classes: tuple[int, ...]
     """The class that each label of the data set belongs to."""
     accuracy: float
-    """On the test images, before it was zipped with the others."""
+    """The accuracy on the test images, before it was zipped with the others."""
     path: Path
     """The .onnx file; an installed weft has it only after ``weft models fetch zipped``."""
     sha256: str
@@ -39,9 +39,9 @@ class ZippedRatio:
 
     sharing: float
     untuned: tuple[float, ...]
-    """When weights are only merged."""
+    """The accuracies when weights are only merged."""
     accuracy: tuple[float, ...]
-    """When the tasks were trained together for some steps besides."""
+    """The accuracies when the tasks were trained together for some steps besides."""
     unique_weights: int
     """Numbers in the kernels of all tasks when none is stored twice."""
 
@@ -53,7 +53,7 @@ class ZippedCard:
     name: str
     input: str
     shape: tuple[int, int, int]
-    """Of a picture: channels, height, width."""
+    """The shape of a picture: channels, height, width."""
     data: str
     licence: str
     training: str

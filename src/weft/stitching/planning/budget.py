@@ -34,7 +34,7 @@ class BudgetLimits:
     memory_bytes: int | None = None
     """Weights and tables of all groups, and the activations of the largest."""
     seconds: float | None = None
-    """For one run of all groups, one after another; met with as little memory as can be."""
+    """What one run of all groups may take, one after another; met with as little memory as can be."""
 
 
 def stitch_groups(
@@ -113,7 +113,7 @@ class _Maker:
         return GroupCost(seconds, counts.weight_bytes + counts.table_bytes, counts.activation_bytes)
 
     def stitched(self, models: tuple[int, ...]) -> Stitched:
-        """As fast as can be with its part of the memory; if that is too little, it shows in what the group costs."""
+        """The group, as fast as can be with its part of the memory; if that is too little, its cost shows it."""
         family, sharing = part(self.family, self.sharing, models)
         settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
         free = assemble(family, sharing, form=self.form, **settings)

@@ -34,7 +34,7 @@ class Machine:
 
     name: str
     launch_s: float
-    """To start one step."""
+    """What it takes to start one step."""
     units: int
     """Tiles worked on at once."""
     unit_macs_per_s: float
@@ -43,9 +43,9 @@ class Machine:
     """Output channels, positions and depth of a tile: sizes are rounded up to these."""
     bytes_per_s: float
     unfold_s: float = 0.0
-    """To copy one pixel for one tap of a kernel, where pictures are unfolded."""
+    """What it takes to copy one pixel for one tap of a kernel, where pictures are unfolded."""
     strided_unfold_s: float = 0.0
-    """The same where the columns read are not neighbours."""
+    """What that takes where the columns read are not neighbours."""
     joins_rows: bool = True
     """Whether the pictures of a batch share tiles."""
 
@@ -140,7 +140,7 @@ class _Product(NamedTuple):
 
     @staticmethod
     def of_conv(step: GraphStep, source: Shape, weight: Shape, output: Shape) -> _Product:
-        """Over pictures of any number of dimensions; a shape that an island does not know counts as ones."""
+        """A convolution over any number of dimensions; a shape that an island does not know counts as ones."""
         pictures, outs = (source or (1,))[0], (weight or (1,))[0]
         groups = int(step.attributes.get("group", 1))
         strides = tuple(step.attributes.get("strides", ())) or (1,)

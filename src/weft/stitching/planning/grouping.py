@@ -22,7 +22,7 @@ from weft.stitching.planning.lattice import Lattice
 FEW = 15
 """Up to so many unequal models all groupings are considered."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Of equal models, the groups that are costed; those between are interpolated, and costed when they are chosen."""
+"""Sizes of groups of equal models that are costed; those between are interpolated, and costed when they are chosen."""
 
 Costs = Callable[[tuple[int, ...]], GroupCost]
 """What the models of these numbers take together."""
@@ -88,7 +88,7 @@ class _CostedModels:
         return self._costed[amounts]
 
     def numbered(self, cut: Cut) -> Grouping:
-        """With the models that each group gets."""
+        """The grouping, with the models that each group gets."""
         left = [list(each) for each in self.members]
         groups = []
         for amounts in sorted(cut.groups, key=lambda each: (-sum(each), each)):

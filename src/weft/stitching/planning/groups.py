@@ -59,7 +59,7 @@ class Wish:
         )
 
     def rank(self, cost: GroupCost) -> tuple[float, float]:
-        """Lower is better."""
+        """What costs are sorted by: lower is better."""
         return (cost.seconds, cost.bytes) if self.target_s is None else (cost.bytes, cost.seconds)
 
     @property

@@ -56,7 +56,7 @@ class Lattice:
         return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in found]
 
     def least(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
-        """For all that may be left, the least value of a cut, given those of groups."""
+        """The least value of a cut of all that may be left, given those of groups."""
         least = [0.0] * (self.full + 1)
         for left in range(1, self.full + 1):
             least[left] = min([join(values[group], least[left - group]) for group in self.groups(left)])
@@ -92,7 +92,7 @@ class Lattice:
 
 
 class _GroupCosts(NamedTuple):
-    """By number: what each group costs, and the least that can be left to pay."""
+    """What each group costs, and the least that can be left to pay, by number."""
 
     costs: list[GroupCost]
     bounds: list[GroupCost]

@@ -74,10 +74,10 @@ class Plan:
     slabs: frozenset[str]
     """Layers whose convolutions are computed in slabs."""
     seconds: Mapping[str, float]
-    """Of whole graphs: this plan's under ``name``, and every other that was compared."""
+    """Seconds of whole graphs: this plan's under ``name``, and every other that was compared."""
     table: tuple[FormChoice, ...]
     weight_bytes: int = 0
-    """Of the whole graph's kernels."""
+    """Bytes of the whole graph's kernels."""
 
     @property
     def own_s(self) -> float:

@@ -33,7 +33,7 @@ class FormSegment:
     formed: FamilyLayer | None
     """The one that takes the form; None for what comes before any."""
     inputs: tuple[str, ...]
-    """Values from outside."""
+    """Values that it reads from outside."""
     outputs: tuple[str, ...]
     """Values that others read."""
 

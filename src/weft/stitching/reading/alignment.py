@@ -269,7 +269,7 @@ def _require_same_picture(first: Net, mine: Port, net: Net, theirs: Port) -> Non
 
 
 def _marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:
-    """For each model, the values it gives out and as what."""
+    """The values that each model gives out, and as what."""
     by_name = _same_names([[port.name for port in net.outputs] for net in nets])
     return [{port.value: port.name if by_name else index for index, port in enumerate(net.outputs)} for net in nets]
 

@@ -88,7 +88,7 @@ class NetDraft:
         return made if bias is None else self.affine(f"{name}.bias", made, None, bias)
 
     def affine(self, name: str, x: Picture, scale: Array | None, shift: Array | None) -> Picture:
-        """Per channel of the net's value."""
+        """A factor and a term for each channel of the net's value."""
         x = self.flush(x)
         channels = self.size(x).channels
         for each in (scale, shift):
@@ -101,7 +101,7 @@ class NetDraft:
     def batch_norm(
         self, name: str, x: Picture, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
     ) -> Picture:
-        """With stored statistics, as the factor and the term per channel that it comes to."""
+        """A normalisation with stored statistics, as the factor and the term per channel that it comes to."""
         channels = self.size(x).channels
         if any(each.shape != (channels,) for each in (scale, bias, mean, variance)) or x.view[0] != channels:
             raise Foreign(f"it does not go by the {channels} channels of its input")

@@ -77,7 +77,7 @@ def _groups(op: Op) -> Hashable:
 
 
 def _broadcast(net: Net, op: Op) -> Iterator[tuple[bool, int, int]]:
-    """For each operand, whether one channel is spread over all, and its picture."""
+    """Whether one channel of an operand is spread over all, and its picture; for each operand."""
     whole = net.values[op.output]
     for name in op.inputs:
         size = net.values[name]

@@ -56,9 +56,9 @@ class OnnxIsland:
     value: Value
     signature: str
     rows: int
-    """In the file."""
+    """How many rows it has in the file."""
     shapes: Mapping[str, Shape]
-    """Of what its nodes write, as far as they are known; the rows are ``DYNAMIC``."""
+    """Shapes of what its nodes write, as far as they are known; the rows are ``DYNAMIC``."""
     tied: str = ""
     """The node that keeps it from running with other numbers of rows, if there is one."""
 

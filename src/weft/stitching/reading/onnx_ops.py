@@ -188,7 +188,7 @@ def _pool(kind: str) -> Handler:
 
 
 def _window(o: Operands, kernel: tuple[int, int], size: Value) -> Window:
-    """From the attributes that convolutions and pools have in common."""
+    """The window by the attributes that convolutions and pools have in common."""
     strides, dilations = o.node.pair("strides", 1), o.node.pair("dilations", 1)
     pads = o.node.integers("pads", (0, 0, 0, 0))
     if len(pads) != 4 or min(pads) < 0:

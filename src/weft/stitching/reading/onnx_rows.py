@@ -24,7 +24,7 @@ class Followed(NamedTuple):
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
     shapes: dict[str, Shape]
-    """Of what is written, as far as they are known; the rows are ``DYNAMIC``."""
+    """Shapes of what is written, as far as they are known; the rows are ``DYNAMIC``."""
     tied: str
     """The first node that works for the file's number of rows only, with its operator; empty if there is none."""
 

@@ -92,7 +92,7 @@ def _unsqueeze(o: Operands) -> Picture:
 
 
 def _transpose(o: Operands) -> Picture:
-    """Only where it moves nothing but dimensions of one."""
+    """Understood only where it moves nothing but dimensions of one."""
     x = o.picture()
     whole = (o.rows, *x.view)
     order = o.node.integers("perm", tuple(reversed(range(len(whole)))))

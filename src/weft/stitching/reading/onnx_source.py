@@ -32,7 +32,7 @@ FLOATS: Mapping[int, str] = {
 }
 """Types of numbers that can be read, and what they are called."""
 COARSE = ("float16", "bfloat16")
-"""Those of half precision."""
+"""Types of half precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class SourceNode:
         return tuple(default) if found is None else tuple(found.ints)
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
-        """Two positive integers."""
+        """An attribute of two positive integers."""
         found = self.integers(name, (default, default))
         if len(found) != 2 or min(found) < 1:
             raise ModelError(f"its {name} is {list(found)}, not two positive numbers")
@@ -87,7 +87,7 @@ class OnnxSource:
     proto: onnx.ModelProto
     opset: int
     nodes: tuple[SourceNode, ...]
-    """In an order in which they can run; only those the outputs need."""
+    """The nodes that the outputs need, in an order in which they can run."""
     inputs: Mapping[str, tuple[int | str, ...]]
     """Input -> its sizes; an open one is its name, or '?'."""
     outputs: tuple[str, ...]

@@ -233,7 +233,7 @@ def _shaped(a: Arguments) -> Picture:
 
 
 def _transposed(a: Arguments) -> Picture:
-    """Only where it moves nothing but dimensions of one."""
+    """Understood only where it moves nothing but dimensions of one."""
     x = a.picture()
     whole, order = (a.rows, *x.view), [each % (len(x.view) + 1) for each in a.given["dims"]]
     moved = [place for place in order[1:] if whole[place] != 1]

@@ -32,7 +32,7 @@ class TorchIsland:
     signature: str
 
     def run(self, *tensors: Any) -> Any:
-        """From and to tensors of [rows, C, H, W]."""
+        """Run the part on tensors [rows, C, H, W]; what comes out has this shape too."""
         first = tensors[0]
         known = {
             name: tensor.reshape(tensor.shape[0], *view)

@@ -19,11 +19,11 @@ class Shape(NamedTuple):
     """How much one program of the kernel does, and how the compiler arranges it."""
 
     tall: int
-    """Output positions."""
+    """How many output positions it computes."""
     wide: int
-    """Output channels."""
+    """How many output channels it computes."""
     deep: int
-    """Input columns at a time."""
+    """How many input columns it reads at a time."""
     warps: int = 4
     stages: int = 3
     flat: bool = False
@@ -50,7 +50,7 @@ class FusedConv(torch.nn.Module):
         return y.permute(0, 3, 1, 2)
 
     def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Without CUDA: [rows, height, width, columns] in and out."""
+        """The layer computed without CUDA: [rows, height, width, columns] in and out."""
         given, weights, scale, shift = (
             each.float().cpu().numpy() for each in (x, self.weights, self.scale, self.shift)
         )

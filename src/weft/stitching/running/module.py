@@ -172,7 +172,7 @@ def _spare(graph: Graph) -> set[str]:
 
 
 def _forgotten(graph: Graph) -> list[tuple[str, ...]]:
-    """For each step the tensors that nobody reads after it."""
+    """The tensors that nobody reads after a step, for each step."""
     kept = {tensor.name for tensor in graph.outputs} | graph.constants.keys() | {""}
     forgotten: list[tuple[str, ...]] = []
     for step in reversed(graph.steps):

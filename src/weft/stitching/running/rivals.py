@@ -35,7 +35,7 @@ COMPILED = ("vmap", "compile")
 LOAD_BYTES = 16
 """What one load of the fused kernel takes."""
 COUNTED_BYTES = 4
-"""Of a number in a graph."""
+"""Bytes of a number in a graph."""
 
 Outputs = tuple[Tensor, ...]
 Call = Callable[..., Outputs]

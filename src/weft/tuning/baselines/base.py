@@ -34,7 +34,7 @@ class Baseline:
     method: str
     configuration: Configuration
     score: float
-    """Of the configuration; exact."""
+    """The configuration's score, exact."""
     base: float
     """The score that the margin is taken from."""
     threshold: float

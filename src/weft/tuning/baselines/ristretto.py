@@ -98,7 +98,7 @@ def relaxed_ristretto(
     database: Path | None = None,
     progress: Progress | None = None,
 ) -> Baseline:
-    """The same with all widths from 32 to 2 bits."""
+    """Ristretto's search with all widths from 32 to 2 bits."""
     return ristretto(
         network, evaluator, margin=margin, widths=RELAXED_WIDTHS, covering=covering,
         repair=repair, subset=subset, database=database, progress=progress, method="relaxed Ristretto",

@@ -28,7 +28,7 @@ _AT_LEAST_8_BITS: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorPr
 
 
 def quantised(emitter: Emitter, source: str, form: AnyFormat) -> str:
-    """As an ONNX type where the format is one and rounds as that does, otherwise simulated."""
+    """*source* in the format: as an ONNX type where it is one and rounds as that does, otherwise simulated."""
     if form == FLOAT16:
         return _through_float16(emitter, source)
     found = pair_type(form)

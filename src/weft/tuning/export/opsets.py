@@ -8,7 +8,7 @@ from onnx import helper, version_converter
 from weft.errors import TuneError
 
 LEAST = 13
-"""For any of the nodes that are written."""
+"""The least opset that has all nodes that are written."""
 
 _FILE_VERSIONS = {13: 7, 19: 9, 21: 10}
 """Opset -> the file version that came with it."""

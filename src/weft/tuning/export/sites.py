@@ -21,7 +21,7 @@ class Site(NamedTuple):
 
     layer: str
     position: int
-    """Of its node in the graph."""
+    """The place of its node in the graph."""
     weight: npt.NDArray[np.float32]
 
 

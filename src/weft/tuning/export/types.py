@@ -22,7 +22,7 @@ class Typed(NamedTuple):
     """Values of an ONNX type times *scale*."""
 
     element: int
-    """Of ``TensorProto.DataType``."""
+    """The type, a number of ``TensorProto.DataType``."""
     bits: int
     scale: float
     integer: bool

@@ -27,12 +27,12 @@ CODES_TOGETHER = 8
 
 
 def plain(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) -> str:
-    """Rounded, as float32."""
+    """Weights rounded and stored as float32."""
     return emitter.stored(numpy_helper.from_array(rounded(values, form), ""), hint)
 
 
 def dequantised(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) -> str:
-    """As integers with DequantizeLinear; for formats that are a type of integers."""
+    """Weights as integers with DequantizeLinear; for formats that are a type of integers."""
     found = typed(form)
     assert found is not None and found.integer
     name = _stored(emitter, values, form, found, hint)
@@ -54,7 +54,7 @@ def packed(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) -> str:
 
 
 def _halved(emitter: Emitter, held: Floats, hint: str) -> str:
-    """As float16 if that holds the values, which are rounded already."""
+    """Weights as float16 if that holds the values, which are rounded already."""
     with np.errstate(over="ignore"):
         half = held.astype(np.float16)
     if not np.array_equal(half.astype(np.float32), held):

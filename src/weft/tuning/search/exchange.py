@@ -13,7 +13,7 @@ from weft.tuning.moves import narrower_in_any_type, one_bit_more, shifted
 from weft.tuning.settings import TuningSetting
 
 MOST_TRIED = 100
-"""In one round; the largest gains come first."""
+"""Most exchanges tried in one round; the largest gains come first."""
 
 
 def exchanged(judge: Judge, point: Point) -> Point | None:

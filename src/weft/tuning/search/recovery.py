@@ -11,7 +11,7 @@ from weft.tuning.search.coarse import rungs
 from weft.tuning.settings import TuningSetting
 
 MOST_STEPS = 64
-"""After that the uniform settings of phase 1 are tried, the narrowest first."""
+"""Most steps of a recovery. After that the uniform settings of phase 1 are tried, the narrowest first."""
 
 
 def recovered(judge: Judge, setting: TuningSetting) -> Point | None:
