@@ -146,8 +146,13 @@ Paper = dict[str, Published]
 
 
 def published(paper: str) -> Paper:
-    text = (resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8")
-    return {key: Published(**entry) for key, entry in json.loads(text)["numbers"].items()}
+    return {key: Published(**entry) for key, entry in printed_data(paper)["numbers"].items()}
+
+
+def printed_data(paper: str) -> dict[str, Any]:
+    """All that the file of a paper's printed numbers holds."""
+    found: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
+    return found
 
 
 def beside(ours: float, paper: float, why: str) -> str:

@@ -90,13 +90,10 @@ def sweep(paper: Paper, bench: Bench, samples: int, plan: TrafficSweep, tick: Ti
     points = [whole.point(scheduler, rate) for scheduler in plan.schedulers for rate in plan.rates]
     extra = [whole.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
     found = bench.measure([*points, *extra, _fast(whole)], tick)
-    tasks = [_limit_task(whole.point(scheduler, plan.rates[0])) for scheduler in plan.limited]
+    borne = [whole.point(scheduler, plan.rates[0]) for scheduler in plan.limited]
+    tasks = [(question(point), point.device) for point in borne]
     limits = dict(zip(plan.limited, bench.each(_limit, tasks, tick), strict=True))
     return replace(whole, outcomes=found, limits=limits)
-
-
-def _limit_task(point: RunPoint) -> tuple[Question, TiledNpu]:
-    return question(point), point.device
 
 
 def _limit(task: tuple[Question, TiledNpu]) -> Sustained:

@@ -6,11 +6,9 @@ the table are printed: ours below the diagonal, the paper's above.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weft_papers import pictures
-from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, printed_data
 from weft_papers.haxconn.lab import (
     AS_SHIPPED,
     COLOURS,
@@ -118,9 +116,7 @@ def _printed(paper: Paper, row: str, column: str) -> float:
 @lru_cache(maxsize=1)
 def best_printed() -> dict[str, str]:
     """Cell -> the paper's best baseline."""
-    text = (resources.files("weft_papers") / "data" / "haxconn.json").read_text("utf-8")
-    found: dict[str, str] = json.loads(text)["table8_best_baseline"]
-    return found
+    return dict(printed_data("haxconn")["table8_best_baseline"])
 
 
 def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
@@ -276,12 +272,12 @@ def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
         )
         printed = paper["fps_gain"].value
         rows.append(Row(INSTANCES, f"most throughput gained by two instances, {what}", printed, gains[most], "%", why))
-    worse = [
-        model for model in shipped.networks if _share(shipped, model, "per-unit") > _share(shipped, model, "gpu-only")
-    ]
-    also = [model for model in scaled.networks if _share(scaled, model, "per-unit") > _share(scaled, model, "gpu-only")]
-    why = f"of {len(shipped.networks)}; the paper: 'not always' better; with {_scale(scaled)}: {len(also)}"
-    rows.append(Row(INSTANCES, "networks where GPU & DLA loses to GPU only", None, len(worse), "", why))
+    worse, also = (
+        sum(_share(grid, model, "per-unit") > _share(grid, model, "gpu-only") for model in grid.networks)
+        for grid in (shipped, scaled)
+    )
+    why = f"of {len(shipped.networks)}; the paper: 'not always' better; with {_scale(scaled)}: {also}"
+    rows.append(Row(INSTANCES, "networks where GPU & DLA loses to GPU only", None, worse, "", why))
     same = sum(_share(shipped, model, "mensa") >= _share(shipped, model, "gpu-only") for model in shipped.networks)
     why = f"of {len(shipped.networks)}; the paper: 'limited improvements or no improvement by Mensa'"
     rows.append(Row(INSTANCES, "networks where Mensa gains nothing over GPU only", None, same, "", why))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from typing import NamedTuple
 
 from weft.errors import InputError
@@ -12,6 +10,7 @@ from weft.numbers.configuration import Configuration
 from weft.numbers.spelling import label
 from weft.tuning.network import Network
 from weft.tuning.objective import total_bits
+from weft_papers.base import printed_data
 from weft_papers.layerweaver.lab import mean
 
 PAPER = "libnumber"
@@ -107,9 +106,7 @@ class Printed(NamedTuple):
 
 def printed_configurations() -> dict[str, dict[str, str]]:
     """Network -> framework -> as the table prints it."""
-    text = (resources.files("weft_papers") / "data" / f"{PAPER}.json").read_text("utf-8")
-    found: dict[str, dict[str, str]] = json.loads(text)["configurations"]
-    return found
+    return dict(printed_data(PAPER)["configurations"])
 
 
 def parse_printed(text: str, layers: int) -> Printed:

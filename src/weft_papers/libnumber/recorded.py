@@ -152,13 +152,13 @@ def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
         name, raw["sha256"], raw["training"], network, raw["validation"], raw["test"], raw["images"],
         Widths(*(tuple(widths[field]) for field in Widths._fields)) if widths else None,
         {kind: Int8(**each) for kind, each in raw.get("int8", {}).items()},
-        tuple(_run(each) for each in raw["runs"]),
+        tuple(ScoredRun(**_parsed(each)) for each in raw["runs"]),
         _tuning(network, raw["path"]) if raw.get("path") else None,
     )  # fmt: skip
 
 
-def _run(raw: Mapping[str, Any]) -> ScoredRun:
-    return ScoredRun(**{**raw, "configuration": parse_configuration(raw["configuration"])})
+def _parsed(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {**raw, "configuration": parse_configuration(raw["configuration"])}
 
 
 _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objective", "base", "thresholds", "samples")
@@ -168,10 +168,8 @@ _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objecti
 def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
     values: dict[str, Any] = {key: raw[key] for key in _PLAIN}
     values |= {key: parse_configuration(raw[key]) for key in ("configuration", "base_configuration")}
-    trials = tuple(
-        Trial(**{**each, "configuration": parse_configuration(each["configuration"])}) for each in raw["trials"]
-    )
-    path = tuple(Kept(**{**each, "configuration": parse_configuration(each["configuration"])}) for each in raw["path"])
+    trials = tuple(Trial(**_parsed(each)) for each in raw["trials"])
+    path = tuple(Kept(**_parsed(each)) for each in raw["path"])
     return Tuning(network=network, trials=trials, path=path, **values)
 
 

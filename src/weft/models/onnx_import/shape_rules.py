@@ -44,17 +44,11 @@ def values_of(inputs: Inputs, place: int) -> Shape | None:
 
 
 def like(place: int) -> Rule:
-    def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
-        return shape_of(inputs, place)
-
-    return rule
+    return lambda inputs, attributes: shape_of(inputs, place)
 
 
 def fixed(*shape: int) -> Rule:
-    def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
-        return shape
-
-    return rule
+    return lambda inputs, attributes: shape
 
 
 def common(*places: int) -> Rule:
@@ -83,13 +77,9 @@ def product(place: int) -> Rule:
     return rule
 
 
-def columns(name: str, times: int = 1) -> Rule:
+def columns(name: str) -> Rule:
     """The first input with as many columns as an attribute says."""
-
-    def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
-        return (*(shape_of(inputs, 0) or ())[:-1], attributes.integer(name, 1) * times)
-
-    return rule
+    return lambda inputs, attributes: (*(shape_of(inputs, 0) or ())[:-1], attributes.integer(name, 1))
 
 
 def columns_of(place: int, axis: int) -> Rule:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Protocol
 
 from weft.errors import StitchError
@@ -52,14 +53,6 @@ def _resnet(sketch: Sketch, blocks: tuple[int, ...], block: Callable[..., str], 
             project = not at and (stage > 0 or widens)
             value = block(sketch, f"stage{stage + 1}.{at + 1}", value, 64 << stage, stride, project)
     return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
-
-
-def _resnet18(sketch: Sketch) -> str:
-    return _resnet(sketch, (2, 2, 2, 2), _basic, widens=False)
-
-
-def _resnet50(sketch: Sketch) -> str:
-    return _resnet(sketch, (3, 4, 6, 3), _bottleneck, widens=True)
 
 
 def _vgg16(sketch: Sketch) -> str:
@@ -169,8 +162,8 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "resnet18": Architecture(_resnet18),
-    "resnet50": Architecture(_resnet50),
+    "resnet18": Architecture(partial(_resnet, blocks=(2, 2, 2, 2), block=_basic, widens=False)),
+    "resnet50": Architecture(partial(_resnet, blocks=(3, 4, 6, 3), block=_bottleneck, widens=True)),
     "vgg16": Architecture(_vgg16),
     "mobilenet": Architecture(_mobilenet, activation="HardSwish"),
     "tinynet": Architecture(_tinynet, 8, 4),
