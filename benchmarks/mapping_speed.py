@@ -24,8 +24,8 @@ from machine import machine
 from weft.devices import load_soc
 from weft.jsonfile import write_json
 from weft.mapping.cpsat import contention_free
-from weft.mapping.finding import find_profile
 from weft.mapping.problem import Problem
+from weft.mapping.profile_by_name import find_profile
 from weft.mapping.simulator import simulate
 from weft.mapping.solver import Options, Solution, solve
 from weft.mapping.z3_model import solve_z3

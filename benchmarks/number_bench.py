@@ -26,7 +26,7 @@ from weft.tuning.network import ROLES, Network, Role, Target
 from weft.tuning.quantised.evaluator import OnnxEvaluator
 from weft.tuning.quantised.int8 import classes, quantise_int8
 from weft.tuning.quantised.targets import find_targets
-from weft.tuning.settings import first_scale
+from weft.tuning.search_space import first_scale
 from weft.tuning.trials import Tuning
 from weft.tuning.tuner import find_formats
 from weft_papers.libnumber.jobs import COVERING, ENUMERATED, SearchJob, enumerated, settings, started

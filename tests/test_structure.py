@@ -41,9 +41,9 @@ ONLY_IN = {
         "reports/timeline.py",
         "reports/loads.py",
         "reports/designs.py",
-        "reports/mapping_chart.py",
+        "reports/mapping_picture.py",
         "reports/mapping_dynamic.py",
-        "reports/tuning.py",
+        "reports/tuning_picture.py",
         "weft_papers/",
     ),
     "numba": ("kernels/",),
@@ -64,7 +64,7 @@ ONLY_IN = {
     "ortools": ("mapping/",),
     "z3": ("mapping/z3_model.py",),
     "torch": ("stitching/running/", "stitching/reading/torch_", "stitching/making/torch_"),
-    "triton": ("stitching/running/kernel.py", "stitching/running/tuning.py"),
+    "triton": ("stitching/running/kernel.py", "stitching/running/kernel_shapes.py"),
 }
 """Where a package may be imported."""
 

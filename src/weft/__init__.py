@@ -30,7 +30,7 @@ from weft.errors import (
 from weft.version import __version__
 
 if TYPE_CHECKING:
-    from weft.costs.profiles import LayerCost, Profile, estimate, read_profile, write_profile
+    from weft.costs.layer_costs import LayerCost, Profile, estimate, read_profile, write_profile
     from weft.devices import Host, Npu, Soc, TiledNpu, load_device, load_npu, load_soc, read_host
     from weft.mapping import Solution, map_models
     from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "costs.profiles": "estimate LayerCost Profile read_profile write_profile",
+        "costs.layer_costs": "estimate LayerCost Profile read_profile write_profile",
         "devices": "Host load_device load_npu load_soc Npu read_host Soc TiledNpu",
         "mapping": "map_models Solution",
         "models": "Exit Gemm import_onnx Layer Model with_exits",

@@ -1,4 +1,8 @@
-"""The papers weft stands on, run again. ``PAPERS`` holds the names a user may write."""
+"""The papers weft stands on, run again. ``PAPERS`` holds the names a user may write.
+
+A published number is in ``data/``, with the sentence that states it. Ours is computed by the module of its figure or
+table: ``haxconn/table6_comparison.py`` is Table 6 of HaX-CoNN. What took a GPU or hours is recorded in ``data/`` too.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.models.onnx_graphs import node, proto, tensor
 from weft.cli.main import main
-from weft.costs.profiles import read_profile
+from weft.costs.layer_costs import read_profile
 from weft.devices import load_npu
 from weft.reports.trace import read_trace
 

@@ -31,7 +31,7 @@ from weft.stitching.making.architectures import ARCHITECTURES
 from weft.stitching.making.generator import generate
 from weft.stitching.making.model_files import save_nets
 from weft.stitching.running.racing import Times
-from weft.stitching.steps import ROUNDS
+from weft.stitching.whole_run import ROUNDS
 
 QUICK = "--no-measure"
 

@@ -31,12 +31,12 @@ from weft.cli.tune_show import sentences
 from weft.errors import TuneError
 from weft.numbers.configuration import read_configuration
 from weft.tuning import Network, Target, find_formats, tune
-from weft.tuning.callables import CallableEvaluator
+from weft.tuning.callable_evaluator import CallableEvaluator
 from weft.tuning.descriptor import load_descriptor
 from weft.tuning.packed import read_packed
 from weft.tuning.result import TuningResult
-from weft.tuning.steps import TuneProgress
 from weft.tuning.trials import Progress
+from weft.tuning.whole_run import TuneProgress
 
 PATIENCE_S = 600
 """After that something that should have happened has not; nothing here is meant to come near it."""
@@ -215,7 +215,7 @@ def test_every_file_is_named_and_there(tuned: Tuned) -> None:
 
 
 def test_the_profile_is_lighter_and_can_be_simulated(tuned: Tuned) -> None:
-    from weft.costs.profiles import estimate, read_profile
+    from weft.costs.layer_costs import estimate, read_profile
     from weft.devices import load_npu
     from weft.models.sources import load_model
 

@@ -13,8 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from weft.cli.calibrate import command
-from weft.costs import host_contention
-from weft.costs.contention import (
+from weft.costs.pccs_fit import (
     Matrix,
     calibration_as_dict,
     fit_matrix,
@@ -23,11 +22,12 @@ from weft.costs.contention import (
     read_matrix,
     sample_matrix,
 )
-from weft.costs.host_contention import host_soc, measure_host
 from weft.devices import BandwidthSharing, Pccs, load_soc
 from weft.devices.soc import relative_speed
 from weft.errors import InputError
 from weft.kernels.streaming import BLOCK, stream
+from weft.survey import memory_contention
+from weft.survey.memory_contention import host_soc, measure_host
 
 OWN, EXTERNAL = np.linspace(8, 96, 12), np.linspace(10, 120, 12)
 FLAT = np.repeat(OWN[:, None], len(EXTERNAL), axis=1)
@@ -243,7 +243,7 @@ def test_the_kernel_reads_every_number_once():
 
 
 def test_this_machine_is_measured_whatever_it_is_like():
-    if len(host_contention.usable_cores()) < 2:
+    if len(memory_contention.physical_cores()) < 2:
         pytest.skip("one core cannot contend")
     seen: list[tuple[int, int]] = []
     before = set(threading.enumerate())
@@ -265,12 +265,12 @@ def ten_gb_s(monkeypatch):
     def sleep(seconds):
         time.sleep(min(seconds, 1e-4))  # for other threads to run; one that has not is waited for
 
-    monkeypatch.setattr(host_contention, "stream", read)
+    monkeypatch.setattr(memory_contention, "stream", read)
     monkeypatch.setattr(
-        host_contention, "time", SimpleNamespace(thread_time=lambda: getattr(spent, "ns", 0.0) / 1e9, sleep=sleep)
+        memory_contention, "time", SimpleNamespace(thread_time=lambda: getattr(spent, "ns", 0.0) / 1e9, sleep=sleep)
     )
-    monkeypatch.setattr(host_contention, "usable_cores", lambda: [0, 1])
-    monkeypatch.setattr(host_contention, "last_level_cache", lambda: 1)
+    monkeypatch.setattr(memory_contention, "physical_cores", lambda: [0, 1])
+    monkeypatch.setattr(memory_contention, "last_level_cache", lambda: 1)
 
 
 def test_a_measurement_finds_what_cores_of_known_speed_read(ten_gb_s):
@@ -286,7 +286,7 @@ def test_a_measurement_finds_what_cores_of_known_speed_read(ten_gb_s):
 
 
 def test_one_core_is_refused_in_a_line(monkeypatch):
-    monkeypatch.setattr(host_contention, "usable_cores", lambda: [0])
+    monkeypatch.setattr(memory_contention, "physical_cores", lambda: [0])
     with pytest.raises(InputError, match=r"one core only, and contention takes two; fit a measured matrix instead$"):
         measure_host()
 

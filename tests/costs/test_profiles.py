@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.costs.profiles import LayerCost, Profile, cut, estimate, read_profile, spill, write_profile
+from weft.costs.layer_costs import LayerCost, Profile, cut, estimate, read_profile, spill, write_profile
 from weft.devices import Npu
 from weft.errors import InputError, ModelError, ProfileError, WorkloadError
 from weft.models.layer import Gemm, Layer, Model

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import Held, in_turn, play, scenes, small_npu
 from tests.engine.naive import prefetchable as naive_prefetchable
-from weft.costs.profiles import LayerCost, Profile
+from weft.costs.layer_costs import LayerCost, Profile
 from weft.costs.program import Clock, lower
 from weft.devices import Npu, load_npu
 from weft.devices.decoupled import DeviceClocks, LayerTimes, Resident, fetch_end, issue, prefetchable

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from weft.costs.profiles import LayerCost, Profile
+from weft.costs.layer_costs import LayerCost, Profile
 from weft.costs.program import Clock
 from weft.devices import Npu, check_activations, load_device, load_npu, parse_npu, presets
 from weft.errors import DeviceError

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from weft.costs.profiles import LayerCost, Profile
+from weft.costs.layer_costs import LayerCost, Profile
 from weft.costs.program import Program
 from weft.devices import Npu
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from weft.costs.profiles import LayerCost, Profile
+from weft.costs.layer_costs import LayerCost, Profile
 from weft.devices import load_npu
 from weft.policies import POLICIES, Start, View
 from weft.policies.layerweaver import Layerweaver

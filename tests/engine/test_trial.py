@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.naive import program
-from weft.costs.profiles import Profile, estimate
+from weft.costs.layer_costs import Profile, estimate
 from weft.devices import Npu, load_npu
 from weft.engine import trial
 from weft.engine.trial import settled

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import greedy_order, in_turn, play, profiles, program, scenes
 from tests.kernels.jit import said_with_the_jit_off
-from weft.costs.profiles import estimate
+from weft.costs.layer_costs import estimate
 from weft.costs.program import Program, lower
 from weft.devices import load_npu
 from weft.devices.decoupled import DeviceClocks, issue

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.engine.naive import profile, small_npu
 from tests.engine.workloads import COMPILED, Flow, case_of, cases, flow
 from tests.kernels.jit import said_with_the_jit_off
-from weft.costs.profiles import write_profile
+from weft.costs.layer_costs import write_profile
 from weft.costs.program import Clock
 from weft.engine.lateness import SOFT
 from weft.kernels import request_state as kernel

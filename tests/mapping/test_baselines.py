@@ -12,8 +12,8 @@ from weft.mapping.baselines import BASELINES
 from weft.mapping.baselines.chains import chains_of, finishes
 from weft.mapping.baselines.h2h import computation_first, data_locality
 from weft.mapping.baselines.herald import breadth_first, depth_first
-from weft.mapping.following import run_mapping
 from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft.mapping.quick_run import run_mapping
 from weft.mapping.simulator import check_schedule, simulate
 
 FAST = [name for name in BASELINES if name != "contention-blind"]

@@ -20,11 +20,11 @@ import pytest
 from weft.devices import load_soc
 from weft.errors import ProfileError, WorkloadError
 from weft.mapping import Options, Problem, simulate, solve
+from weft.mapping.background_planner import LOST, MOST_RESTARTS, News, Planner
 from weft.mapping.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
-from weft.mapping.finding import find_profile
 from weft.mapping.limits import TaskLimits
-from weft.mapping.planner import LOST, MOST_RESTARTS, News, Planner
 from weft.mapping.problem import Group
+from weft.mapping.profile_by_name import find_profile
 from weft.mapping.scenario import Scenario, parse_scenario, prepare_phases
 
 XAVIER = load_soc("xavier")

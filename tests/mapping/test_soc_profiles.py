@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from weft.devices.soc import Soc, load_soc
 from weft.errors import ModelError, ProfileError
 from weft.jsonfile import write_json
-from weft.mapping.finding import find_profile, shipped_profiles
 from weft.mapping.problem import Problem
+from weft.mapping.profile_by_name import find_profile, shipped_profiles
 from weft.mapping.profiles import (
     ProfileCost,
     ProfileGroup,

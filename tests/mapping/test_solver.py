@@ -11,10 +11,10 @@ from tests.mapping.event_schedules import best_value
 from tests.mapping.soc_problems import LOOK_S, XAVIER, arbitrary, steady_solver, synthetic
 from weft.errors import WorkloadError
 from weft.mapping.baselines import BASELINES
-from weft.mapping.following import run_mapping
 from weft.mapping.limits import TaskLimits, energy_j
 from weft.mapping.prices import best_sets, priced, simple_sets
 from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft.mapping.quick_run import run_mapping
 from weft.mapping.search import Search, rules
 from weft.mapping.simulator import simulate
 from weft.mapping.solver import Options, load_kernels, solve

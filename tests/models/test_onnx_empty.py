@@ -9,7 +9,7 @@ from onnx import helper
 from tests.models.exporter_graphs import BOOL, F32, I64, Sketch, info
 from tests.models.onnx_graphs import node, proto, tensor, weight
 from tests.models.runtime_shapes import agree
-from weft.costs.profiles import estimate
+from weft.costs.layer_costs import estimate
 from weft.costs.program import Clock, one_at_a_time
 from weft.devices import load_npu
 from weft.errors import ModelError, ProfileError

@@ -14,7 +14,15 @@ from weft.devices import load_platform
 from weft.errors import InputError
 from weft_papers import PAPERS
 from weft_papers.base import published
-from weft_papers.fluid_batching import comparison, deadlines, designs, reproduce, sensitivity, strategies, traffic
+from weft_papers.fluid_batching import (
+    fig7_traffic,
+    fig9_deadlines,
+    fig10_strategies,
+    reproduce,
+    sensitivity,
+    table1_designs,
+    table2_comparison,
+)
 from weft_papers.fluid_batching.hardware import EXIT_RATES, EXITS, SPOTS, macs_per_sample, network, npu, tabled
 from weft_papers.fluid_batching.lab import (
     BALANCED,
@@ -74,7 +82,7 @@ def test_the_workload_is_the_papers():
 
 @pytest.mark.parametrize("spot", SPOTS, ids=lambda spot: spot.name)
 def test_the_npu_is_table_1s(spot):
-    device = tabled(spot, designs.PRINTED if spot == designs.MISPRINTED else None)
+    device = tabled(spot, table1_designs.PRINTED if spot == table1_designs.MISPRINTED else None)
     printed = [PAPER[f"{size}_{spot.key}"].value for size in ("rows", "tree", "pes")]
     assert [device.t_r, device.t_p, device.t_c] == printed
     assert device.clock_mhz == PAPER[f"clock_{spot.board}"].value
@@ -82,7 +90,7 @@ def test_the_npu_is_table_1s(spot):
 
 @pytest.mark.parametrize("spot", SPOTS, ids=lambda spot: spot.name)
 def test_resources_are_those_printed(spot):
-    share = designs.shares(tabled(spot), load_platform(spot.board))
+    share = table1_designs.shares(tabled(spot), load_platform(spot.board))
     assert share.dsps == pytest.approx(PAPER[f"dsps_{spot.key}"].value, abs=0.02)
     assert share.bram == pytest.approx(PAPER[f"bram_{spot.key}"].value, abs=0.02)
 
@@ -117,7 +125,7 @@ def test_what_is_reached_while_busy_and_how_long_gives_what_is_used(bench):
 
 
 def test_table_1_and_its_searches(tmp_path):
-    part = designs.table_1(PAPER, tmp_path, [SMALL])
+    part = table1_designs.table_1(PAPER, tmp_path, [SMALL])
     check_whole(part)
     found = {row.quantity: row.ours for row in part.rows}
     assert found["T_P that the search finds for ResNet-50, ZC706"] == 7
@@ -131,44 +139,44 @@ def test_the_look_up_table_has_an_entry_for_each_product():
 
 
 def test_no_way_of_batching_beats_fluid_in_any_quarter(tmp_path):
-    check_whole(strategies.figure_1b(tmp_path))
-    found = strategies.quarters(SMALL)
+    check_whole(fig10_strategies.figure_1b(tmp_path))
+    found = fig10_strategies.quarters(SMALL)
     for place in range(EXITS + 1):
-        bound = found.gops[strategies.STACKED][place]
+        bound = found.gops[fig10_strategies.STACKED][place]
         assert all(values[place] <= bound * (1 + 1e-9) for values in found.gops.values())
         assert bound < found.peak
 
 
 def test_near_the_peak_only_with_more_bandwidth(tmp_path):
-    calibrated, _, fast, _ = strategies.scenes()
-    check_whole(strategies.figure_10(tmp_path, [fast], (1, 4, 8)))
-    peak = strategies.peak_gops(SMALL)
-    assert strategies.throughput_gops(SMALL, strategies.STACKED, fast.bandwidth_gb_s, 4) > 0.95 * peak
+    calibrated, _, fast, _ = fig10_strategies.scenes()
+    check_whole(fig10_strategies.figure_10(tmp_path, [fast], (1, 4, 8)))
+    peak = fig10_strategies.peak_gops(SMALL)
+    assert fig10_strategies.throughput_gops(SMALL, fig10_strategies.STACKED, fast.bandwidth_gb_s, 4) > 0.95 * peak
     assert tabled(SMALL).bandwidth_gb_s == calibrated.bandwidth_gb_s
     whole = 2e-9 * 8 * network("resnet50").macs / sum(layer_times_s(network("resnet50"), tabled(SMALL), 8))
     assert whole < 0.75 * peak
 
 
 def test_a_row_of_table_2(tmp_path, bench):
-    found = comparison.compare(PAPER, bench, 4000, spots=[SMALL])
-    check_whole(comparison.table_2(tmp_path, found))
+    found = table2_comparison.compare(PAPER, bench, 4000, spots=[SMALL])
+    check_whole(table2_comparison.table_2(tmp_path, found))
     lazy, fluid = found.at(SMALL, LAZY), found.at(SMALL, FLUID)
     assert lazy.mean_ms > fluid.mean_ms and lazy.late > fluid.late
     assert lazy.calls > 10 * fluid.calls
 
 
 def test_traffic_and_what_is_borne(tmp_path, bench):
-    plan = replace(traffic.FIGURES[0], rates=(7, 25), schedulers=FEW, limited=(FLUID,))
-    found = traffic.sweep(PAPER, bench, 1000, plan)
-    check_whole(traffic.figure(PAPER, tmp_path, found))
+    plan = replace(fig7_traffic.FIGURES[0], rates=(7, 25), schedulers=FEW, limited=(FLUID,))
+    found = fig7_traffic.sweep(PAPER, bench, 1000, plan)
+    check_whole(fig7_traffic.figure(PAPER, tmp_path, found))
     assert found.at(SERIAL, 25).rate < 18 < 24 < found.at(FLUID, 25).rate
     assert 13 < found.limits[FLUID].rate < found.borne(FLUID).rate
 
 
 def test_violations_over_the_deadline(tmp_path, bench):
-    plan = replace(deadlines.PANELS[1], deadlines_ms=(60.0, 100.0, 400.0), schedulers=FEW)
-    found = deadlines.panel(PAPER, bench, SHORT, plan)
-    check_whole(deadlines.figure_9(tmp_path, [found]))
+    plan = replace(fig9_deadlines.PANELS[1], deadlines_ms=(60.0, 100.0, 400.0), schedulers=FEW)
+    found = fig9_deadlines.panel(PAPER, bench, SHORT, plan)
+    check_whole(fig9_deadlines.figure_9(tmp_path, [found]))
     for scheduler in FEW:
         late = [found.at(scheduler, deadline).late for deadline in plan.deadlines_ms]
         assert late == sorted(late, reverse=True)
@@ -182,13 +190,13 @@ def test_assumptions_are_varied(tmp_path, bench):
 
 
 def test_a_reading_changes_what_it_names():
-    point = comparison.table_point(PAPER, LARGE, FLUID, SHORT)
+    point = table2_comparison.table_point(PAPER, LARGE, FLUID, SHORT)
     by_name = {reading.name: reading for reading in sensitivity.READINGS}
     assert by_name["as used"].of(point) == point
     assert by_name["P: one input for all PEs"].of(point).device.p_reading == "broadcast"
     assert by_name["heads with a convolution"].of(point).workload().stream[0].exit_head == "conv"
     assert by_name["design as printed"].of(point).device.t_p == 10
-    assert by_name["design as printed"].of(comparison.table_point(PAPER, SMALL, FLUID, SHORT)) is None
+    assert by_name["design as printed"].of(table2_comparison.table_point(PAPER, SMALL, FLUID, SHORT)) is None
 
 
 # the targets
@@ -196,7 +204,7 @@ def test_a_reading_changes_what_it_names():
 
 @pytest.mark.parametrize("spot", SPOTS, ids=lambda spot: spot.name)
 def test_table_2_is_met_and_ours_is_better(spot, bench):
-    points = {one: comparison.table_point(PAPER, spot, one, 30_000) for one in (FLUID, PLAIN, OURS, BALANCED)}
+    points = {one: table2_comparison.table_point(PAPER, spot, one, 30_000) for one in (FLUID, PLAIN, OURS, BALANCED)}
     found = bench.measure(points.values())
     fluid, plain, ours, balanced = (found[points[one]] for one in (FLUID, PLAIN, OURS, BALANCED))
     assert fluid.mean_ms == pytest.approx(PAPER[f"fluid_mean_{spot.key}"].value, rel=0.1)

@@ -16,16 +16,16 @@ from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.fluid_batching.lab import Bench
 from weft_papers.haxconn import (
-    cases,
-    changing,
-    comparison,
     contention,
-    overhead,
-    pairs,
-    profiles,
+    fig1_cases,
+    fig6_slowdown,
+    fig7_changing,
     reproduce,
     sensitivity,
-    slowdown,
+    table2_profiles,
+    table6_comparison,
+    table7_overhead,
+    table8_pairs,
 )
 from weft_papers.haxconn.experiments import experiments, fit_demand
 from weft_papers.haxconn.lab import (
@@ -66,7 +66,7 @@ def lab():
 @pytest.fixture(scope="module")
 def few(lab):
     """A corner of Table 8, with the demands as shipped and as fitted."""
-    return pairs.grid(lab, networks=FEW), pairs.grid(lab, lab.fitted, FEW)
+    return table8_pairs.grid(lab, networks=FEW), table8_pairs.grid(lab, lab.fitted, FEW)
 
 
 def switches(outcome):
@@ -92,11 +92,11 @@ def test_the_data_file_says_what_is_not_printed():
 
 
 def test_table_8_has_a_baseline_for_every_cell_and_ten_crosses():
-    cells = ["+".join(place) for place in pairs.places(tuple(NETWORKS))]
-    assert list(pairs.best_printed()) == cells and len(cells) == 55
+    cells = ["+".join(place) for place in table8_pairs.places(tuple(NETWORKS))]
+    assert list(table8_pairs.best_printed()) == cells and len(cells) == 55
     crossed = [cell for cell in cells if f"t8_{cell}" not in PAPER]
     assert len(crossed) == PAPER["pairs_kept"].value
-    assert all(pairs.best_printed()[cell] == "GPU" for cell in crossed)
+    assert all(table8_pairs.best_printed()[cell] == "GPU" for cell in crossed)
     assert sum(len(set(cell.split("+"))) == 2 for cell in crossed) == 9  # and one on the diagonal
 
 
@@ -164,9 +164,9 @@ def test_the_demand_is_fitted_to_the_split_networks():
 
 
 def test_the_faster_network_runs_more_often():
-    repeats = [entry.repeats for entry in pairs.pair("resnet18", "inception-resnet-v2").entries]
+    repeats = [entry.repeats for entry in table8_pairs.pair("resnet18", "inception-resnet-v2").entries]
     assert repeats == [7, 1]  # 3.06 / 0.41 ms
-    assert [entry.repeats for entry in pairs.pair("vgg19", "resnet101").entries] == [1, 1]
+    assert [entry.repeats for entry in table8_pairs.pair("vgg19", "resnet101").entries] == [1, 1]
 
 
 def test_random_problems_are_as_described():
@@ -181,20 +181,20 @@ def test_random_problems_are_as_described():
 
 
 def test_tables_2_and_5(tmp_path):
-    part = profiles.table_2(PAPER, tmp_path)
+    part = table2_profiles.table_2(PAPER, tmp_path)
     check_whole(part)
     assert next(row.ours for row in part.rows if row.quantity.startswith("largest difference")) < 0.001
-    groups = profiles.estimated_groups()
-    assert len(groups) == len(profiles.GROUPS)
+    groups = table2_profiles.estimated_groups()
+    assert len(groups) == len(table2_profiles.GROUPS)
     whole = profile("googlenet", XAVIER, "estimated").total_s("gpu")
     assert sum(group.time_ms["gpu"] for group in groups) == pytest.approx(1e3 * whole)
-    check_whole(profiles.table_5(PAPER, tmp_path))
-    assert len(profiles.totals(PAPER)) == 39
-    assert all(one.derived == pytest.approx(one.printed, rel=1e-3) for one in profiles.totals(PAPER))
+    check_whole(table2_profiles.table_5(PAPER, tmp_path))
+    assert len(table2_profiles.totals(PAPER)) == 39
+    assert all(one.derived == pytest.approx(one.printed, rel=1e-3) for one in table2_profiles.totals(PAPER))
 
 
 def test_the_three_cases(tmp_path, lab):
-    part = cases.figure_1(PAPER, tmp_path, lab)
+    part = fig1_cases.figure_1(PAPER, tmp_path, lab)
     check_whole(part)
     serial, apart, once, free = (row.ours for row in part.rows)
     assert serial == pytest.approx(PAPER["fig1_case1"].value, rel=0.01)
@@ -204,8 +204,8 @@ def test_the_three_cases(tmp_path, lab):
 
 def test_experiments(tmp_path, lab):
     rows = [row for row in experiments(PAPER) if row.number in (3, 4, 8)]
-    found = comparison.compare(PAPER, lab, rows=rows)
-    check_whole(comparison.table_6(tmp_path, found, lab))
+    found = table6_comparison.compare(PAPER, lab, rows=rows)
+    check_whole(table6_comparison.table_6(tmp_path, found, lab))
     for one in (*found.shipped, *found.scaled):
         assert one.certificate.proved and one.gain() >= 1 - 1e-9
     for free, once in zip(found.scaled, found.once, strict=True):
@@ -216,23 +216,23 @@ def test_experiments(tmp_path, lab):
 
 
 def test_overhead_and_changes(tmp_path):
-    costs = overhead.measure(("resnet18", "vgg16"))
-    check_whole(overhead.table_7(PAPER, tmp_path, costs))
+    costs = table7_overhead.measure(("resnet18", "vgg16"))
+    check_whole(table7_overhead.table_7(PAPER, tmp_path, costs))
     assert all(cost.found.cpu_s > 0 for cost in costs)
-    phases = changing.run(PAPER, (2,))
-    check_whole(changing.figure_7(PAPER, tmp_path, phases))
-    values = [phases[0].at(ms) for ms in (0, *changing.updates_ms(PAPER), 1e6)]
+    phases = fig7_changing.run(PAPER, (2,))
+    check_whole(fig7_changing.figure_7(PAPER, tmp_path, phases))
+    values = [phases[0].at(ms) for ms in (0, *fig7_changing.updates_ms(PAPER), 1e6)]
     assert values == sorted(values, reverse=True)
     assert values[0] == phases[0].start_ms and values[-1] == pytest.approx(phases[0].oracle_ms)
 
 
 def test_the_papers_updates():
-    assert changing.updates_ms(PAPER) == [25, 100, 250, 500, 1500]
+    assert fig7_changing.updates_ms(PAPER) == [25, 100, 250, 500, 1500]
 
 
 def test_slow_down_of_googlenet(tmp_path, lab):
-    found = slowdown.meet(lab, ("resnet18",))
-    check_whole(slowdown.figure_6(PAPER, tmp_path, found, FITTED))
+    found = fig6_slowdown.meet(lab, ("resnet18",))
+    check_whole(fig6_slowdown.figure_6(PAPER, tmp_path, found, FITTED))
     for one in found:
         assert one.slow_down(one.naive) > 1 and one.best.makespan_s <= one.naive.makespan_s
     plain, more = (one.slow_down(one.naive) for one in found)
@@ -240,8 +240,8 @@ def test_slow_down_of_googlenet(tmp_path, lab):
 
 
 def test_pairs_and_instances(tmp_path, few):
-    check_whole(pairs.table_8(PAPER, tmp_path, *few))
-    check_whole(pairs.figure_5(PAPER, tmp_path, *few))
+    check_whole(table8_pairs.table_8(PAPER, tmp_path, *few))
+    check_whole(table8_pairs.figure_5(PAPER, tmp_path, *few))
     for grid in few:
         assert all(one.certificate.proved and one.gain() >= 1 - 1e-9 for one in grid.cells.values())
     assert few[0].improved == len(few[0].pairs) == 3
@@ -270,7 +270,7 @@ def test_assumptions_are_varied(tmp_path, lab):
 
 
 def test_measured_googlenet_and_resnet101_are_well_under_gpu_only(lab):
-    found = lab.find([comparison.MEASURED])[comparison.MEASURED]
+    found = lab.find([table6_comparison.MEASURED])[table6_comparison.MEASURED]
     assert found.best_s <= 0.85 * found.baselines["gpu-only"]
     assert 1e3 * found.baselines["gpu-only"] == pytest.approx(7.47)
 
@@ -283,7 +283,7 @@ def test_experiment_3_comes_to_what_is_printed(lab):
 
 def test_pairs_with_googlenet_improve(lab):
     """The paper: any pair with GoogLeNet does."""
-    found = lab.find([pairs.pair("googlenet", other) for other in NETWORKS if other != "googlenet"])
+    found = lab.find([table8_pairs.pair("googlenet", other) for other in NETWORKS if other != "googlenet"])
     assert all(one.gain(THEIRS) >= IMPROVED for one in found.values())
 
 

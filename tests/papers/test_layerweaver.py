@@ -15,7 +15,7 @@ from weft.errors import InputError
 from weft.reports.trace import Span, Trace
 from weft_papers import PAPERS
 from weft_papers.base import Figure, Reproduction, Row, Table, beside, published
-from weft_papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
+from weft_papers.layerweaver import fig14_pairs, fig17_timelines, fig19_scaling, ours, sensitivity, table1_alone
 from weft_papers.layerweaver.lab import (
     CUT_PAIRS,
     FOURS,
@@ -39,7 +39,7 @@ A, B = scenes(16, "pipelined")
 
 @pytest.fixture(scope="module")
 def halves():
-    return pairs.panel("a", A, 10, TWO), pairs.panel("b", B, 10, TWO)
+    return fig14_pairs.panel("a", A, 10, TWO), fig14_pairs.panel("b", B, 10, TWO)
 
 
 # the data
@@ -109,7 +109,7 @@ def test_two_stitched_pairs_share_the_time_equally():
     woven = [
         measured(A, pair, "layerweaver", 8).stp for pair in (("IC", "BB"), ("MN", "XL"), ("IC", "XL"), ("MN", "BB"))
     ]
-    assert scaling.stitched(A, ("IC", "MN", "BB", "XL"), 8) == max(mean(woven[:2]), mean(woven[2:]))
+    assert fig19_scaling.stitched(A, ("IC", "MN", "BB", "XL"), 8) == max(mean(woven[:2]), mean(woven[2:]))
 
 
 def test_the_idlest_window_is_found():
@@ -117,10 +117,10 @@ def test_the_idlest_window_is_found():
     starts = [*range(6), *range(8, 12)]
     spans = [Span("m", i, "l", s - 0.5 if s else 0.0, float(s), float(s), s + 1.0, 0, 1) for i, s in enumerate(starts)]
     trace = Trace.from_spans(spans, ["m"], {"bandwidth_bytes_per_s": 1e9})
-    start, end = timelines.idlest(trace, 4.0, 0.5)
+    start, end = fig17_timelines.idlest(trace, 4.0, 0.5)
     assert end == pytest.approx(start + 4.0) and start <= 6.0 and end >= 8.0
-    assert timelines.Strip("s", trace, start, end).busy[0] == pytest.approx(0.5)
-    assert timelines.Strip("s", trace, 0.0, 6.0).busy[0] == pytest.approx(1.0)
+    assert fig17_timelines.Strip("s", trace, start, end).busy[0] == pytest.approx(0.5)
+    assert fig17_timelines.Strip("s", trace, 0.0, 6.0).busy[0] == pytest.approx(1.0)
 
 
 # the figures, on two pairs
@@ -128,37 +128,37 @@ def test_the_idlest_window_is_found():
 
 def test_the_models_alone(tmp_path):
     for part in (
-        alone.table_one(PAPER),
-        alone.figure_3(PAPER, tmp_path, 16, "pipelined"),
-        alone.figure_4(tmp_path, 16, "pipelined"),
-        alone.layer_latencies(PAPER, 16, "pipelined"),
+        table1_alone.table_one(PAPER),
+        table1_alone.figure_3(PAPER, tmp_path, 16, "pipelined"),
+        table1_alone.figure_4(tmp_path, 16, "pipelined"),
+        table1_alone.layer_latencies(PAPER, 16, "pipelined"),
     ):
         check(part)
 
 
 def test_a_bert_does_as_many_operations_per_byte_as_it_has_tokens():
     # two operations per weight and token, two bytes per weight; attention adds a little
-    assert alone.intensity(A, "BB") == pytest.approx(16, rel=0.02)
+    assert table1_alone.intensity(A, "BB") == pytest.approx(16, rel=0.02)
 
 
 def test_the_figures_of_the_pairs(tmp_path, halves):
-    for draw in (pairs.figure_14, pairs.sweep_picture, pairs.figure_15, pairs.figure_16):
+    for draw in (fig14_pairs.figure_14, fig14_pairs.sweep_picture, fig14_pairs.figure_15, fig14_pairs.figure_16):
         check(draw(PAPER, tmp_path, halves))
 
 
 def test_unprinted_bars_say_so(tmp_path, halves):
-    (table, _) = pairs.figure_14(PAPER, tmp_path, halves).tables
+    (table, _) = fig14_pairs.figure_14(PAPER, tmp_path, halves).tables
     assert table.header[-1] == "paper" and {row[-1] for row in table.rows} == {"not printed"}
 
 
 def test_the_timelines(tmp_path):
-    check(timelines.figure_17(tmp_path, A, 12))
-    check(timelines.figure_18(tmp_path, B, 12))
+    check(fig17_timelines.figure_17(tmp_path, A, 12))
+    check(fig17_timelines.figure_18(tmp_path, B, 12))
 
 
 def test_batches_and_four_models(tmp_path):
-    check(scaling.figure_19(tmp_path, (A, B), 8, TWO))
-    check(scaling.figure_20(PAPER, tmp_path, 16, "pipelined", 8, FOURS[:2]))
+    check(fig19_scaling.figure_19(tmp_path, (A, B), 8, TWO))
+    check(fig19_scaling.figure_20(PAPER, tmp_path, 16, "pipelined", 8, FOURS[:2]))
 
 
 def test_the_sensitivities(tmp_path):
@@ -213,7 +213,7 @@ def test_with_a_quarter_of_the_buffer_weft_cuts_layers_and_reaches_97_percent_of
 
 @pytest.mark.parametrize(("letter", "scene", "least"), [("a", A, 1.55), ("b", B, 1.50)])
 def test_the_headline_numbers_of_figure_14(letter, scene, least):
-    half = pairs.panel(letter, scene, 30)
+    half = fig14_pairs.panel(letter, scene, 30)
     woven, fifo = half.stps("layerweaver"), half.stps("fifo")
     assert geomean(w / f for w, f in zip(woven, fifo, strict=True)) >= least
     assert mean(report.pe_utilisation for report in half.reports["layerweaver"]) >= 0.97

@@ -19,7 +19,7 @@ from weft.models.zoo import load
 from weft.numbers.configuration import AnyFormat, Configuration
 from weft.numbers.format import EXP, FIXED
 from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.callables import CallableEvaluator
+from weft.tuning.callable_evaluator import CallableEvaluator
 from weft.tuning.network import Network, Target
 from weft.tuning.quantised.targets import find_targets
 from weft.tuning.tuner import find_formats
@@ -27,16 +27,16 @@ from weft_papers import libnumber
 from weft_papers.base import published
 from weft_papers.libnumber import (
     checked,
-    compression,
-    cost,
-    formats,
+    fig2_widths,
+    fig4_path,
+    fig5_compression,
+    fig6_speeds,
     large,
-    path,
     reproduce,
     sensitivity,
-    speeds,
+    table4_formats,
+    table5_cost,
     weaving,
-    widths,
 )
 from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, sixteen_bits, started
 from weft_papers.libnumber.lab import (
@@ -177,10 +177,10 @@ def test_the_data_file_says_what_is_not_printed():
     assert any("drawn only" in line for line in file["not_printed"])
 
 
-@pytest.mark.parametrize("name", cost.networks(PAPER))
+@pytest.mark.parametrize("name", table5_cost.networks(PAPER))
 def test_printed_spaces_are_powers_of_the_42_formats(name):
     layers, printed = int(PAPER[f"layers_{name}"].value), PAPER[f"space_{name}"]
-    assert f"{cost.space(layers):.2e}".startswith(f"{printed.value:.2f}e+")
+    assert f"{table5_cost.space(layers):.2e}".startswith(f"{printed.value:.2f}e+")
 
 
 def test_a_printed_configuration_is_read():
@@ -290,14 +290,14 @@ def test_data_that_is_not_there_is_named_with_the_way_to_get_it(tmp_path):
 
 
 def test_figure_2_5(record, tmp_path):
-    part = widths.figure_2_5(PAPER, tmp_path, record)
+    part = fig2_widths.figure_2_5(PAPER, tmp_path, record)
     check_whole(part)
     lenet = found(part, "bits for full accuracy, LeNet")
     assert (lenet.paper, lenet.ours) == (3, 3) and lenet.why.startswith("6 with its inputs")
 
 
 def test_table_4(record):
-    part = formats.table_4(record)
+    part = table4_formats.table_4(record)
     check(part)
     ours = found(part, "bits of a weight, LeNet, weft tune, 7 %")
     assert (ours.paper, ours.ours) == (2, 2)
@@ -315,7 +315,7 @@ def test_printed_sizes(record, tmp_path):
 
 
 def test_table_5(record, tmp_path):
-    part = cost.table_5(PAPER, tmp_path, record)
+    part = table5_cost.table_5(PAPER, tmp_path, record)
     check_whole(part)
     assert found(part, "printed search spaces that are 42^(layers + 1)").ours == 100
     scored = found(part, "configurations scored, LeNet, 7 %")
@@ -329,19 +329,19 @@ def test_what_was_searched_for_the_small_set_is_shown(tmp_path):
     """At whatever margin it was recorded."""
     shipped = read()
     margins = {run.margin for net in shipped.nets.values() for run in net.runs if run.method == WHOLE}
-    shown = [row.quantity for row in cost.table_5(PAPER, tmp_path, shipped).rows if "small set" in row.quantity]
+    shown = [row.quantity for row in table5_cost.table_5(PAPER, tmp_path, shipped).rows if "small set" in row.quantity]
     assert margins and len(shown) == 2 * len(margins)
 
 
 def test_figure_4(record, tmp_path):
-    part = path.figure_4(PAPER, tmp_path, record)
+    part = fig4_path.figure_4(PAPER, tmp_path, record)
     check_whole(part)
     search = record.nets["lenet"].path
     assert found(part, "threshold of LeNet at 1 %").ours == search.thresholds["full"]
 
 
 def test_figure_5(record, tmp_path):
-    part = compression.figure_5(PAPER, tmp_path, record)
+    part = fig5_compression.figure_5(PAPER, tmp_path, record)
     check_whole(part)
     assert found(part, "parameters smaller at 7 %, by the mean size").ours == pytest.approx(16)
     assert found(part, "parameters smaller at 1 %, geomean").ours == pytest.approx(8)
@@ -357,7 +357,7 @@ def test_figure_5(record, tmp_path):
 
 
 def test_figure_6(record, tmp_path):
-    part = speeds.figure_6(PAPER, tmp_path, record)
+    part = fig6_speeds.figure_6(PAPER, tmp_path, record)
     check_whole(part)
     assert found(part, "FPGA speed-up over FLOAT 32 at 7 %, geomean").ours == pytest.approx(16)
     assert found(part, "the same over Stripes").ours == pytest.approx(700)  # 16 bits: two in a word
@@ -395,9 +395,11 @@ def test_another_model_is_not_scored(record):
 
 
 def test_without_records_what_is_computed_stays(tmp_path):
-    assert large.printed_sizes(PAPER, tmp_path, NOTHING).rows and cost.table_5(PAPER, tmp_path, NOTHING).rows
-    assert compression.figure_5(PAPER, tmp_path, NOTHING).rows == formats.table_4(NOTHING).rows == ()
-    assert widths.figure_2_5(PAPER, tmp_path, NOTHING).rows == path.figure_4(PAPER, tmp_path, NOTHING).rows == ()
+    assert large.printed_sizes(PAPER, tmp_path, NOTHING).rows and table5_cost.table_5(PAPER, tmp_path, NOTHING).rows
+    assert fig5_compression.figure_5(PAPER, tmp_path, NOTHING).rows == table4_formats.table_4(NOTHING).rows == ()
+    assert (
+        fig2_widths.figure_2_5(PAPER, tmp_path, NOTHING).rows == fig4_path.figure_4(PAPER, tmp_path, NOTHING).rows == ()
+    )
     assert checked.checks(tmp_path, []).rows == sensitivity.sensitivity(tmp_path, NOTHING).rows == ()
 
 

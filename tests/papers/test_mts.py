@@ -21,13 +21,13 @@ from weft_papers.mts import (
     closed,
     counting,
     cpu,
-    edge,
+    fig2_opportunity,
+    fig6_mobile,
+    fig7_edge,
+    fig8_sharings,
+    fig9_mixed,
     limits,
-    mixed,
-    mobile,
-    opportunity,
     reproduce,
-    sharings,
     zipping,
 )
 from weft_papers.mts.lab import APART, FORMS, SHARINGS, TASKS, EvaluatedModels, counted, heads, in_groups, memory_bytes
@@ -231,15 +231,17 @@ def found(part, quantity):
 
 
 def test_figure_2(record, tmp_path):
-    part = opportunity.figure_2(tmp_path, record)
+    part = fig2_opportunity.figure_2(tmp_path, record)
     check_whole(part)
     assert found(part, "streams over one after another, 32 dense layers").ours == pytest.approx(9.7 / 2.02)
     sweep = record.sweep("resnet50", HALF)
-    assert opportunity.used(sweep, "batch", 32) / opportunity.used(sweep, "fused", 32) == pytest.approx(0.42 / 0.356)
+    assert fig2_opportunity.used(sweep, "batch", 32) / fig2_opportunity.used(sweep, "fused", 32) == pytest.approx(
+        0.42 / 0.356
+    )
 
 
 def test_figure_6(record, tmp_path):
-    part = mobile.figure_6(PAPER, tmp_path, record)
+    part = fig6_mobile.figure_6(PAPER, tmp_path, record)
     check_whole(part)
     speed = found(part, "MTS over Sequential, 4 ResNet18")
     assert (speed.paper, speed.ours) == (2.5, pytest.approx(1.3 / 0.116))
@@ -252,26 +254,26 @@ def test_figure_6(record, tmp_path):
 
 
 def test_figure_7(record, tmp_path):
-    part = edge.figure_7(PAPER, tmp_path, record)
+    part = fig7_edge.figure_7(PAPER, tmp_path, record)
     check_whole(part)
     share = found(part, "memory of MTS over NetFuse's, ResNet50, float16, 32 tasks")
     assert (share.paper, share.ours) == (37, pytest.approx(100 * 23.2 / 96))
 
 
 def test_figure_8(record, tmp_path):
-    part = sharings.figure_8(tmp_path, record)
+    part = fig8_sharings.figure_8(tmp_path, record)
     check_whole(part)
     latency = found(part, "latency of MTS at sharing 0.6 over 0.9, 8 ResNet18")
     assert latency.ours == 1 and "groups 8, 8, 8, 8" in latency.why
 
 
 def test_figure_9(record, tmp_path):
-    part = mixed.figure_9(PAPER, tmp_path, record)
+    part = fig9_mixed.figure_9(PAPER, tmp_path, record)
     check_whole(part)
     best = found(part, "MTS over NetFuse, at most")
     assert (best.paper, best.ours) == (2.5, pytest.approx(0.34 / 0.164))
-    assert mixed.setting("widths", 4).widths == (1.0, 1.5, 1.0, 1.5)
-    assert mixed.setting("batches", 4).batches == (1, 2, 3, 1)
+    assert fig9_mixed.setting("widths", 4).widths == (1.0, 1.5, 1.0, 1.5)
+    assert fig9_mixed.setting("batches", 4).batches == (1, 2, 3, 1)
 
 
 def test_ours_is_set_beside_the_fastest_of_all_rivals(record):
@@ -282,9 +284,11 @@ def test_ours_is_set_beside_the_fastest_of_all_rivals(record):
 
 
 def test_without_recorded_rows_what_is_counted_stays(tmp_path):
-    assert opportunity.figure_2(tmp_path, NOTHING).rows == mobile.figure_6(PAPER, tmp_path, NOTHING).rows == ()
-    assert edge.figure_7(PAPER, tmp_path, NOTHING).rows and mixed.figure_9(PAPER, tmp_path, NOTHING).rows
-    assert sharings.figure_8(tmp_path, NOTHING).tables
+    assert (
+        fig2_opportunity.figure_2(tmp_path, NOTHING).rows == fig6_mobile.figure_6(PAPER, tmp_path, NOTHING).rows == ()
+    )
+    assert fig7_edge.figure_7(PAPER, tmp_path, NOTHING).rows and fig9_mixed.figure_9(PAPER, tmp_path, NOTHING).rows
+    assert fig8_sharings.figure_8(tmp_path, NOTHING).tables
 
 
 def test_where_the_form_stops_paying(tmp_path):

@@ -13,7 +13,7 @@ from tests.papers.reproductions import check_whole
 from weft.errors import InputError
 from weft_papers import PAPERS
 from weft_papers.base import published
-from weft_papers.layerweaver_plus import deadlines, lab, reproduce, sensitivity, tails, throughput
+from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, fig7_deadlines, lab, reproduce, sensitivity
 from weft_papers.layerweaver_plus.lab import BASELINE, PAIRS, PLUS, PRECISE, RATIOS, WOVEN, StreamPair
 
 PAPER = published("layerweaver-plus")
@@ -81,7 +81,7 @@ def test_at_capacity_the_busier_resource_has_exactly_a_second_of_work_per_second
 
 def test_a_threshold_is_found_from_either_side():
     for start in (0.1, 100.0):
-        found = tails._threshold(lambda rate: rate >= 7.0, start)
+        found = fig6_tails._threshold(lambda rate: rate >= 7.0, start)
         assert 7.0 <= found <= 7.0 * 1.01
 
 
@@ -89,16 +89,16 @@ def test_a_threshold_is_found_from_either_side():
 
 
 def test_sustainable_throughput_of_one_pair_at_three_ratios(tmp_path):
-    found = throughput.sweep(SHORT, pairs=(("MN", "BL"),), ratios=((16.0, 1.0), (1.0, 1.0), (1.0, 16.0)))
-    check_whole(throughput.figure_5(tmp_path, found))
+    found = fig5_throughput.sweep(SHORT, pairs=(("MN", "BL"),), ratios=((16.0, 1.0), (1.0, 1.0), (1.0, 16.0)))
+    check_whole(fig5_throughput.figure_5(tmp_path, found))
     assert min(found.over(WOVEN, BASELINE)) >= 0.99
     assert min(found.over(PLUS, PRECISE)) >= 0.97
     assert found.over(WOVEN, BASELINE)[1] > 1.5
 
 
 def test_tail_latency_where_the_baseline_misses_half(tmp_path):
-    found = tails.panels(PAPER, SHORT, None, tails.PANELS[1:])
-    check_whole(tails.figure_6(PAPER, tmp_path, found))
+    found = fig6_tails.panels(PAPER, SHORT, None, fig6_tails.PANELS[1:])
+    check_whole(fig6_tails.figure_6(PAPER, tmp_path, found))
     for panel in found:
         assert panel.broken.fates[BASELINE].worst >= 0.5
         assert panel.broken.fates[PLUS].worst <= 0.01
@@ -106,9 +106,12 @@ def test_tail_latency_where_the_baseline_misses_half(tmp_path):
 
 
 def test_deadlines_of_one_combination(tmp_path):
-    study = deadlines.study(SHORT, None, deadlines.COMBINATIONS[2:3], (15.0, 30.0), (130.0,))
-    check_whole(deadlines.figure_7(tmp_path, study))
-    slack, default = deadlines.DeadlineStudy(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0], study.bases[0]
+    study = fig7_deadlines.study(SHORT, None, fig7_deadlines.COMBINATIONS[2:3], (15.0, 30.0), (130.0,))
+    check_whole(fig7_deadlines.figure_7(tmp_path, study))
+    slack, default = (
+        fig7_deadlines.DeadlineStudy(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0],
+        study.bases[0],
+    )
     assert study.answers[slack, BASELINE].rate > 1.5 * study.answers[default, BASELINE].rate
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.naive import largest_lag, largest_share, profile, profiles, program, small_npu
-from weft.costs.profiles import LayerCost, Profile, estimate
+from weft.costs.layer_costs import LayerCost, Profile, estimate
 from weft.devices import load_npu
 from weft.errors import WorkloadError
 from weft.models import zoo

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.naive import BYTES_PER_S, Times, in_turn, largest_lag, play, profiles
-from weft.costs.profiles import Profile
+from weft.costs.layer_costs import Profile
 from weft.costs.program import Program
 from weft.devices import Npu
 from weft.policies import POLICIES, make_policy

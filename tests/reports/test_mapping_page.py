@@ -22,9 +22,9 @@ from weft.mapping.problem import Group, Problem, Task, UnitCost
 from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.simulator import simulate
 from weft.reports.html import write_html
-from weft.reports.mapping import demand_of, mapping_report, outcome_trace, report_of, steps_of
-from weft.reports.mapping_chart import draw_mapping
+from weft.reports.mapping_numbers import demand_of, mapping_report, outcome_trace, report_of, steps_of
 from weft.reports.mapping_page import explain, page_data, write_mapping_page
+from weft.reports.mapping_picture import draw_mapping
 from weft.reports.perfetto import SOC, TASKS, write_outcome_perfetto, write_perfetto
 from weft.reports.trace import read_trace, write_trace
 

@@ -14,7 +14,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from weft.costs.profiles import LayerCost, Profile
+from weft.costs.layer_costs import LayerCost, Profile
 from weft.devices import Npu, parse_npu
 from weft.errors import InputError
 from weft.policies import POLICIES

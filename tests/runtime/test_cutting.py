@@ -28,7 +28,7 @@ from weft.runtime.cutting import (
     whole_because,
 )
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
-from weft.runtime.onnxruntime_cpu.profiling import profile
+from weft.runtime.onnxruntime_cpu.node_times import profile
 from weft.runtime.onnxruntime_cpu.samples import sample, specs
 from weft.runtime.onnxruntime_cpu.sessions import open_session
 

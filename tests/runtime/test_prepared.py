@@ -304,7 +304,7 @@ def test_batching_goes_as_far_as_it_pays(tmp_path, monkeypatch):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
     with said_times():  # a batch takes as long as a sample, so each doubling saves half
         most = prepare(path, LoadOptions())
-        monkeypatch.setattr("weft.runtime.onnxruntime_cpu.batching.LEAST_GAIN", 0.6)
+        monkeypatch.setattr("weft.runtime.onnxruntime_cpu.measuring.LEAST_GAIN", 0.6)
         none = prepare(path, LoadOptions())
     assert (most.max_batch, sorted(most.times_s), most.remarks) == (8, [1, 2, 4, 8], ())
     assert (none.max_batch, sorted(none.times_s), none.remarks) == (1, [1], ("not batched: batch 2 gains 50%",))

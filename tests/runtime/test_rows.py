@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from weft.errors import ModelError
+from weft.runtime.onnxruntime_cpu.node_times import made_shapes
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.runtime.onnxruntime_cpu.profiling import made_shapes
 from weft.runtime.rows import METADATA_KEY, NOWHERE, Spread, mixing, spreads
 
 HEAD = '<ir_version: 9, opset_import: ["" : {version}, "com.microsoft" : 1]>\n'

@@ -197,7 +197,7 @@ def test_a_stitched_file_is_measured_as_mixed_as_it_can_be(prepared: CpuModel) -
 
 @pytest.mark.parametrize(("tasks", "largest"), [(3, 8), (9, 16)])
 def test_batches_of_as_many_rows_as_there_are_tasks_are_tried(tmp_path: Path, monkeypatch, tasks, largest) -> None:
-    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.batching.LEAST_GAIN", -100.0)  # batching always pays
+    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.measuring.LEAST_GAIN", -100.0)  # batching always pays
     assert prepare(stitched(tmp_path / "body.onnx", tasks, form="mts"), LoadOptions()).max_batch == largest
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from weft.costs.profiles import estimate
+from weft.costs.layer_costs import estimate
 from weft.devices import load_npu
 from weft.errors import WorkloadError
 from weft.models.zoo import load

@@ -19,8 +19,8 @@ from weft.stitching.graph import Builder
 from weft.stitching.lowering import lower
 from weft.stitching.reading.alignment import align
 from weft.stitching.running import operators
+from weft.stitching.running.kernel_shapes import tune
 from weft.stitching.running.module import StitchedModule
-from weft.stitching.running.tuning import tune
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from weft.numbers.twos_complement import TwosComplement
 from weft.tuning.baselines import BASELINES, relaxed_ristretto, ristretto, stripes
 from weft.tuning.baselines.ristretto import integer_length
 from weft.tuning.baselines.stripes import covering
-from weft.tuning.callables import CallableEvaluator
+from weft.tuning.callable_evaluator import CallableEvaluator
 from weft.tuning.evaluation import Evaluator, Score, Subset
 from weft.tuning.network import Network, Target
 

@@ -9,7 +9,7 @@ import pytest
 from weft.errors import EvaluationError, TuneError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import FIXED
-from weft.tuning.callables import CallableEvaluator
+from weft.tuning.callable_evaluator import CallableEvaluator
 from weft.tuning.evaluation import Evaluator, Score, Subset
 
 

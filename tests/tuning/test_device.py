@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.costs.profiles import estimate, read_profile, write_profile
+from weft.costs.layer_costs import estimate, read_profile, write_profile
 from weft.devices import load_npu
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model

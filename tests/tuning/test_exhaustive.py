@@ -14,7 +14,7 @@ from weft.tuning.exhaustive import exhaustive
 from weft.tuning.objective import parse_objective
 from weft.tuning.platform import Platform, parse_platform
 from weft.tuning.search.bias import BiasRule
-from weft.tuning.settings import TuningSetting, space_of
+from weft.tuning.search_space import TuningSetting, space_of
 
 
 def small(*formats: str) -> Platform:

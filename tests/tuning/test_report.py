@@ -16,11 +16,11 @@ from weft.errors import EvaluationError, InputError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import EXP, FIXED, FLOAT16
 from weft.numbers.spelling import spell
-from weft.reports.tuning import draw_search, move_text, phase_spans
 from weft.reports.tuning_page import write_tuning_page
+from weft.reports.tuning_picture import draw_search, move_text, phase_spans
 from weft.tuning import Network, Target, Tuning, find_formats
 from weft.tuning.baselines.stripes import stripes
-from weft.tuning.callables import CallableEvaluator
+from weft.tuning.callable_evaluator import CallableEvaluator
 from weft.tuning.evaluation import Subset
 from weft.tuning.result import OtherMethod, TuningResult, kept_places
 from weft.tuning.trials import Trial

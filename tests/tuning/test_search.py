@@ -10,7 +10,7 @@ import pytest
 from weft.errors import EvaluationError
 from weft.numbers.configuration import Configuration
 from weft.numbers.format import FIXED, Format
-from weft.tuning.callables import CallableEvaluator
+from weft.tuning.callable_evaluator import CallableEvaluator
 from weft.tuning.database import Database
 from weft.tuning.evaluation import Evaluator, Score, Scored, Subset
 from weft.tuning.judge import Judge, Point
@@ -23,7 +23,7 @@ from weft.tuning.search.exchange import exchanged
 from weft.tuning.search.fine import fine
 from weft.tuning.search.recovery import climbed, recovered
 from weft.tuning.search.repair import repaired
-from weft.tuning.settings import space_of
+from weft.tuning.search_space import space_of
 from weft.tuning.trials import Phase
 
 NET = Network("net", (Target("small", 10, 10, 1.0, 1.0), Target("large", 1000, 10, 1.0, 1.0)))

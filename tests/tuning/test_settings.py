@@ -18,7 +18,7 @@ from weft.tuning.moves import (
 )
 from weft.tuning.network import Network, Target
 from weft.tuning.platform import Unbiased, load_platform, parse_platform
-from weft.tuning.settings import SearchSpace, TuningSetting, first_scale, space_of
+from weft.tuning.search_space import SearchSpace, TuningSetting, first_scale, space_of
 
 LENET = Network("lenet", (Target("conv1", 500, 784, 0.579, 0.996), Target("conv2", 25000, 2880, 0.165, 5.06)))
 """The chapter's example."""

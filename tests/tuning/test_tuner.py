@@ -20,7 +20,7 @@ from weft.tuning.evaluation import Score, Subset
 from weft.tuning.network import Network, Target
 from weft.tuning.platform import Platform, Unbiased, load_platform, parse_platform
 from weft.tuning.search.bias import BIAS_RULES
-from weft.tuning.settings import LAYERWISE
+from weft.tuning.search_space import LAYERWISE
 from weft.tuning.trials import Progress
 
 margins = st.sampled_from([0.0, 0.01, 0.07, 0.3, 0.9])

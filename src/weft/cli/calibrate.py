@@ -10,7 +10,7 @@ from weft.cli.printing import add_row, console, number, plain_table, progress_ba
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.costs.contention import Fit, Matrix
+    from weft.costs.pccs_fit import Fit, Matrix
     from weft.devices import Soc
 
 
@@ -23,7 +23,7 @@ def command(
     json_file: common.JsonFile = None,
 ) -> None:
     """Measure how the cores of this machine slow each other down at its memory, and fit the PCCS model to it."""
-    from weft.costs.contention import calibration_as_dict, fit_matrix, read_matrix
+    from weft.costs.pccs_fit import calibration_as_dict, fit_matrix, read_matrix
     from weft.devices import soc_as_toml
     from weft.files import write_text
 
@@ -39,7 +39,7 @@ def command(
 
 
 def _measure(quick: bool) -> Matrix:
-    from weft.costs.host_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
+    from weft.survey.memory_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
 
     with progress_bar("measuring", 1) as advance:
         return measure_host(
@@ -50,10 +50,10 @@ def _measure(quick: bool) -> Matrix:
 
 
 def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
-    from weft.costs.host_contention import host_soc, usable_cores
+    from weft.survey.memory_contention import host_soc, physical_cores
 
     if measured:
-        return host_soc(matrix, fit, instances=min(16, len(usable_cores())))
+        return host_soc(matrix, fit, instances=min(16, len(physical_cores())))
     return host_soc(matrix, fit, name="calibrated", unit="unit")
 
 

@@ -14,7 +14,7 @@ from weft.cli.printing import STANDARD_OUTPUT, console, progress_bar, warn_of_ga
 from weft.errors import InputError, ModelError, WorkloadError
 
 if TYPE_CHECKING:
-    from weft.costs.profiles import Profile
+    from weft.costs.layer_costs import Profile
     from weft.devices import Npu
     from weft.policies import Option
     from weft.workloads import Saturated
@@ -155,7 +155,7 @@ def read_profiles(
     shapes: Sequence[str] | None,
 ) -> list[Profile]:
     """Profiles of the named models on the device, then those read from files."""
-    from weft.costs.profiles import estimate, read_profile
+    from weft.costs.layer_costs import estimate, read_profile
     from weft.models.sources import load_model
 
     names = split_names(models)

@@ -14,7 +14,7 @@ from weft.cli.unused import PROFILES_ONLY, refuse_parameters_of_others, refuse_u
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.costs.profiles import Profile
+    from weft.costs.layer_costs import Profile
     from weft.policies import Option
     from weft.reports.report import Report
     from weft.simulation import Run

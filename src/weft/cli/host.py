@@ -49,7 +49,7 @@ def subject(source: str, shapes: Asked | None = None) -> Subject:
 
 def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SECONDS, cache: str | None = None) -> Host:
     """This machine with these models."""
-    from weft.serving.config import usable_cores
+    from weft.devices.host import usable_cores
     from weft.survey import survey
 
     with progress_bar("measuring", 1) as advance:

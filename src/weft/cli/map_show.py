@@ -39,7 +39,7 @@ def solve_shown(case: MappingCase) -> Solution:
 
 def beside_z3(case: MappingCase, solution: Solution) -> Solution:
     """The solution with Z3's schedule among the baselines."""
-    from weft.mapping.parity import solve_like_the_paper
+    from weft.mapping.z3_solution import solve_like_the_paper
 
     if case.options.objective != "latency":
         raise InputError("--z3 looks for the least latency only; leave out --objective throughput")
@@ -118,7 +118,7 @@ def _title(solution: Solution) -> str:
 
 
 def _numbers(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tuple[str, ...]:
-    from weft.reports.mapping import report_of
+    from weft.reports.mapping_numbers import report_of
 
     report = report_of(outcome)
     change = "-"
@@ -199,14 +199,14 @@ def write_files(
 ) -> None:
     """Write what was asked for, and say where it is."""
     from weft.mapping.export import solution_as_dict
-    from weft.reports.mapping import mapping_report
+    from weft.reports.mapping_numbers import mapping_report
 
     report = {"report": mapping_report(solution.outcome)}
     write_result(json_file, solution_as_dict(case, solution) | report)
     if html:
         _write_page(html, case, solution)
     if figure:
-        from weft.reports.mapping_chart import draw_mapping
+        from weft.reports.mapping_picture import draw_mapping
 
         draw_mapping(_drawn(solution), figure)
         told("figure", figure)
@@ -216,7 +216,7 @@ def write_files(
         write_outcome_perfetto(solution.outcome, perfetto)
         told("perfetto", perfetto)
     if trace:
-        from weft.reports.mapping import outcome_trace
+        from weft.reports.mapping_numbers import outcome_trace
         from weft.reports.trace import write_trace
 
         write_trace(outcome_trace(solution.outcome), trace)

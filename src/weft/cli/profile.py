@@ -13,7 +13,7 @@ from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.costs.profiles import Profile
+    from weft.costs.layer_costs import Profile
     from weft.devices import Npu
 
 _MEASURED = "this machine runs the models as its server does, at every batch size that pays; leave it out"
@@ -45,7 +45,7 @@ def command(
     ] = None,
 ) -> None:
     """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
-    from weft.costs.profiles import estimate, write_profile
+    from weft.costs.layer_costs import estimate, write_profile
     from weft.devices import HOST, write_host
     from weft.models.sources import load_model
 

@@ -16,7 +16,7 @@ from weft.cli.printing import told, write_result
 from weft.errors import InputError, StitchError
 
 if TYPE_CHECKING:
-    from weft.stitching.steps import Stitching
+    from weft.stitching.whole_run import Stitching
 
 
 def command(
@@ -80,7 +80,7 @@ def command(
     from weft.reports.stitching import stitching_report
     from weft.stitching.options import TORCH_ONLY, StitchOptions
     from weft.stitching.sharing_map import write_sharing
-    from weft.stitching.steps import carry_out
+    from weft.stitching.whole_run import carry_out
 
     if form == TORCH_ONLY:
         raise StitchError(f"--form {form} runs in torch on CUDA only; use weft.stitch(..., form='{form}')")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from weft.cli.printing import add_row, console, counted, number, plain_table, say
 
 if TYPE_CHECKING:
-    from weft.stitching.steps import Stitching
     from weft.stitching.summary import LayerRow, Summary, Way
+    from weft.stitching.whole_run import Stitching
 
 WAYS = (
     "", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "total MB", "launches", "predicted ms",

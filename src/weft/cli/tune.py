@@ -16,7 +16,7 @@ from weft.cli.printing import write_result
 from weft.errors import EvaluationError, InputError
 
 if TYPE_CHECKING:
-    from weft.tuning.steps import TuneProgress
+    from weft.tuning.whole_run import TuneProgress
 
 scored = in_panel("Scores from a command")
 """Options of networks whose score a command prints."""
@@ -137,7 +137,7 @@ def command(
     """
     from weft.cli.tune_show import print_result, write_pictures
     from weft.tuning.options import TuneOptions, usual_output
-    from weft.tuning.steps import carry_out
+    from weft.tuning.whole_run import carry_out
 
     shown, scores = SearchProgress(), ""
     try:

@@ -35,7 +35,7 @@ def print_result(result: TuningResult) -> None:
 def write_pictures(result: TuningResult, figure: str | None, html: str | None) -> None:
     """Draw the search and write the page, where they were asked for."""
     if figure is not None:
-        from weft.reports.tuning import draw_search
+        from weft.reports.tuning_picture import draw_search
 
         draw_search(result.tuning, figure)
         told("figure", figure)

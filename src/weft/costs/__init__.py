@@ -1,7 +1,7 @@
-"""What a layer costs on a device: pure functions from a GEMM and an array to cycles.
+"""What a layer costs on a device. ``layer_costs.estimate`` prices a model layer by layer, by one of the cost models here.
 
-Each cost model is one function; ``COSTS`` holds the names a user may write. Moving weights is not
-priced here: the memory channel is the executor's concern.
+A cost model is a pure function from a GEMM and an array to cycles; ``COSTS`` holds the names a user may write. The time
+that weights take on the memory channel is none of its affair: ``layer_costs`` counts their bytes, an executor moves them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from weft.costs.profiles import LayerCost, Profile, cut
+from weft.costs.layer_costs import LayerCost, Profile, cut
 from weft.devices import Npu
 from weft.errors import DeviceError, ProfileError
 from weft.models.layer import Model

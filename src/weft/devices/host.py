@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,6 +67,11 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     def times_at(self, batch: int) -> tuple[float, ...]:
         """The time of each segment at a batch size, straight between the measured ones."""
         return times_at(self.times_s, len(self.segments), batch)
+
+
+def usable_cores() -> int:
+    """How many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lane_cores(cores: int, threads: int) -> int:

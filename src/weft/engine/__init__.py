@@ -2,9 +2,9 @@
 
 from weft.engine.arrivals import Arrivals, Ending
 from weft.engine.engine import Completion, Engine, Executor, Offer, Source
+from weft.engine.request_engine import RequestEngine, request_engine
 from weft.engine.requests import Requests
 from weft.engine.saturated import SaturatedStreams
-from weft.engine.serving import RequestEngine, request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 

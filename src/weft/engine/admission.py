@@ -25,7 +25,7 @@ class Refusal(NamedTuple):
 
 
 class Admission:
-    """Refuses at once what would be refused later."""
+    """Refuses a request at its arrival if there is no place for it, or if it would expire before it is computed."""
 
     def __init__(self, queues: Queues, policy: Policy, rests: Rests, *, late_gives_way: bool) -> None:
         """late_gives_way: whether requests that can no longer be on time let the others go first."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.kernels.compiling import loop as kept
-from weft.kernels.lanes import (
+from weft.kernels.simd import (
     WIDTH,
     bits_of,
     choose,

@@ -15,11 +15,11 @@ from time import perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
 from weft.errors import WeftError
+from weft.mapping.background_planner import LOST, News, Planner
 from weft.mapping.baselines import BASELINES
-from weft.mapping.following import ends_s
 from weft.mapping.limits import check_feasible, keeps_to
-from weft.mapping.planner import LOST, News, Planner
 from weft.mapping.problem import Objective, Problem
+from weft.mapping.quick_run import ends_s
 from weft.mapping.scenario import MappingCase, Scenario, prepare_phases
 from weft.mapping.schedule import Schedule, worth
 from weft.mapping.solver import NAIVE, Options, solve

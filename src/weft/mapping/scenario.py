@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from weft.devices.soc import Soc, load_soc
 from weft.errors import WorkloadError, unknown_name
 from weft.jsonfile import first_problem, printable
-from weft.mapping.finding import find_profile
 from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import MAX_STEPS, Objective, Problem
+from weft.mapping.profile_by_name import find_profile
 from weft.mapping.profiles import Origin, SocProfile, merge_groups
 from weft.mapping.solver import Improvement, Options, Solution, solve
 

@@ -19,10 +19,10 @@ from weft.errors import WorkloadError
 from weft.mapping.alone import shortest
 from weft.mapping.baselines import BASELINES
 from weft.mapping.cpsat import contention_free
-from weft.mapping.following import ends_s, idle_freely
 from weft.mapping.limits import TaskLimits, check_feasible, keeps_to
 from weft.mapping.prices import PriceSet, best_sets, priced, simple_sets
 from weft.mapping.problem import Group, Objective, Problem, Task, UnitCost
+from weft.mapping.quick_run import ends_s, idle_freely
 from weft.mapping.schedule import Outcome, Schedule, worth
 from weft.mapping.search import MOST_STATES, Search, rules
 from weft.mapping.simulator import simulate

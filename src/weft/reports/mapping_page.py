@@ -15,7 +15,7 @@ from weft.errors import InputError
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Outcome, Transfer
 from weft.reports.html import PALETTE, json_ready, write_page
-from weft.reports.mapping import (
+from weft.reports.mapping_numbers import (
     MappingReport,
     RanStep,
     demand_of,

@@ -21,7 +21,7 @@ import numpy as np
 from weft.files import replacing
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Outcome, Transfer
-from weft.reports.mapping import RanStep, demand_of, lane_name, lanes_of, steps_of
+from weft.reports.mapping_numbers import RanStep, demand_of, lane_name, lanes_of, steps_of
 from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
 from weft.reports.trace import Floats, Trace
 from weft.version import __version__

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from weft.stitching.steps import Stitching
 from weft.stitching.summary import SLABBED, LayerRow, Summary, Way
+from weft.stitching.whole_run import Stitching
 from weft.version import __version__
 
 UNIQUE = "split"

@@ -1,7 +1,6 @@
 """A stretch of a schedule as a picture: both resources as lanes, and the weight buffer under them.
 
-The only module of ``reports`` that imports matplotlib. It uses the Figure object directly, so drawing
-leaves no global state and needs no display.
+It uses matplotlib's Figure object directly, so drawing leaves no global state and needs no display.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.numbers.spelling import spell
 from weft.reports.html import write_page
-from weft.reports.tuning import draw_search, move_text
+from weft.reports.tuning_picture import draw_search, move_text
 from weft.tuning.network import ROLES, Target
 from weft.tuning.result import TuningResult
 from weft.tuning.trials import FLOAT32_BITS, PHASES, Tuning

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
 
+from weft.devices.host import usable_cores
 from weft.errors import InputError
 from weft.jsonfile import first_problem, printable
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
@@ -131,11 +132,6 @@ def _key(text: str) -> str:
     if not re.fullmatch(r"[!-~]{1,4096}", text):
         raise ValueError("must be 1 to 4096 letters, digits and signs of ASCII, without spaces")
     return text
-
-
-def usable_cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _default_lanes() -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from weft.costs.program import Program
 from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.serving import request_engine
+from weft.engine.request_engine import request_engine
 from weft.engine.tickets import Batch, Ticket
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy
@@ -22,9 +22,9 @@ from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.runtime.backend import Backend
 from weft.runtime.lanes import LaneExecutor
 from weft.runtime.tensors import Array
-from weft.serving.admission import refused
 from weft.serving.leaving import EXIT
 from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.refusals import refused
 from weft.serving.streams import Remaining, ServedModel, ServedStream, ServedStreams
 from weft.serving.tickets import BatchWork, ClientTicket, MixedWork, Reply
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.costs.profiles import Profile, spill_together
+from weft.costs.layer_costs import Profile, spill_together
 from weft.costs.program import MAX_TICKS, Clock, lower
 from weft.devices import Npu, check_activations
 from weft.engine.compiled import compiled_order, replayed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.costs.profiles import Profile
+from weft.costs.layer_costs import Profile
 from weft.devices import Npu
 from weft.engine.trial import TrialJudge
 from weft.errors import WorkloadError

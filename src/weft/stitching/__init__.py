@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.stitching.assembly import Stitched
     from weft.stitching.making.generator import generate
     from weft.stitching.options import StitchOptions
-    from weft.stitching.steps import Stitching, stitch
+    from weft.stitching.whole_run import Stitching, stitch
 
 _HOMES = {
     "Stitched": "assembly",

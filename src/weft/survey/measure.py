@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from weft.devices import Host, HostModel
-from weft.devices.host import lane_cores
+from weft.devices.host import lane_cores, usable_cores
 from weft.errors import InputError
 from weft.load import LoadResult, run_load
 from weft.runtime.lanes import ABORT_FROM_TICKS
-from weft.serving.config import usable_cores
 from weft.serving.process import ServerProcess
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__

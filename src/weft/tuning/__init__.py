@@ -11,16 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.tuning.callables import CallableEvaluator
-    from weft.tuning.command import CommandEvaluator
+    from weft.tuning.callable_evaluator import CallableEvaluator
+    from weft.tuning.command_evaluator import CommandEvaluator
     from weft.tuning.evaluation import Evaluator, Score
     from weft.tuning.network import Network, Target
     from weft.tuning.options import TuneOptions
     from weft.tuning.quantised.evaluator import OnnxEvaluator
     from weft.tuning.result import TuningResult
-    from weft.tuning.steps import tune
     from weft.tuning.trials import Tuning
     from weft.tuning.tuner import find_formats
+    from weft.tuning.whole_run import tune
 
 _HOMES = {
     "CallableEvaluator": "callables", "CommandEvaluator": "command", "Evaluator": "evaluation", "Score": "evaluation",

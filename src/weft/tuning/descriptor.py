@@ -31,7 +31,7 @@ from weft.errors import TuneError, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.tuning.network import Network, Target
 from weft.tuning.objective import DEFAULT
-from weft.tuning.settings import Layerwise
+from weft.tuning.search_space import Layerwise
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 Count = Annotated[int, Field(ge=0, le=2**53)]

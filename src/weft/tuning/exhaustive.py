@@ -17,7 +17,7 @@ from weft.tuning.evaluation import Evaluator, Score, Subset
 from weft.tuning.network import Network
 from weft.tuning.objective import DEFAULT, Extras, Measure, objective_from
 from weft.tuning.platform import Platform, Unbiased, load_platform
-from weft.tuning.settings import Layerwise, SearchSpace, TuningSetting, space_of
+from weft.tuning.search_space import Layerwise, SearchSpace, TuningSetting, space_of
 from weft.tuning.tuner import threshold_of
 
 MOST = 1_000_000

@@ -17,7 +17,7 @@ from weft.tuning.database import Database
 from weft.tuning.evaluation import Evaluator, Score, Subset
 from weft.tuning.moves import Move
 from weft.tuning.ranking import Key, Rule
-from weft.tuning.settings import SearchSpace, TuningSetting
+from weft.tuning.search_space import SearchSpace, TuningSetting
 from weft.tuning.trials import Kept, Phase, Progress, Step, Told, Trial, TrialOutcome
 
 OnFailure = Literal["stop", "skip"]

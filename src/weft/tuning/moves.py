@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from weft.numbers.format import Kind
 from weft.tuning.platform import KINDS, Unbiased
-from weft.tuning.settings import SearchSpace, TuningSetting
+from weft.tuning.search_space import SearchSpace, TuningSetting
 
 MOST_RAISED = 12
 """How far a bias goes above its start: beyond that a format holds less than 1/4096 of the largest value."""

@@ -1,6 +1,6 @@
 """A tuned network on a weft device: fewer weight bytes to fetch, so less time on the memory channel.
 
-``tuned_model`` is the model with the widths of a configuration, of which ``weft.costs.profiles.estimate`` makes
+``tuned_model`` is the model with the widths of a configuration, of which ``weft.costs.layer_costs.estimate`` makes
 a profile for ``weft simulate``. Compute times do not change with the width on these devices: values are stored narrow
 and multiplied at the device's own precision. ``Latency`` makes an objective of the time one query takes.
 """
@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from weft.costs import DEFAULT_COST
-from weft.costs.profiles import Profile, estimate
+from weft.costs.layer_costs import Profile, estimate
 from weft.costs.program import Clock, lower
 from weft.devices import Npu
 from weft.kernels.replay import replay

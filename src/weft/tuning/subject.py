@@ -12,7 +12,7 @@ from weft.errors import InputError, TuneError, unknown_name
 from weft.models import classifiers
 from weft.models.layer import Model
 from weft.models.sources import load_model
-from weft.tuning.command import CommandEvaluator
+from weft.tuning.command_evaluator import CommandEvaluator
 from weft.tuning.descriptor import Descriptor, load_descriptor, network_of
 from weft.tuning.evaluation import Evaluator
 from weft.tuning.geometry import node_names
@@ -79,8 +79,8 @@ def make_evaluator(options: TuneOptions, subject: TuningSubject) -> Evaluator:
         return CommandEvaluator(
             full, score, small_command=small, workers=options.workers or 1, timeout_s=options.timeout_s
         )
+    from weft.devices.host import usable_cores
     from weft.tuning.quantised.evaluator import OnnxEvaluator
-    from weft.tuning.quantised.workers import usable_cores
 
     assert subject.opened is not None and subject.data is not None
     return OnnxEvaluator(

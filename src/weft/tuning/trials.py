@@ -10,7 +10,7 @@ from weft.numbers.configuration import Configuration
 from weft.tuning.evaluation import Score, Subset
 from weft.tuning.network import Network
 from weft.tuning.objective import total_bits
-from weft.tuning.settings import Layerwise
+from weft.tuning.search_space import Layerwise
 
 Phase = Literal[1, 2, 3, 4]
 Step = Literal["base", "coarse", "bias", "width", "type", "recovery"]

@@ -23,7 +23,7 @@ from weft.tuning.search.bias import BIAS_RULES, BiasRule
 from weft.tuning.search.coarse import coarse, rungs
 from weft.tuning.search.fine import fine
 from weft.tuning.search.recovery import climbed, recovered
-from weft.tuning.settings import Layerwise, space_of
+from weft.tuning.search_space import Layerwise, space_of
 from weft.tuning.trials import Told, Tuning
 
 ROUNDING = 1e-12

@@ -13,7 +13,14 @@ from weft.devices import load_platform
 from weft.errors import InputError
 from weft.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
-from weft_papers.fluid_batching import comparison, deadlines, designs, sensitivity, strategies, traffic
+from weft_papers.fluid_batching import (
+    fig7_traffic,
+    fig9_deadlines,
+    fig10_strategies,
+    sensitivity,
+    table1_designs,
+    table2_comparison,
+)
 from weft_papers.fluid_batching.hardware import DECISION_US, EXIT_RATES, MAX_BATCH, SPOTS, npu, tile
 from weft_papers.fluid_batching.lab import DRAWN, SEEDS, Bench
 
@@ -59,20 +66,20 @@ def reproduce(
 def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
     row, point = lengths
 
-    def traffic_of(plan: traffic.TrafficSweep, tick: Tick) -> Exhibit:
-        return traffic.figure(paper, out, traffic.sweep(paper, bench, point, plan, tick))
+    def traffic_of(plan: fig7_traffic.TrafficSweep, tick: Tick) -> Exhibit:
+        return fig7_traffic.figure(paper, out, fig7_traffic.sweep(paper, bench, point, plan, tick))
 
-    def panels(tick: Tick) -> list[deadlines.DeadlinePanel]:
-        return [deadlines.panel(paper, bench, point, plan, tick) for plan in deadlines.PANELS]
+    def panels(tick: Tick) -> list[fig9_deadlines.DeadlinePanel]:
+        return [fig9_deadlines.panel(paper, bench, point, plan, tick) for plan in fig9_deadlines.PANELS]
 
     return [
-        ("Table I", lambda tick: designs.table_1(paper, out)),
-        ("Fig. 1b", lambda tick: strategies.figure_1b(out)),
-        ("Fig. 10", lambda tick: strategies.figure_10(out, strategies.scenes())),
-        ("Table II", lambda tick: comparison.table_2(out, comparison.compare(paper, bench, row, tick))),
-        ("Fig. 7", lambda tick: traffic_of(traffic.FIGURES[0], tick)),
-        ("Fig. 8", lambda tick: traffic_of(traffic.FIGURES[1], tick)),
-        ("Fig. 9", lambda tick: deadlines.figure_9(out, panels(tick))),
+        ("Table I", lambda tick: table1_designs.table_1(paper, out)),
+        ("Fig. 1b", lambda tick: fig10_strategies.figure_1b(out)),
+        ("Fig. 10", lambda tick: fig10_strategies.figure_10(out, fig10_strategies.scenes())),
+        ("Table II", lambda tick: table2_comparison.table_2(out, table2_comparison.compare(paper, bench, row, tick))),
+        ("Fig. 7", lambda tick: traffic_of(fig7_traffic.FIGURES[0], tick)),
+        ("Fig. 8", lambda tick: traffic_of(fig7_traffic.FIGURES[1], tick)),
+        ("Fig. 9", lambda tick: fig9_deadlines.figure_9(out, panels(tick))),
         ("bandwidth", lambda tick: sensitivity.bandwidth(paper, out, bench, 2 * point, tick)),
         ("decisions", lambda tick: sensitivity.decisions(paper, out, bench, 2 * point, tick)),
         ("readings", lambda tick: sensitivity.readings(paper, out, bench, 2 * point, tick)),
@@ -91,7 +98,7 @@ def _settings(lengths: Lengths) -> dict[str, Any]:
         "seeds": list(SEEDS),
         "samples_per_seed": lengths._asdict(),
         "warmup_s": 0,
-        "hardware": {spot.name: {name: tile(npu(spot, name)) for name in designs.USED} for spot in SPOTS},
+        "hardware": {spot.name: {name: tile(npu(spot, name)) for name in table1_designs.USED} for spot in SPOTS},
         "schedulers": {
             scheduler.name: {
                 "policy": scheduler.policy,

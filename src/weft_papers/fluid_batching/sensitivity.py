@@ -14,8 +14,6 @@ from matplotlib.axes import Axes
 
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
-from weft_papers.fluid_batching.comparison import table_point
-from weft_papers.fluid_batching.designs import MISPRINTED, PRINTED
 from weft_papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
 from weft_papers.fluid_batching.lab import (
     COLOURS,
@@ -31,6 +29,8 @@ from weft_papers.fluid_batching.lab import (
     RunMeans,
     RunPoint,
 )
+from weft_papers.fluid_batching.table1_designs import MISPRINTED, PRINTED
+from weft_papers.fluid_batching.table2_comparison import table_point
 from weft_papers.layerweaver.lab import geomean
 
 BANDWIDTHS = (80, 90, 95, 100, 105, 110, 120)

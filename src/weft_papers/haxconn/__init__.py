@@ -15,15 +15,15 @@ from weft.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.fluid_batching.lab import Bench
 from weft_papers.haxconn import (
-    cases,
-    changing,
-    comparison,
     contention,
-    overhead,
-    pairs,
-    profiles,
+    fig1_cases,
+    fig6_slowdown,
+    fig7_changing,
     sensitivity,
-    slowdown,
+    table2_profiles,
+    table6_comparison,
+    table7_overhead,
+    table8_pairs,
 )
 from weft_papers.haxconn.experiments import experiments, fit_demand
 from weft_papers.haxconn.lab import AS_SHIPPED, IMPROVED, TIME_LIMIT_S, Laboratory
@@ -56,8 +56,8 @@ def reproduce(
 def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
     fitted = lab.fitted.demand
 
-    def grids(tick: Tick) -> tuple[pairs.Grid, pairs.Grid]:
-        return pairs.grid(lab, tick=tick), pairs.grid(lab, lab.fitted, tick=tick)
+    def grids(tick: Tick) -> tuple[table8_pairs.Grid, table8_pairs.Grid]:
+        return table8_pairs.grid(lab, tick=tick), table8_pairs.grid(lab, lab.fitted, tick=tick)
 
     def varied(tick: Tick) -> Exhibit:
         knobs = sensitivity.knobs(fitted)
@@ -67,15 +67,15 @@ def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
         return sensitivity.sensitivity(out, studies)
 
     return [
-        ("Table 2", lambda tick: profiles.table_2(paper, out)),
-        ("Table 5", lambda tick: profiles.table_5(paper, out)),
-        ("Fig. 1", lambda tick: cases.figure_1(paper, out, lab, tick)),
-        ("Table 6", lambda tick: comparison.table_6(out, comparison.compare(paper, lab, tick), lab)),
-        ("Table 7", lambda tick: overhead.table_7(paper, out, overhead.measure())),
-        ("Fig. 7", lambda tick: changing.figure_7(paper, out, changing.run(paper))),
-        ("Fig. 6", lambda tick: slowdown.figure_6(paper, out, slowdown.meet(lab, tick=tick), fitted)),
-        ("Table 8", lambda tick: pairs.table_8(paper, out, *grids(tick))),
-        ("Fig. 5", lambda tick: pairs.figure_5(paper, out, *grids(tick))),
+        ("Table 2", lambda tick: table2_profiles.table_2(paper, out)),
+        ("Table 5", lambda tick: table2_profiles.table_5(paper, out)),
+        ("Fig. 1", lambda tick: fig1_cases.figure_1(paper, out, lab, tick)),
+        ("Table 6", lambda tick: table6_comparison.table_6(out, table6_comparison.compare(paper, lab, tick), lab)),
+        ("Table 7", lambda tick: table7_overhead.table_7(paper, out, table7_overhead.measure())),
+        ("Fig. 7", lambda tick: fig7_changing.figure_7(paper, out, fig7_changing.run(paper))),
+        ("Fig. 6", lambda tick: fig6_slowdown.figure_6(paper, out, fig6_slowdown.meet(lab, tick=tick), fitted)),
+        ("Table 8", lambda tick: table8_pairs.table_8(paper, out, *grids(tick))),
+        ("Fig. 5", lambda tick: table8_pairs.figure_5(paper, out, *grids(tick))),
         ("contention", lambda tick: contention.value(out, contention.studies(paper, lab, tick))),
         ("sensitivity", varied),
     ]

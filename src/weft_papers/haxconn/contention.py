@@ -15,13 +15,13 @@ import numpy as np
 
 from weft.mapping.baselines import BASELINES
 from weft.mapping.baselines.blind import without_contention
-from weft.mapping.following import ends_s
 from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft.mapping.quick_run import ends_s
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import experiments
 from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Laboratory, LeastMakespan, answer, chip
-from weft_papers.haxconn.pairs import pair, places
+from weft_papers.haxconn.table8_pairs import pair, places
 from weft_papers.layerweaver.lab import mean
 
 FIGURE, BLIND = "contention", "contention-blind"

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from weft.devices import load_soc
 from weft.devices.soc import Pccs, Soc, Unit
-from weft.mapping.finding import find_profile
 from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import Group, Problem, Task
+from weft.mapping.profile_by_name import find_profile
 from weft.mapping.profiles import Origin, SocProfile
 from weft.mapping.schedule import Outcome
 from weft.mapping.solver import Certificate, Options, solve

@@ -28,7 +28,7 @@ from weft_papers.haxconn.lab import (
     LeastMakespan,
     chip,
 )
-from weft_papers.haxconn.pairs import Grid, grid
+from weft_papers.haxconn.table8_pairs import Grid, grid
 from weft_papers.layerweaver.lab import mean
 
 FIGURE = "sensitivity"

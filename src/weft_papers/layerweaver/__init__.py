@@ -9,7 +9,7 @@ from weft.costs import cost_model
 from weft.errors import InputError
 from weft.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Table, published, run_steps
-from weft_papers.layerweaver import alone, ours, pairs, scaling, sensitivity, timelines
+from weft_papers.layerweaver import fig14_pairs, fig17_timelines, fig19_scaling, ours, sensitivity, table1_alone
 from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
 
 PAPER = "layerweaver"
@@ -36,23 +36,23 @@ def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int)
     (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
 
-    def halves() -> tuple[pairs.PairPanel, ...]:
-        return pairs.panel("a", a, queries), pairs.panel("b", b, queries)
+    def halves() -> tuple[fig14_pairs.PairPanel, ...]:
+        return fig14_pairs.panel("a", a, queries), fig14_pairs.panel("b", b, queries)
 
     return [
-        ("Table I", lambda tick: alone.table_one(paper)),
-        ("Fig. 3", lambda tick: alone.figure_3(paper, out, seq_len, cost)),
-        ("Fig. 4", lambda tick: alone.figure_4(out, seq_len, cost)),
-        ("layer latencies", lambda tick: alone.layer_latencies(paper, seq_len, cost)),
+        ("Table I", lambda tick: table1_alone.table_one(paper)),
+        ("Fig. 3", lambda tick: table1_alone.figure_3(paper, out, seq_len, cost)),
+        ("Fig. 4", lambda tick: table1_alone.figure_4(out, seq_len, cost)),
+        ("layer latencies", lambda tick: table1_alone.layer_latencies(paper, seq_len, cost)),
         ("scheduler speed", lambda tick: _speed(paper)),
-        ("Fig. 14", lambda tick: pairs.figure_14(paper, out, halves())),
-        ("AI-MT sweep", lambda tick: pairs.sweep_picture(paper, out, halves())),
-        ("Fig. 15", lambda tick: pairs.figure_15(paper, out, halves())),
-        ("Fig. 16", lambda tick: pairs.figure_16(paper, out, halves())),
-        ("Fig. 17", lambda tick: timelines.figure_17(out, a, queries)),
-        ("Fig. 18", lambda tick: timelines.figure_18(out, b, queries)),
-        ("Fig. 19", lambda tick: scaling.figure_19(out, settings, half)),
-        ("Fig. 20", lambda tick: scaling.figure_20(paper, out, seq_len, cost, half)),
+        ("Fig. 14", lambda tick: fig14_pairs.figure_14(paper, out, halves())),
+        ("AI-MT sweep", lambda tick: fig14_pairs.sweep_picture(paper, out, halves())),
+        ("Fig. 15", lambda tick: fig14_pairs.figure_15(paper, out, halves())),
+        ("Fig. 16", lambda tick: fig14_pairs.figure_16(paper, out, halves())),
+        ("Fig. 17", lambda tick: fig17_timelines.figure_17(out, a, queries)),
+        ("Fig. 18", lambda tick: fig17_timelines.figure_18(out, b, queries)),
+        ("Fig. 19", lambda tick: fig19_scaling.figure_19(out, settings, half)),
+        ("Fig. 20", lambda tick: fig19_scaling.figure_20(paper, out, seq_len, cost, half)),
         ("sequence length", lambda tick: sensitivity.sequence_length(paper, out, settings, half)),
         ("weight loading", lambda tick: sensitivity.weight_loading(paper, out, settings, half)),
         ("cost models", lambda tick: sensitivity.cost_models(paper, out, settings, half)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 
-from weft.costs.profiles import Profile, estimate
+from weft.costs.layer_costs import Profile, estimate
 from weft.costs.program import Clock, lower
 from weft.devices import Npu, load_npu
 from weft.models import Model

@@ -8,7 +8,7 @@ from typing import Any
 from weft.errors import InputError
 from weft.version import __version__
 from weft_papers.base import Paper, Progress, Reproduction, Step, published, run_steps
-from weft_papers.layerweaver_plus import deadlines, sensitivity, tails, throughput
+from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, fig7_deadlines, sensitivity
 from weft_papers.layerweaver_plus.lab import (
     DEVICE,
     LIMIT,
@@ -44,9 +44,9 @@ def reproduce(
 
 def _steps(paper: Paper, out: Path, base: StreamPair) -> list[Step]:
     return [
-        ("Fig. V.5", lambda tick: throughput.figure_5(out, throughput.sweep(base, tick=tick))),
-        ("Fig. V.6", lambda tick: tails.figure_6(paper, out, tails.panels(paper, base, tick))),
-        ("Fig. V.7", lambda tick: deadlines.figure_7(out, deadlines.study(base, tick))),
+        ("Fig. V.5", lambda tick: fig5_throughput.figure_5(out, fig5_throughput.sweep(base, tick=tick))),
+        ("Fig. V.6", lambda tick: fig6_tails.figure_6(paper, out, fig6_tails.panels(paper, base, tick))),
+        ("Fig. V.7", lambda tick: fig7_deadlines.figure_7(out, fig7_deadlines.study(base, tick))),
         ("batching", lambda tick: sensitivity.batching(out, base, tick)),
         ("sequence length", lambda tick: sensitivity.sequence_length(out, base, tick)),
         ("stretch", lambda tick: sensitivity.stretch(out, base, tick)),

@@ -17,16 +17,16 @@ from weft.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.libnumber import (
     checked,
-    compression,
-    cost,
-    formats,
+    fig2_widths,
+    fig4_path,
+    fig5_compression,
+    fig6_speeds,
     large,
-    path,
     recorded,
     sensitivity,
-    speeds,
+    table4_formats,
+    table5_cost,
     weaving,
-    widths,
 )
 from weft_papers.libnumber.lab import PAPER
 
@@ -63,13 +63,13 @@ def _steps(paper: Paper, out: Path, record: recorded.SearchRecord, queries: int)
         return checked.checks(out, checked.score_again(record, tick=tick))
 
     return [
-        ("Fig. II.5", lambda tick: widths.figure_2_5(paper, out, record)),
-        ("Table III.4", lambda tick: formats.table_4(record)),
+        ("Fig. II.5", lambda tick: fig2_widths.figure_2_5(paper, out, record)),
+        ("Table III.4", lambda tick: table4_formats.table_4(record)),
         ("large networks", lambda tick: large.printed_sizes(paper, out, record)),
-        ("Table III.5", lambda tick: cost.table_5(paper, out, record)),
-        ("Fig. III.4", lambda tick: path.figure_4(paper, out, record)),
-        ("Fig. III.5", lambda tick: compression.figure_5(paper, out, record)),
-        ("Fig. III.6", lambda tick: speeds.figure_6(paper, out, record)),
+        ("Table III.5", lambda tick: table5_cost.table_5(paper, out, record)),
+        ("Fig. III.4", lambda tick: fig4_path.figure_4(paper, out, record)),
+        ("Fig. III.5", lambda tick: fig5_compression.figure_5(paper, out, record)),
+        ("Fig. III.6", lambda tick: fig6_speeds.figure_6(paper, out, record)),
         ("weaving", lambda tick: weaving.weaving(out, record, queries)),
         ("sensitivity", lambda tick: sensitivity.sensitivity(out, record)),
         ("scored again", scored_again),

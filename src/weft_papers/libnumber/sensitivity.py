@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
-from weft_papers.libnumber.compression import storage_reduction
+from weft_papers.libnumber.fig5_compression import storage_reduction
 from weft_papers.libnumber.jobs import SERIAL_MARGIN
 from weft_papers.libnumber.lab import BIAS_RULE, MARGINS, OURS, SMALL, START, TITLES, by_title, percent, shown
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from weft.costs.profiles import Profile, estimate
+from weft.costs.layer_costs import Profile, estimate
 from weft.devices import Npu
 from weft.models.layer import Model
 from weft.models.zoo import load
@@ -21,9 +21,9 @@ from weft.workloads import Saturated
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.layerweaver.lab import device
+from weft_papers.libnumber.fig6_speeds import model_of
 from weft_papers.libnumber.lab import COLOURS, MARGINS, OURS, TITLES, percent, shown
 from weft_papers.libnumber.recorded import SearchRecord
-from weft_papers.libnumber.speeds import model_of
 
 FIGURE = "weaving"
 COMPUTING, FETCHING = "cuda-convnet", "mlp-c"

@@ -13,7 +13,18 @@ from typing import Any
 from weft.errors import InputError
 from weft.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
-from weft_papers.mts import counting, cpu, edge, limits, mixed, mobile, opportunity, recorded, sharings, zipping
+from weft_papers.mts import (
+    counting,
+    cpu,
+    fig2_opportunity,
+    fig6_mobile,
+    fig7_edge,
+    fig8_sharings,
+    fig9_mixed,
+    limits,
+    recorded,
+    zipping,
+)
 from weft_papers.mts.lab import PRUNED, SHARED, EvaluatedModels
 
 PAPER = "mts"
@@ -51,11 +62,11 @@ def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -
         return counting.counts(paper, out, studies, record)
 
     return [
-        ("Fig. 2", lambda tick: opportunity.figure_2(out, record)),
-        ("Fig. 6", lambda tick: mobile.figure_6(paper, out, record)),
-        ("Fig. 7", lambda tick: edge.figure_7(paper, out, record)),
-        ("Fig. 8", lambda tick: sharings.figure_8(out, record)),
-        ("Fig. 9", lambda tick: mixed.figure_9(paper, out, record)),
+        ("Fig. 2", lambda tick: fig2_opportunity.figure_2(out, record)),
+        ("Fig. 6", lambda tick: fig6_mobile.figure_6(paper, out, record)),
+        ("Fig. 7", lambda tick: fig7_edge.figure_7(paper, out, record)),
+        ("Fig. 8", lambda tick: fig8_sharings.figure_8(out, record)),
+        ("Fig. 9", lambda tick: fig9_mixed.figure_9(paper, out, record)),
         ("IV-C", lambda tick: limits.limits(out)),
         ("III", lambda tick: zipping.zipping(out, zipping.cards())),
         ("counted", counts),

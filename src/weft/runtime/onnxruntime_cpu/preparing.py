@@ -28,9 +28,9 @@ from weft.runtime.backend import LoadOptions, Progress, check_once
 from weft.runtime.exits import METADATA_KEY, ExitSpec
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
-from weft.runtime.onnxruntime_cpu.batching import Clock, Crossing, Feed, clock, crossing, measure
+from weft.runtime.onnxruntime_cpu.measuring import Clock, Crossing, Feed, clock, crossing, measure
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
-from weft.runtime.onnxruntime_cpu.profiling import made_shapes, profile
+from weft.runtime.onnxruntime_cpu.node_times import made_shapes, profile
 from weft.runtime.onnxruntime_cpu.samples import check_ranks, sample, specs, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.rows import INDEPENDENT, mixing, spreads

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weft.costs.profiles import Profile, estimate, read_profile
+from weft.costs.layer_costs import Profile, estimate, read_profile
 from weft.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.costs.tiled import layer_times_s
 from weft.devices import Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device

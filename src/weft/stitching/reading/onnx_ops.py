@@ -1,4 +1,4 @@
-"""What each ONNX operator is in the words of a ``Draft``: ``HANDLERS``, from operator to function."""
+"""What each ONNX operator is in the words of a ``NetDraft``: ``HANDLERS``, from operator to function."""
 
 from __future__ import annotations
 

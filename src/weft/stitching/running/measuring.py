@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from weft.stitching.graph import Graph
 from weft.stitching.running.fused import FusedConv
+from weft.stitching.running.kernel_shapes import tune
 from weft.stitching.running.module import StitchedModule
 from weft.stitching.running.operators import Tensor, torch
 from weft.stitching.running.rivals import Forked, Outputs, Place, RivalWay
-from weft.stitching.running.tuning import tune
 
 WARM_UPS = 3
 ROUNDS, REPLAYS, FEWEST, ROUND_S = 3, 50, 10, 1.0

@@ -22,7 +22,7 @@ from weft.numbers.format import FIXED, Format
 from weft.tuning.baselines.base import Baseline, Progress, Referee
 from weft.tuning.evaluation import Evaluator, Subset
 from weft.tuning.network import Network, Role, Target
-from weft.tuning.settings import first_scale
+from weft.tuning.search_space import first_scale
 
 BITS = 16
 FEWEST_BITS = 2

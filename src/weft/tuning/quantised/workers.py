@@ -29,11 +29,6 @@ _TAIL = 4000
 """Characters of what a process said before it died."""
 
 
-def usable_cores() -> int:
-    """Of this machine, as far as this process may use them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Worker:
     """One process and its pipes."""
 

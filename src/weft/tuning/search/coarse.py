@@ -6,7 +6,7 @@ from weft.numbers.format import Kind
 from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import widest
 from weft.tuning.platform import Unbiased, as_wide
-from weft.tuning.settings import TuningSetting
+from weft.tuning.search_space import TuningSetting
 
 LADDER: tuple[Unbiased, ...] = (
     Unbiased("FLOAT", 32),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import narrower_in_any_type, one_bit_more, shifted
-from weft.tuning.settings import TuningSetting
+from weft.tuning.search_space import TuningSetting
 
 MOST_TRIED = 100
 """Most exchanges tried in one round; the largest gains come first."""

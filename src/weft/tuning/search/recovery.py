@@ -8,7 +8,7 @@ from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import biases_lowered, biases_raised, one_bit_more
 from weft.tuning.ranking import HighestScore
 from weft.tuning.search.coarse import rungs
-from weft.tuning.settings import TuningSetting
+from weft.tuning.search_space import TuningSetting
 
 MOST_STEPS = 64
 """Most steps of a recovery. After that the uniform settings of phase 1 are tried, the narrowest first."""

@@ -12,7 +12,7 @@ import math
 from weft.tuning.judge import Judge, Point
 from weft.tuning.moves import Move, biases_lowered, biases_raised, narrower_in_any_type
 from weft.tuning.ranking import HighestScore
-from weft.tuning.settings import TuningSetting
+from weft.tuning.search_space import TuningSetting
 
 
 def repaired(judge: Judge, point: Point) -> Point | None:

@@ -3,7 +3,7 @@
 A matrix has a row per intensity of the unit's own work and a column per intensity of the others': what the unit
 still achieves. The published five steps (Xu et al., MICRO 2021) read the parameters off it; a pattern search then moves
 them to where the mean error in points of relative speed is least. Measuring this machine is in
-``weft.costs.host_contention``.
+``weft.survey.memory_contention``.
 """
 
 from __future__ import annotations

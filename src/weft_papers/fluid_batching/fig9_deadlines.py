@@ -8,6 +8,7 @@ from pathlib import Path
 
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
+from weft_papers.fluid_batching.fig7_traffic import LISTED, lines
 from weft_papers.fluid_batching.hardware import SPOTS, Spot
 from weft_papers.fluid_batching.lab import (
     DRAWN,
@@ -20,7 +21,6 @@ from weft_papers.fluid_batching.lab import (
     RunMeans,
     RunPoint,
 )
-from weft_papers.fluid_batching.traffic import LISTED, lines
 
 FIGURE = "Fig. 9"
 FEW = 1.0

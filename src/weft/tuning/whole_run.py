@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from weft.costs.profiles import estimate, write_profile
+from weft.costs.layer_costs import estimate, write_profile
 from weft.errors import EvaluationError, InputError, TuneError
 from weft.files import write_text
 from weft.jsonfile import write_json
 from weft.numbers.configuration import Configuration, write_configuration
 from weft.tuning.baselines import BASELINES
-from weft.tuning.command import CommandEvaluator
+from weft.tuning.command_evaluator import CommandEvaluator
 from weft.tuning.database import Database
 from weft.tuning.descriptor import as_toml, descriptor_of
 from weft.tuning.evaluation import Evaluator, Score

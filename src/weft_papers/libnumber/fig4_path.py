@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.errors import InputError
-from weft.reports.tuning import draw_search
+from weft.reports.tuning_picture import draw_search
 from weft.tuning.trials import Tuning
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, shown

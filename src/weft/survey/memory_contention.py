@@ -2,7 +2,7 @@
 
 One core reads memory at several intensities, alone and while all others do the same at several intensities; the
 two are measured in turns, so that a drift of the machine's speed meets both. Time is the threads' own: being
-scheduled away is no contention. ``weft.costs.contention`` fits the result.
+scheduled away is no contention. ``weft.costs.pccs_fit`` fits the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.costs.contention import FEWEST, Fit, Matrix
+from weft.costs.pccs_fit import FEWEST, Fit, Matrix
 from weft.devices.soc import BandwidthSharing, Soc, Unit
 from weft.errors import InputError
 from weft.kernels.streaming import BLOCK, stream
@@ -60,7 +60,7 @@ class _ReadWindow(NamedTuple):
 NOTHING = _ReadWindow(0, 0.0)
 
 
-def usable_cores() -> list[int]:
+def physical_cores() -> list[int]:
     """One hardware thread of each core this process may run on: threads of one core share more than the memory."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return sorted({_siblings(number): number for number in reversed(allowed)}.values())
@@ -78,7 +78,7 @@ def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress:
         raise InputError(f"levels = {levels}: measure at {FEWEST} to 32 intensities")
     if not 0 < seconds <= LONGEST_S:
         raise InputError(f"seconds = {seconds:g}: measure for more than 0 and at most {LONGEST_S:g} s")
-    cores = usable_cores()
+    cores = physical_cores()
     if len(cores) < 2:
         raise InputError("this process may use one core only, and contention takes two; fit a measured matrix instead")
     cache = last_level_cache()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from weft.mapping.schedule import Outcome, Schedule
 from weft.mapping.simulator import simulate
-from weft.reports.mapping import report_of
-from weft.reports.mapping_chart import draw_mapping
+from weft.reports.mapping_numbers import report_of
+from weft.reports.mapping_picture import draw_mapping
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.haxconn.lab import XAVIER, Laboratory, models
 
