@@ -1,7 +1,7 @@
-"""What a layer costs on a device. ``layer_costs.estimate`` prices a model layer by layer, by one of the cost models here.
+"""What a layer costs on a device: ``layer_costs.estimate`` prices a model layer by layer, by a cost model from here.
 
 A cost model is a pure function from a GEMM and an array to cycles; ``COSTS`` holds the names a user may write. The time
-that weights take on the memory channel is none of its affair: ``layer_costs`` counts their bytes, an executor moves them.
+that weights take on the memory channel is not its affair: ``layer_costs`` counts their bytes, an executor moves them.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _HOMES = {
     "Stitched": "assembly",
     "generate": "making.generator",
     "StitchOptions": "options",
-    "Stitching": "steps",
-    "stitch": "steps",
+    "Stitching": "whole_run",
+    "stitch": "whole_run",
 }
 """Where a name is from; it is imported when it is asked for, so that parts of the package can be used on their own."""
 
