@@ -521,6 +521,15 @@ def test_what_makes_no_sense_is_refused_in_one_line(weft: Run, arguments: tuple[
     assert answer.error.startswith("weft: ") and answer.error.count("\n") == 1
 
 
+def test_scores_are_not_deleted_by_a_call_that_is_refused(weft: Run, tmp_path: Path) -> None:
+    usual = ("points.onnx", "--data", "samples.npz", "-o", "out")
+    assert weft(*usual).code == 0
+    kept = (tmp_path / "out/scores.db").read_bytes()
+    refused = weft(*usual, "--fresh", "--objective", "latency_s")
+    assert refused.code == 2 and "latency_s" in refused.error
+    assert (tmp_path / "out/scores.db").read_bytes() == kept
+
+
 def test_a_file_of_another_kind_is_not_deleted_by_fresh(weft: Run, tmp_path: Path) -> None:
     answer = weft("points.onnx", "--data", "samples.npz", "--database", "samples.npz", "--fresh")
     assert answer.code == 2 and (tmp_path / "samples.npz").exists()

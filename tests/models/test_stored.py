@@ -70,6 +70,37 @@ def test_what_is_here_is_not_fetched_again(installed):
     assert stored.fetch("mlp-m", "/nowhere") == paths
 
 
+def test_a_file_that_an_older_weft_stored_is_fetched_anew(installed):
+    (path,) = stored.fetch("mlp-m", str(ROOT))
+    path.write_bytes(b"another network")
+    assert stored.fetch("mlp-m", str(ROOT)) == (path,)
+    assert path.read_bytes() == (SOURCES / path.relative_to(installed)).read_bytes()
+
+
+def test_a_connection_that_breaks_off_is_an_error_of_one_line(installed, monkeypatch):
+    class HalfWay(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"half")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HalfWay) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            with pytest.raises(ModelError, match=r"mlp-m\.onnx: cannot be read: IncompleteRead"):
+                stored.fetch("mlp-m", f"http://127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+            serving.join()
+    assert not installed.exists()
+
+
 def test_another_file_is_refused_and_nothing_is_kept(installed, tmp_path):
     other = tmp_path / "other/src/weft/models/classifiers/mlp-m.onnx"
     other.parent.mkdir(parents=True)

@@ -76,7 +76,7 @@ def place(out, block, inputs, number, task):
 class Case:
     """A layer of three tasks with inputs, and what torch makes of each task alone."""
 
-    def __init__(self, rng, inputs, output, window, *, align, rows=(1, 2, 1), activation=RELU, residual=False, size=5):
+    def __init__(self, rng, inputs, output, window, *, align, rows=(1, 2, 1), activation=RELU, residual=False, size=7):
         self.rows, self.inputs, self.output = rows, inputs, output
         self.weights = kernels(rng, inputs, output, window.kernel)
         self.packed = pack(self.weights, inputs, output, window, align=align)

@@ -4,7 +4,7 @@ A state says for every task at which step it is, on which unit and in which phas
 running step is left. Between two events nothing is decided, so a state is reached by choices at an event followed by
 the time to the next one. ``grow`` goes one event further from chosen states; ``expand`` takes the most promising
 state of all, again and again, until none can beat the best schedule known. The plain twin is the enumeration in
-tests/event_schedules.py.
+tests/mapping/event_schedules.py.
 """
 
 from __future__ import annotations

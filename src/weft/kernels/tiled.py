@@ -1,7 +1,7 @@
 """The products of a tiled NPU, counted and priced: what ``weft.costs.tiled`` describes, compiled.
 
 Sizes are whole numbers held as floats: exact to 2^53, and they do not wrap around beyond it. The plain twin
-enumerates the loop nest tile by tile (tests/test_tiled.py).
+enumerates the loop nest tile by tile (tests/devices/test_tiled.py).
 """
 
 from __future__ import annotations

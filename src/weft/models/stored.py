@@ -78,14 +78,15 @@ def located(file: str) -> Path:
 def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: None) -> tuple[Path, ...]:
     """Copy the files of one of ``FETCHED`` from *source*, a checkout or an address; *done* is told of each.
 
-    A file that is here already is left as it is; one that is not the known one is refused, and nothing is kept of it.
+    A file that is here already is left as it is, unless it is not the known one: an older weft may have stored it. One
+    that is not the known one is refused, and nothing is kept of it.
     """
     if name not in FETCHED:
         raise ModelError(unknown_name("network to fetch", name, FETCHED))
     found = []
     for file, sha256 in FETCHED[name].items():
         path = place(file)
-        if not path.exists():
+        if not path.exists() or _sum(path.read_bytes()) != sha256:
             _store(path, _read(source, file), sha256)
         done(path)
         found.append(path)
@@ -93,6 +94,7 @@ def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: No
 
 
 def _read(source: str, file: str) -> bytes:
+    from http.client import HTTPException
     from urllib.request import urlopen
 
     where = f"{source.rstrip('/')}/src/weft/{file}"
@@ -102,7 +104,7 @@ def _read(source: str, file: str) -> bytes:
                 content: bytes = answer.read()
                 return content
         return Path(where).read_bytes()
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, HTTPException) as problem:
         reason = getattr(problem, "reason", None) or getattr(problem, "strerror", None)
         raise ModelError(
             f"{where}: cannot be read: {reason or problem}; --from {shlex.quote(source)} must be a checkout of weft"
@@ -111,7 +113,7 @@ def _read(source: str, file: str) -> bytes:
 
 def _store(path: Path, content: bytes, sha256: str) -> None:
     """Write a file that has the right sum; a half-written one never has the name."""
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if _sum(content) != sha256:
         raise ModelError(f"{path.name}: not the file that this weft knows: its SHA-256 differs")
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
@@ -123,3 +125,7 @@ def _store(path: Path, content: bytes, sha256: str) -> None:
     finally:
         if unfinished.exists():
             unfinished.unlink()
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

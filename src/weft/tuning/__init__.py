@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from weft.tuning.whole_run import tune
 
 _HOMES = {
-    "CallableEvaluator": "callable_evaluator", "CommandEvaluator": "command_evaluator", "Evaluator": "evaluation", "Score": "evaluation",
-    "Network": "network", "Target": "network", "TuneOptions": "options", "OnnxEvaluator": "quantised.evaluator",
-    "TuningResult": "result", "tune": "whole_run", "Tuning": "trials", "find_formats": "tuner",
+    "CallableEvaluator": "callable_evaluator", "CommandEvaluator": "command_evaluator", "Evaluator": "evaluation",
+    "Score": "evaluation", "Network": "network", "Target": "network", "TuneOptions": "options",
+    "OnnxEvaluator": "quantised.evaluator", "TuningResult": "result", "tune": "whole_run", "Tuning": "trials",
+    "find_formats": "tuner",
 }  # fmt: skip
 """Where a name is from; it is imported when it is asked for, so that a search by a command loads no ONNX Runtime."""
 

@@ -70,6 +70,7 @@ def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> Tu
     subject = prepare(options)
     with closing(make_evaluator(options, subject)) as evaluator:
         steps = _TuningSteps(options, subject, evaluator, told)
+        steps.check()
         _make_room(options)
         try:
             result = steps.search()
@@ -119,12 +120,15 @@ class _TuningSteps:
             return {}
         return {"latency_s": Latency(subject.counted, subject.network, subject.npu, nodes=subject.nodes)}
 
+    def check(self) -> None:
+        """Refuse what cannot be searched for, before anything is written or forgotten."""
+        if "latency_s" in self._setting("objective", DEFAULT) and not self.extras:
+            raise TuneError("the objective says latency_s: name the device that it is the time on with device = NAME")
+
     def search(self) -> TuningResult:
         """Tune, and measure what was found."""
         options = self.options
         objective = self._setting("objective", DEFAULT)
-        if "latency_s" in objective and not self.extras:
-            raise TuneError("the objective says latency_s: name the device that it is the time on with device = NAME")
         begun_s = time.perf_counter()
         tuning = find_formats(
             self.subject.network,
