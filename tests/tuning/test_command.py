@@ -297,6 +297,35 @@ def test_control_c_that_tears_a_lock_of_pythons_is_heard_all_the_same(tmp_path: 
     assert gone(interrupted(code, tmp_path))
 
 
+def test_control_c_that_comes_just_before_the_wait_is_heard_all_the_same(tmp_path: Path) -> None:
+    """Such a signal is noted and wakes nobody, as ``interrupt_main`` does."""
+    code = f"""
+        import _thread, signal, threading, time
+        from pathlib import Path
+        from weft.numbers.configuration import Configuration
+        from weft.tuning.command_evaluator import CommandEvaluator
+
+        def interrupt():
+            while not Path("pid").exists():
+                time.sleep(0.01)
+            _thread.interrupt_main()
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=interrupt).start()
+        try:
+            CommandEvaluator("echo $$ > pid; exec sleep 1000; true {{config}}", {SCORE!r}).evaluate_many(
+                [Configuration({{}})] * 4, "full"
+            )
+        except KeyboardInterrupt:
+            print("stopped")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S
+    )
+    assert done.stdout == "stopped\n", done.stderr
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
 def test_control_c_while_a_command_is_being_started_leaves_none(tmp_path: Path) -> None:
     """The signal comes when the command exists and nobody has been told of it: nothing of it may stay behind."""
     code = f"""

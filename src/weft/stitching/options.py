@@ -105,7 +105,7 @@ class StitchOptions:
         measure, form, slack = self.measure, self.form, f"slack = {self.slack} does not apply to"
         for wrong, why in (
             (measure and self.machine != HERE, f"measure = True is on this machine's {HERE}, not on {self.machine}"),
-            (measure and form == TORCH_ONLY, f"measure = True is in ONNX Runtime, form = {TORCH_ONLY} in torch only"),
+            (measure and self.torch_only, f"measure = True is in ONNX Runtime, form = {TORCH_ONLY} in torch only"),
             (
                 self.slack is not None and form != PLANNED,
                 f"{slack} form = {form}: only {PLANNED} chooses between plans",
@@ -132,12 +132,17 @@ class StitchOptions:
         return self.memory_cap_bytes is not None or self.latency_target_s is not None
 
     @property
+    def torch_only(self) -> bool:
+        """Whether a layer is to have the form that ONNX Runtime cannot run."""
+        return TORCH_ONLY in (self.form.values() if isinstance(self.form, Mapping) else (self.form,))
+
+    @property
     def measures(self) -> bool:
-        return self.measure if self.measure is not None else self.machine == HERE and self.form != TORCH_ONLY
+        return self.measure if self.measure is not None else self.machine == HERE and not self.torch_only
 
     @property
     def checks(self) -> bool:
-        return self.check and self.form != TORCH_ONLY
+        return self.check and not self.torch_only
 
     @property
     def allowed_slack(self) -> float:
@@ -145,7 +150,7 @@ class StitchOptions:
 
     @property
     def allows_slabs(self) -> bool:
-        return self.machine == HERE and self.form != TORCH_ONLY if self.slabs is None else self.slabs
+        return self.machine == HERE and not self.torch_only if self.slabs is None else self.slabs
 
     @property
     def used_threads(self) -> int:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from typing import IO, NamedTuple
@@ -112,7 +112,8 @@ class CommandEvaluator:
         """Run *workers* commands side by side.
 
         The caller waits in C alone: Ctrl-C, which only the main thread hears, can tear a ``Condition`` or a ``Future``
-        between taking its lock and knowing of it, and a thread that wants the lock then waits for ever.
+        between taking its lock and knowing of it, and a thread that wants the lock then waits for ever. It wakes up now
+        and then: a signal that comes just before it falls asleep would not wake it.
         """
         waiting = deque(enumerate(configurations))
         at_work: set[int] = set()
@@ -133,7 +134,10 @@ class CommandEvaluator:
             for _ in range(min(self._workers, len(configurations))):
                 Thread(target=work, name="weft-command", daemon=True).start()
             while len(results) < len(configurations):
-                place, result = ended.get()
+                try:
+                    place, result = ended.get(timeout=_LOOK_S)
+                except Empty:
+                    continue
                 if not isinstance(result, Score | EvaluationError):
                     raise result
                 results[place] = result
