@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import weft.engine.engine
-import weft.engine.request_engine
+import weft.engine.for_requests
 import weft.serving.dispatch
 import weft.simulation.prediction
 import weft.simulation.requests
@@ -37,8 +37,8 @@ SOURCES = Path(weft.engine.engine.__file__).parents[1]
 
 def test_simulator_and_server_have_the_same_loop_source_and_policies():
     for module in (weft.simulation.requests.plain, weft.simulation.prediction, weft.serving.dispatch):
-        assert module.request_engine is weft.engine.request_engine.request_engine
-    for module in (weft.simulation.saturated, weft.engine.request_engine):
+        assert module.request_engine is weft.engine.for_requests.request_engine
+    for module in (weft.simulation.saturated, weft.engine.for_requests):
         assert module.Engine is Engine is weft.engine.engine.Engine
     for module in (weft.simulation.requests.run, weft.serving.dispatch):
         assert module.make_request_policy is make_request_policy

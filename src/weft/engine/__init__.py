@@ -2,7 +2,7 @@
 
 from weft.engine.arrivals import Arrivals, Ending
 from weft.engine.engine import Completion, Engine, Executor, Offer, Source
-from weft.engine.request_engine import RequestEngine, request_engine
+from weft.engine.for_requests import RequestEngine, request_engine
 from weft.engine.requests import Requests
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_host import SimulatedHost

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from weft.costs.program import Program
 from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.request_engine import request_engine
+from weft.engine.for_requests import request_engine
 from weft.engine.tickets import Batch, Ticket
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy

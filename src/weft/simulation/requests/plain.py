@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.devices import Host, Npu
 from weft.engine.arrivals import Arrivals
-from weft.engine.request_engine import request_engine
+from weft.engine.for_requests import request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.kernels import request_state as k

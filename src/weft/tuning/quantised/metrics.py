@@ -126,7 +126,8 @@ def _imported(text: str) -> Function:
         raise TuneError(f"metric {text!r}: {path!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        # as it stands now: bytecode kept beside a file that was edited within the same second would be taken for it
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
     except Exception as error:
         raise TuneError(f"metric {text!r}: importing {path} failed: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
