@@ -18,6 +18,8 @@ from weft.cli import common, printing
 from weft.cli.app import GROUPS, app
 from weft.cli.command import in_options
 from weft.cli.main import INTERRUPTED
+from weft.cli.plans import told_in_options
+from weft.errors import InputError
 from weft.files import replacing, write_text
 from weft.serving.config import ServerConfig
 
@@ -292,7 +294,11 @@ def test_importing_the_entry_point_imports_nothing_slow() -> None:
     ("arguments", "text", "said"),
     [
         (["--max-lag", "3"], "max_lag = 3.0 is much", "--max-lag 3.0 is much"),
-        (["--max-lag", "3"], "x.toml: max lag = 3.0: no", "x.toml: --max-lag 3.0: no"),
+        (["--max-lag", "3"], "max lag = 3.0: no", "--max-lag 3.0: no"),
+        (["--max-lag", "3"], "x.toml: max lag = 3.0: no", "x.toml: max lag = 3.0: no"),
+        (["--batch", "3"], "p.json: batch is missing", "p.json: batch is missing"),
+        (["--batch", "3"], "a.onnx: give data, or leave out batch = 3", "a.onnx: give data, or leave out --batch 3"),
+        (["--spill"], "spill = True is for npus", "--spill is for npus"),
         (["--seq-len", "3"], "bert: seq_len must be less", "bert: --seq-len must be less"),
         (["--batch", "3"], "batch has 2 parts", "--batch has 2 parts"),
         (["--batch", "3"], "a batch is full", "a batch is full"),
@@ -306,6 +312,46 @@ def test_importing_the_entry_point_imports_nothing_slow() -> None:
 def test_an_error_names_the_option_that_was_typed(arguments: list[str], text: str, said: str) -> None:
     with LEAVES["simulate"].make_context("simulate", arguments) as context:
         assert in_options(text, context) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/data/seq_len/model.onnx: no such file",
+        "seq_len/model.onnx: no such file",
+        r"C:\seq_len: no such file",
+        "input 'seq_len' differs",
+        'input "seq_len" differs',
+        "`seq_len` differs",
+        "stream.seq_len differs",
+        "layer json_file differs",
+    ],
+)
+def test_an_error_names_paths_and_keys_as_they_are(text: str) -> None:
+    with LEAVES["simulate"].make_context("simulate", ["--seq-len", "3", "--json", "x.json"]) as context:
+        assert in_options(text, context) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("/d/memory_cap/a.onnx: no such file", "/d/memory_cap/a.onnx: no such file"),
+        ("layer json_file differs", "layer json_file differs"),
+        ("it goes with memory_cap_bytes", "it goes with --memory-cap"),
+        ("a.onnx: it differs (check = False takes it)", "a.onnx: it differs (--no-check takes it)"),
+        ("islands = True runs it", "--islands runs it"),
+    ],
+)
+def test_a_plan_names_options_that_would_be_a_way_out_and_no_paths(text: str, said: str) -> None:
+    context = LEAVES["stitch"].make_context("stitch", ["a.onnx", "-o", "b.onnx"])
+    with pytest.raises(InputError) as told, told_in_options(context):
+        raise InputError(text)
+    assert str(told.value) == said
+
+
+def test_what_a_file_says_is_not_told_as_an_option(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "w.toml").write_text(WORKLOAD.replace("duration_s = 0.3", "duration_s = 0"))
+    assert "w.toml: duration_s = 0" in refused(capsys, "bench", "w.toml", "--duration", "5")
 
 
 @pytest.mark.parametrize(

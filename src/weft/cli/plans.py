@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -10,12 +9,11 @@ from typing import Any, Protocol, TypeVar
 
 import typer
 
+from weft.cli.command import naming_options
 from weft.cli.printing import Advance, progress_bar
 from weft.errors import WeftError
 
 Value = TypeVar("Value")
-UNITS = r"(?:_s|_bytes)?"
-"""What an argument may have behind the name of its option."""
 
 
 @contextmanager
@@ -24,23 +22,8 @@ def told_in_options(context: typer.Context) -> Iterator[None]:
     try:
         yield
     except WeftError as error:
-        error.args = (as_options(str(error), context), *error.args[1:])
+        error.args = (naming_options(str(error), context.command.params), *error.args[1:])
         raise
-
-
-def as_options(text: str, context: typer.Context) -> str:
-    """*text* with ``slack = 0.1``, ``check = False`` and ``small_command`` written as options of the command."""
-    for param in context.command.params:
-        option = max(param.opts, key=len)
-        if not option.startswith("--") or param.name is None:
-            continue
-        argument = rf"(?<![\w.-]){param.name}{UNITS}"
-        text = re.sub(rf"{argument} = True\b", option, text)
-        text = re.sub(rf"{argument} = False\b", max(param.secondary_opts, key=len, default=f"no {option}"), text)
-        text = re.sub(rf"{argument} = (?=\S)", f"{option} ", text)
-        if "_" in param.name:
-            text = re.sub(rf"{argument}(?![\w.-])", option, text)
-    return text
 
 
 class Show(Protocol):
