@@ -290,6 +290,17 @@ def test_importing_the_entry_point_imports_nothing_slow() -> None:
 # The words of errors
 
 
+@pytest.mark.parametrize("names", ["", ",", " , "])
+@pytest.mark.parametrize(
+    "arguments",
+    [("compare", *PROFILED), ("compare", "-w", "w.toml", "--device", "host"), ("sustain", "w.toml")],
+)
+def test_a_list_that_names_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str], folder: Path, arguments: tuple[str, ...], names: str
+) -> None:
+    assert f"--policies {names!r} names nothing; leave it out" in refused(capsys, *arguments, "-p", names)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text", "said"),
     [

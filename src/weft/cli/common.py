@@ -177,9 +177,12 @@ def read_profiles(
     return profiles
 
 
-def split_names(text: str) -> list[str]:
-    """What stands between commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+def split_names(text: str, needed_by: str = "") -> list[str]:
+    """What stands between commas; *needed_by*: an option that has to name something."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if needed_by and not names:
+        raise InputError(f"{needed_by} {text!r} names nothing; leave it out, or write names with commas between")
+    return names
 
 
 def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -70,7 +70,7 @@ def command(
     woven = [
         name for name, kind in POLICIES.items() if not (kind.traits.for_deadlines or kind.traits.pointless_saturated)
     ]
-    names = woven if policies == "all" else split_names(policies)
+    names = woven if policies == "all" else split_names(policies, "--policies")
     for name in names:
         check_policy(name)
     if sweep and "aimt" not in names:
@@ -118,7 +118,7 @@ def _compare_requests(
     from weft.workloads.requests import read_workload
 
     known = [name for name, kind in POLICIES.items() if kind.traits.serves_requests]
-    names = known if policies == "all" else split_names(policies)
+    names = known if policies == "all" else split_names(policies, "--policies")
     for name in names:
         check_policy(name)
     check_late(late)

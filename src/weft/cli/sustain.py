@@ -49,7 +49,7 @@ def command(
         raise InputError(f"processes = {processes} must be at least 1")
     base = read_workload(workload)
     mixes = _mixes(ratios, base)
-    named = [] if policies == "all" else split_names(policies)
+    named = [] if policies == "all" else split_names(policies, "--policies")
     for name in named:
         check_policy(name)
     check_late(late)
