@@ -277,6 +277,31 @@ main()
     assert (done.returncode, done.stderr) == (INTERRUPTED, "weft: interrupted\n")
 
 
+@pytest.mark.parametrize("gone", ["stdout", "stderr"])
+def test_ctrl_c_with_nobody_reading_is_no_more_than_that_line(gone: str) -> None:
+    code = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "weft.cli.compare":
+            sys.stdout.write("half a table")
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from weft.cli.main import main
+main()
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {gone: writer}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "compare", "-m", "resnet18"],
+        env=os.environ | {"PYTHONUNBUFFERED": ""}, **streams, text=True, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    heard = (None, "weft: interrupted\n") if gone == "stdout" else ("half a table", None)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, *heard)
+
+
 def test_importing_the_entry_point_imports_nothing_slow() -> None:
     code = "import sys; before = set(sys.modules); import weft.cli.main; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,7 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(arguments)
     except KeyboardInterrupt:
-        sys.stderr.write("weft: interrupted\n")
         _leave(arguments is None)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone; there is nobody to tell
@@ -30,9 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(at_once: bool) -> None:
-    """End; *at_once*: an interpreter that winds up after Ctrl-C may kill itself, or say more."""
+    """Say so and end; *at_once*: an interpreter that winds up after Ctrl-C may kill itself, or say more."""
+    from contextlib import suppress
+
+    with suppress(OSError):  # a reader that has gone
+        sys.stderr.write("weft: interrupted\n")
     if at_once:
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         os._exit(INTERRUPTED)
     sys.exit(INTERRUPTED)
 
