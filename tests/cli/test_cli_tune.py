@@ -457,6 +457,17 @@ def test_an_interrupted_search_goes_on_where_it_was_and_comes_to_the_same(weft: 
     assert {**whole, "reused": 0, "seconds": 0} == {**resumed, "reused": 0, "seconds": 0}
 
 
+def test_a_search_that_is_stopped_before_it_began_promises_no_scores(
+    weft: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.tuning.whole_run.carry_out", stopped)
+    answer = weft("points.onnx", "--data", "samples.npz")
+    assert (answer.code, answer.error) == (130, "weft: stopped before the search began\n")
+
+
 def test_a_job_manager_that_ends_it_is_obeyed_like_control_c() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():

@@ -139,7 +139,7 @@ def command(
     from weft.tuning.options import TuneOptions, usual_output
     from weft.tuning.whole_run import carry_out
 
-    shown, scores = SearchProgress(), ""
+    shown, scores = SearchProgress(), None
     try:
         with told_in_options(context), terminated_like_interrupted(), stage_bars() as show:
             options = options_of(
@@ -152,14 +152,15 @@ def command(
                 timeout_s=timeout,
                 output=output or usual_output(model),
             )
-            scores = str(options.scores)
+            scores = options.scores
             result = carry_out(options, lambda progress: show(progress.stage, shown.text(progress)))
     except KeyboardInterrupt:
-        typer.echo(
-            f"weft: stopped at iteration {shown.iteration}; its scores are in {scores}, "
-            "and the same command goes on from there",
-            err=True,
-        )
+        where = "before the search began"
+        if scores and scores.exists():
+            where = (
+                f"at iteration {shown.iteration}; its scores are in {scores}, and the same command goes on from there"
+            )
+        typer.echo(f"weft: stopped {where}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except EvaluationError as error:
         if error.output.strip():
