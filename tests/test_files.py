@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import InputError
-from weft.files import write_text
+from weft.errors import InputError, ModelError
+from weft.files import replacing, write_text
 
 PRINTS = "from weft.files import write_text; print('printed'); write_text({path!r}, 'written '); print('too')"
 
@@ -63,3 +64,83 @@ def test_an_open_file_that_only_reads_is_refused(tmp_path: Path) -> None:
             write_text(f"/dev/fd/{other}", "written")
         finally:
             os.close(other)
+
+
+# What cannot be written
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("file/x.json", "Not a directory"),
+        ("loop", "Too many levels of symbolic links"),
+        ("loop/x.json", "Too many levels of symbolic links"),
+        ("none/x.json", "No such file or directory"),
+        ("x" * 256, "File name too long"),
+        ("folder", "Is a directory"),
+        ("/proc/x.json", "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_written_is_said(tmp_path: Path, place: str, why: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / place
+    with pytest.raises(ModelError) as caught:
+        write_text(path, "written", ModelError)
+    assert str(caught.value) == f"{path}: cannot write: {why}"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder", "loop"]
+
+
+def test_the_longest_name_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250 + ".json")
+    write_text(path, "written")
+    assert path.read_text() == "written"
+
+
+def test_a_clean_up_that_fails_does_not_hide_the_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write: No space left"), replacing(tmp_path / "a.txt") as beside:
+        beside.parent.rename(tmp_path / "moved")
+        raise OSError(errno.ENOSPC, "No space left")
+
+
+# What stands there already
+
+
+def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    path.chmod(0o444)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everything
+    with pytest.raises(InputError, match="cannot write: Permission denied"):
+        write_text(path, "after")
+    assert path.read_text() == "before"
+
+
+@pytest.mark.parametrize("refused", ["mkdir", "replace"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV])
+def test_where_nothing_can_be_moved_the_file_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, number: int
+) -> None:
+    path, original = tmp_path / "a.txt", getattr(os, refused)
+    path.write_text("before, and longer")
+    path.chmod(0o640)
+
+    def refuse(place: str, *others: object) -> None:
+        if tmp_path in Path(place).parents:
+            raise OSError(number, os.strerror(number))
+        original(place, *others)
+
+    monkeypatch.setattr(os, refused, refuse)
+    write_text(path, "after")
+    assert path.read_text() == "after" and path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_may_not_be_written_takes_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(place: str, *others: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(InputError, match=r"new\.txt: cannot write: Permission denied"):
+        write_text(tmp_path / "new.txt", "written")

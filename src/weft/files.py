@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from weft.errors import InputError
 
 _MOST_LINKS = 40
 """As many as Linux follows."""
+_ONLY_IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV, errno.EROFS)
+"""Nothing may be moved here: the folder belongs to others, or the file is a mount. What is there may be written yet."""
 
 
 @contextmanager
@@ -26,8 +30,8 @@ def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError
     target = Path(path)
     try:
         descriptor, real = _descriptor(target), Path(os.path.realpath(target))
-        as_it_is = descriptor is not None or (target.exists() and not target.is_file())
-        with TemporaryDirectory(prefix=".", dir=None if as_it_is else real.parent) as folder:
+        as_it_is = descriptor is not None or not _replaceable(target)
+        with _folder(None if as_it_is else real) as folder:
             beside = Path(folder, target.name)
             yield beside
             if as_it_is:
@@ -54,6 +58,28 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
+def _replaceable(target: Path) -> bool:
+    """Whether nothing or a file stands there; what may not be written is refused."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return True
+    if not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return stat.S_ISREG(mode)
+
+
+def _folder(real: Path | None) -> TemporaryDirectory[str]:
+    """Where to write first: beside *real*, or elsewhere if that cannot be and a file is there to be filled."""
+    if real:
+        try:
+            return TemporaryDirectory(prefix=".", dir=real.parent, ignore_cleanup_errors=True)
+        except OSError as problem:
+            if problem.errno not in _ONLY_IN_PLACE or not real.exists():
+                raise
+    return TemporaryDirectory(ignore_cleanup_errors=True)
+
+
 def _pour(written: Path, place: Path | int) -> None:
     """Write what *written* holds to *place*; an open file goes on after what this process has printed."""
     sys.stdout.flush()
@@ -62,9 +88,14 @@ def _pour(written: Path, place: Path | int) -> None:
 
 
 def _move(written: Path, real: Path) -> None:
-    if real.exists():
-        shutil.copymode(real, written)
-    written.replace(real)
+    try:
+        if real.exists():
+            shutil.copymode(real, written)
+        written.replace(real)
+    except OSError as problem:
+        if problem.errno not in _ONLY_IN_PLACE:
+            raise
+        _pour(written, real)
 
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[InputError] = InputError) -> None:
