@@ -153,6 +153,8 @@ def test_a_reproduction_draws_where_it_is_told_to(
         ("--figure", "-", "name a file; only --json goes to standard output"),
         ("--json", "none/x.json", "cannot write: there is no folder none"),
         ("--html", ".", "cannot write: it is a folder; name a file"),
+        ("--html", "p.json/x.html", "cannot write: there is no folder p.json"),
+        ("--html", "x" * 256, "cannot write: File name too long"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_before_the_work(
@@ -160,6 +162,12 @@ def test_a_file_that_cannot_be_is_refused_before_the_work(
 ) -> None:
     # the model is not there either, which would be found out first if work had begun
     assert refused(capsys, "simulate", "-m", "nobody", option, file) == f"weft: {option} {file}: {why}\n"
+
+
+def test_links_in_a_loop_are_no_place_for_a_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "loop.json").symlink_to("loop.json")
+    said = refused(capsys, "simulate", *PROFILED, "--json", "loop.json")
+    assert said == "weft: loop.json: cannot write: Too many levels of symbolic links\n"
 
 
 def test_two_things_are_not_written_to_one_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

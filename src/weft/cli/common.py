@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -44,19 +45,28 @@ def file_option(*names: str, help: str, suffixes: Sequence[str] = (), panel: str
 
 
 def _check_place(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> None:
-    why = ""
-    if str(path) == STANDARD_OUTPUT:
-        why = "name a file; only --json goes to standard output"
-    elif not path.parent.is_dir():
-        why = f"cannot write: there is no folder {path.parent}"
-    elif path.is_dir():
-        why = "cannot write: it is a folder; name a file"
-    elif suffixes and path.suffix.lower() not in suffixes:
-        why = f"its name ends in {' or '.join(filter(None, (', '.join(suffixes[:-1]), suffixes[-1])))}"
-    elif taken.setdefault(path.resolve(), option) != option and (path.is_file() or not path.exists()):
-        why = f"{taken[path.resolve()]} is written there already; name another file"
+    try:
+        why = _why_not(option, path, suffixes, taken)
+    except OSError as problem:
+        why = f"cannot write: {problem.strerror or problem}"
     if why:
         raise InputError(f"{option} {path}: {why}")
+
+
+def _why_not(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> str:
+    if str(path) == STANDARD_OUTPUT:
+        return "name a file; only --json goes to standard output"
+    if not path.parent.is_dir():
+        return f"cannot write: there is no folder {path.parent}"
+    if path.is_dir():
+        return "cannot write: it is a folder; name a file"
+    if suffixes and path.suffix.lower() not in suffixes:
+        return f"its name ends in {' or '.join(filter(None, (', '.join(suffixes[:-1]), suffixes[-1])))}"
+    if taken.setdefault(real := Path(os.path.realpath(path)), option) != option and (
+        path.is_file() or not path.exists()
+    ):
+        return f"{taken[real]} is written there already; name another file"
+    return ""
 
 
 def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
