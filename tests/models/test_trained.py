@@ -12,7 +12,7 @@ import pytest
 from weft.errors import ModelError
 from weft.models.onnx_import import import_onnx
 from weft.models.sources import load_model
-from weft.models.trained import TRAINED
+from weft.models.trained import TRAINED, Trained
 from weft.workloads.exits import read_record
 
 AT_LEAST = {"mnist-vit": 0.98, "cifar-cnn": 0.82}
@@ -137,6 +137,12 @@ def test_an_exported_network_comes_with_its_record_and_with_images_as_it_takes_t
 def test_a_network_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
     with pytest.raises(ModelError, match=r"^[^\n]*net\.onnx: cannot write: [^\n]*$"):
         TRAINED["mnist-vit"].export(tmp_path / "missing" / "net.onnx")
+
+
+def test_what_cannot_be_read_is_not_what_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trained, "path", lambda self: tmp_path)
+    with pytest.raises(ModelError, match=rf"^{tmp_path}: cannot read: Is a directory$"):
+        TRAINED["mnist-vit"].export(tmp_path / "net.onnx")
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -8,6 +8,7 @@ installed weft has those of ``mnist-vit``; ``weft.models.stored`` fetches the ot
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,10 +102,9 @@ class Trained:
         model = Path(path)
         record, samples = model.with_suffix(".record.npz"), model.with_suffix(".samples.npz")
         stored = self.samples()
-        with replacing(model, ModelError) as beside:
-            beside.write_bytes(self.path().read_bytes())
-        with replacing(record, ModelError) as beside:
-            beside.write_bytes(self.record_path().read_bytes())
+        for target, content in ((model, _read(self.path())), (record, _read(self.record_path()))):
+            with replacing(target, ModelError) as beside:
+                beside.write_bytes(content)
         with replacing(samples, ModelError) as beside:
             np.savez_compressed(beside, image=stored.inputs(), label=stored.label)
         return model, record, samples
@@ -116,8 +116,15 @@ class Trained:
         return located(f"models/trained/{self.name}.{kind}")
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise ModelError(f"{path}: cannot read: {problem.strerror or problem}") from problem
+
+
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    with np.load(path) as stored:
+    with np.load(BytesIO(_read(path))) as stored:
         return dict(stored)
 
 
