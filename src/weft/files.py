@@ -24,6 +24,7 @@ _ONLY_IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV, errno.ERO
 def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError) -> Iterator[Path]:
     """A path to write to, with the name of *path*; what stands there takes its place when the block ends well.
 
+    Where *path* is a link, that is the place of what it links to. Other files that the block writes beside it go along.
     What cannot be written is the caller's mistake and raises *error*. Pipes, devices and the open files of this process
     (/dev/stdout, /dev/fd/3) are written to as they are, from where they stand.
     """
@@ -34,6 +35,11 @@ def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError
         with _folder(None if as_it_is else real) as folder:
             beside = Path(folder, target.name)
             yield beside
+            others = [each for each in beside.parent.iterdir() if each != beside]
+            if as_it_is and others:
+                raise OSError("more than one file is needed; name a file")
+            for each in others:
+                _move(each, real.with_name(each.name))
             if as_it_is:
                 _pour(beside, target if descriptor is None else descriptor)
             else:

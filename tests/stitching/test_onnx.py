@@ -440,6 +440,42 @@ def test_more_weights_than_a_file_holds_go_beside_it(tmp_path, monkeypatch):
     np.testing.assert_array_equal(read_net(tmp_path / "m.onnx").ops[0].weight, weight)
 
 
+def test_weights_beside_a_file_that_is_linked_to_stand_beside_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link.onnx").symlink_to("far/m.onnx")
+    graph = plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": W})))
+    for _ in range(2):
+        write_onnx(graph, tmp_path / "link.onnx")
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["far", "link.onnx", "m.onnx", "m.onnx.data"]
+    assert (tmp_path / "far/m.onnx.data").stat().st_size < 2 * W.nbytes
+    np.testing.assert_array_equal(read_net(tmp_path / "far/m.onnx").ops[0].weight, W)
+
+
+def test_an_interrupt_leaves_a_file_and_the_weights_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    graphs = [plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": each}))) for each in (W, W + 1)]
+    write_onnx(graphs[0], tmp_path / "m.onnx")
+    save = onnx.save_model
+
+    def interrupted(*given, **settings):
+        save(*given, **settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnx, "save_model", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_onnx(graphs[1], tmp_path / "m.onnx")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+    np.testing.assert_array_equal(read_net(tmp_path / "m.onnx").ops[0].weight, W)
+
+
+def test_weights_that_need_a_file_of_their_own_do_not_go_to_a_device(monkeypatch):
+    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    graph = plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": W})))
+    with pytest.raises(StitchError, match=r"^/dev/null: cannot write: more than one file is needed; name a file$"):
+        write_onnx(graph, "/dev/null")
+
+
 def test_what_only_torch_runs_is_not_written():
     builder = Builder("g")
     x = builder.input("x", (1, 2, 3, 3))

@@ -299,6 +299,19 @@ def test_the_file_says_which_formats_it_has(lenet, tmp_path):
     assert parse_configuration(text) == configuration
 
 
+def test_weights_beside_a_file_that_is_linked_to_stand_beside_the_file(lenet, tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.tuning.export.MOST_BYTES_IN_FILE", 100)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link.onnx").symlink_to("far/tuned.onnx")
+    sizes = []
+    for _ in range(2):  # written over, not behind, what is there
+        write_export(tmp_path / "link.onnx", lenet, network_of(lenet), Configuration({}))
+        sizes.append((tmp_path / "far/tuned.onnx.data").stat().st_size)
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["far", "link.onnx", "tuned.onnx", "tuned.onnx.data"]
+    assert sizes[0] == sizes[1]
+    onnx.checker.check_model(tmp_path / "far/tuned.onnx", full_check=True)
+
+
 def test_metadata_survives_a_raise_of_the_opset():
     model, _ = odd_model(13)
     helper.set_model_props(model, {"author": "somebody"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 import onnx
@@ -49,13 +48,11 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> onnx.ModelP
 
 def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str, str] = _NOTHING) -> None:
     """Write *graph* to *path*; weights of more than ``MOST_BYTES_IN_FILE`` go to ``<path>.data`` beside it."""
-    model, target = to_onnx(graph, metadata), Path(path)
+    model = to_onnx(graph, metadata)
     outside = sum(array.nbytes for array in graph.constants.values()) > MOST_BYTES_IN_FILE
-    data = target.with_name(target.name + ".data")
-    with replacing(target, StitchError) as beside:
-        if outside:
-            data.unlink(missing_ok=True)  # onnx would append to it
-        onnx.save_model(model, str(beside), save_as_external_data=outside, location=data.name)
+    data = os.path.basename(os.path.realpath(path)) + ".data"
+    with replacing(path, StitchError) as beside:
+        onnx.save_model(model, str(beside), save_as_external_data=outside, location=data)
 
 
 def _node(step: GraphStep) -> onnx.NodeProto:

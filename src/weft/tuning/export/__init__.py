@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal, get_args
 
 import onnx
@@ -88,13 +87,11 @@ def write_export(
     style: Style = "qdq",
 ) -> None:
     """Write the file; very large weights go to ``<path>.data`` beside it."""
-    proto, target = export(model, network, configuration, style), Path(path)
-    data = target.with_name(target.name + ".data")
+    proto = export(model, network, configuration, style)
+    data = os.path.basename(os.path.realpath(path)) + ".data"
     outside = proto.ByteSize() > MOST_BYTES_IN_FILE
-    with replacing(target, TuneError) as beside:
-        if outside:
-            data.unlink(missing_ok=True)  # onnx would append to it
-        onnx.save_model(proto, str(beside), save_as_external_data=outside, location=data.name)
+    with replacing(path, TuneError) as beside:
+        onnx.save_model(proto, str(beside), save_as_external_data=outside, location=data)
 
 
 def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
