@@ -13,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
 from weft.errors import InputError
+from weft.files import replacing
 from weft_papers.base import Figure
 
 INK, MUTED, RULE = "#1f2933", "#66727f", "#d5dae0"
@@ -58,14 +59,16 @@ def save(figure: Canvas, out: Path, name: str, title: str) -> Figure:
         legend(figure, first)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     path = out / f"{name}.png"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{out}: cannot write: {problem.strerror or problem}") from problem
     with matplotlib.rc_context({"svg.hashsalt": "weft"}):
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=130)
-            figure.set_layout_engine("none")  # it is laid out now, which takes longer than drawing it
-            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        except OSError as problem:
-            raise InputError(f"{path}: cannot write: {problem}") from problem
+        with replacing(path) as beside:
+            figure.savefig(beside, dpi=130)
+        figure.set_layout_engine("none")  # it is laid out now, which takes longer than drawing it
+        with replacing(path.with_suffix(".svg")) as beside:
+            figure.savefig(beside, metadata={"Date": None})
     return Figure(title, path)
 
 
