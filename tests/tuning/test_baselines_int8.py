@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -53,3 +54,21 @@ def test_what_cannot_be_quantised_is_named(images, tmp_path):
         quantise_int8(broken, {"image": images[:10]}, tmp_path / "int8.onnx")
     with pytest.raises(ModelError, match="the same number"):
         quantise_int8(LENET, {"image": images[:10], "mask": images[:9]}, tmp_path / "int8.onnx")
+
+
+def test_what_stands_there_is_replaced_at_the_end(images, tmp_path, monkeypatch):
+    def half(prepared, out, *rest, **settings):
+        Path(out).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    out = tmp_path / "int8.onnx"
+    out.write_bytes(b"before")
+    monkeypatch.setattr("onnxruntime.quantization.quantize_static", half)
+    with pytest.raises(KeyboardInterrupt):
+        quantise_int8(LENET, {"image": images[:10]}, out)
+    assert out.read_bytes() == b"before" and list(tmp_path.iterdir()) == [out]
+
+
+def test_a_place_that_cannot_be_written_is_named(images, tmp_path):
+    with pytest.raises(ModelError, match=r"gone/int8\.onnx: cannot write: No such file"):
+        quantise_int8(LENET, {"image": images[:10]}, tmp_path / "gone" / "int8.onnx")

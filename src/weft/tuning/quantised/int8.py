@@ -8,6 +8,7 @@ saturate on the way.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -19,6 +20,7 @@ import numpy as np
 import onnx
 
 from weft.errors import ModelError
+from weft.files import replacing
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
 from weft.runtime.tensors import Array
 
@@ -54,9 +56,11 @@ def quantise_int8(
     """
     try:
         with _quiet(), TemporaryDirectory() as folder:
-            prepared = Path(folder) / "prepared.onnx"
+            prepared, made = Path(folder) / "prepared.onnx", Path(folder) / "int8.onnx"
             _prepare(model, prepared)
-            _quantise(prepared, out, _CalibrationReader(calibration, batch), per_channel, nodes)
+            _quantise(prepared, made, _CalibrationReader(calibration, batch), per_channel, nodes)
+            with replacing(out, ModelError) as beside:
+                shutil.copyfile(made, beside)
     except ModelError:
         raise
     except Exception as error:  # the quantizer raises whatever numpy, onnx and ONNX Runtime do
