@@ -1,4 +1,4 @@
-"""What was counted, in the text format that Prometheus reads.
+"""What ``/metrics`` prints: all that was counted, in the text format that Prometheus reads.
 
 Names that begin with ``nv_`` are Triton's and mean the same, so that what was built to watch a Triton server shows
 this one too; the others are ours. ``FAMILIES`` is the list of all of them. Whatever can be counted is there from the

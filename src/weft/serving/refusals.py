@@ -1,4 +1,8 @@
-"""What a client is told whose request is not taken."""
+"""What a client is told whose request is not taken; ``engine.admission`` decides that.
+
+Other reasons are told where they arise: memory and loading in ``library``, a server that stops in ``service``, a
+deadline that passed in ``dispatch``. ``metrics`` lists the names of all of them (``DROPS``, ``REFUSALS``).
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The phases of the search, a page each."""
+"""The phases of the search, a page each; ``tuning.tuner`` runs them one after another."""
