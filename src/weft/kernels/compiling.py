@@ -53,8 +53,13 @@ def loop(function: F) -> F:
     compiled: F = _njit(cache=True)(function)
     if not _config.DISABLE_JIT:
         index = compiled._cache._cache_file  # type: ignore[attr-defined]
-        index._source_stamp = (index._source_stamp, stamp(function.__module__))
+        # numba compares this before it reads the rest, which names classes that another weft may not have
+        index._version = f"{index._version} {stamp(function.__module__)}"
     return compiled
+
+
+untyped_loop: Any = loop
+"""``loop`` for functions without types, which callers may call with any."""
 
 
 def inlined(function: F) -> F:

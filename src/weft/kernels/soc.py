@@ -10,6 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from weft.kernels.compiling import untyped_loop
 from weft.kernels.contention import slow_down
 
 WAITING, BOUNDARY, MOVING, READY, RUNNING, LEAVING, DONE, HELD = range(8)
@@ -41,7 +42,7 @@ def step_of(code):
     return code >> 7
 
 
-@numba.njit(cache=True)
+@untyped_loop
 def advance(tables, code, left, ended, pace, time, until):
     """Let time pass until something ends, or until then, and say what it left behind; returns the time then."""
     total = 0.0
@@ -83,7 +84,7 @@ def advance(tables, code, left, ended, pace, time, until):
     return time
 
 
-@numba.njit(cache=True)
+@untyped_loop
 def release(tables, code):
     """Let tasks begin whose predecessors are through."""
     outside = tables.time.shape[2]
@@ -97,7 +98,7 @@ def release(tables, code):
                 code[n] = pack(0, outside, BOUNDARY)
 
 
-@numba.njit(cache=True)
+@untyped_loop
 def finished(code):
     running = 0
     for n in range(len(code)):
@@ -105,7 +106,7 @@ def finished(code):
     return running == 0
 
 
-@numba.njit(cache=True)
+@untyped_loop
 def follow(tables, units, order, delays, starts, ended):
     """Run a mapping, first come, first served: a step is there when its data is and its delay has passed.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numba
-
+from weft.kernels.compiling import untyped_loop
 from weft.kernels.soc import follow
 from weft.kernels.soc_bound import value_of
 
 
-@numba.njit(cache=True)
+@untyped_loop
 def shift(tables, rules, units, order, delays, starts, ended, best, stride):
     """Try every delay a stride longer and shorter, and keep what helps; returns the value then."""
     for n in range(len(tables.steps)):

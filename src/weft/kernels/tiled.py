@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from weft.kernels.compiling import loop
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,7 +34,7 @@ class ProductWork(NamedTuple):
     """The largest tile written, which nothing hides at the end."""
 
 
-@numba.njit(cache=True)
+@loop
 def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> ProductWork:
     """Cycles and traffic of *batch* samples, B_R of them below each other.
 
@@ -69,7 +70,7 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
     )
 
 
-@numba.njit(cache=True)
+@loop
 def _pieces(lanes: float, columns: float, t_c: float) -> float:
     """The number of pieces into which the ends of passes and of lanes cut *lanes* lanes, laid end to end."""
     if lanes * columns == 0:
@@ -81,7 +82,7 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
     return float(np.ceil(lanes * columns / t_c) + lanes - np.ceil(lanes * columns / both_end))
 
 
-@numba.njit(cache=True)
+@loop
 def time_s(work: ProductWork, s_per_cycle: float, s_per_element: float, edges: int) -> float:
     """The roofline of the two resources, and the edges as they are read."""
     compute, traffic = work.cycles * s_per_cycle, work.elements * s_per_element
@@ -91,7 +92,7 @@ def time_s(work: ProductWork, s_per_cycle: float, s_per_element: float, edges: i
     return max(compute, traffic - edge if edges == EDGES_WITHIN else traffic) + edge
 
 
-@numba.njit(cache=True)
+@loop
 def best_times(
     products: Floats,
     shapes: Floats,
