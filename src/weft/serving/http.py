@@ -26,7 +26,7 @@ from weft.serving.http_messages import (
     NO_BODY,
     HttpExchange,
     HttpResponse,
-    Target,
+    RequestTarget,
     error_response,
     header_lines,
     opening,
@@ -78,7 +78,7 @@ class _Refusal(NamedTuple):
     error: str
 
 
-_NO_TARGET = Target("", "", "")
+_NO_TARGET = RequestTarget("", "", "")
 
 
 def _peer_name(transport: asyncio.Transport) -> str:
@@ -388,7 +388,7 @@ class _Connection(asyncio.Protocol):
     def _refuse(self, refusal: _Refusal, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """Answer what never became a request, and end the connection."""
         response = error_response(refusal.status, refusal.error, headers)
-        target = self._target if self._target.path else Target(self._url.decode("latin-1"), "", "")
+        target = self._target if self._target.path else RequestTarget(self._url.decode("latin-1"), "", "")
         exchange = HttpExchange(None, self._method, target, self._headers, b"", self._peer)
         sent_bytes = self._write(self._method, response, keep=False)
         self._server.record(exchange, response, sent_bytes)

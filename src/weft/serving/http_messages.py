@@ -34,7 +34,7 @@ class HttpResponse(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """What a request is for."""
 
     path: str
@@ -54,7 +54,7 @@ class HttpExchange:
 
     _answer: Callable[[HttpExchange, HttpResponse], None] | None
     method: str
-    target: Target
+    target: RequestTarget
     headers: dict[str, str]
     body: bytes
     peer: str
@@ -89,12 +89,12 @@ def error_response(status: int, error: str, headers: tuple[tuple[str, str], ...]
     return HttpResponse(status, json.dumps({"error": error}).encode(), headers=headers)
 
 
-def parse_target(url: bytes) -> Target | None:
+def parse_target(url: bytes) -> RequestTarget | None:
     """Path and query of a request target, or None when it is not one we serve."""
     raw = url.decode("latin-1")
     if not raw.startswith("/"):
         if raw == "*":
-            return Target(raw, raw, "")
+            return RequestTarget(raw, raw, "")
         raw, found = _ABSOLUTE.subn("", raw, count=1)
         if not found:
             return None
@@ -103,12 +103,12 @@ def parse_target(url: bytes) -> Target | None:
         return None
     raw_path, _, query = raw.partition("?")
     if "%" not in raw_path:
-        return Target(raw_path, raw_path, query)
+        return RequestTarget(raw_path, raw_path, query)
     try:
         path = unquote_to_bytes(raw_path).decode()
     except UnicodeDecodeError:
         return None
-    return None if _BAD_ESCAPE.search(raw_path) or _CONTROL.search(path) else Target(path, raw_path, query)
+    return None if _BAD_ESCAPE.search(raw_path) or _CONTROL.search(path) else RequestTarget(path, raw_path, query)
 
 
 @lru_cache(maxsize=512)

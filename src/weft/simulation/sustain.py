@@ -18,7 +18,7 @@ from weft.errors import WorkloadError
 from weft.policies import Option
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
-from weft.simulation.workers import Workers
+from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
 
 SMALLEST, LARGEST = 2.0**-40, 2.0**40
@@ -135,7 +135,7 @@ def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iter
     if processes <= 1 or len(tasks) <= 1:
         yield from (sustain(*task) for task in tasks)
         return
-    with closing(Workers(processes)) as workers:
+    with closing(QuietProcesses(processes)) as workers:
         yield from workers.each(_sustain_task, tasks)
 
 

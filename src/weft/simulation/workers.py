@@ -12,7 +12,7 @@ Task = TypeVar("Task")
 Found = TypeVar("Found")
 
 
-class Workers:
+class QuietProcesses:
     """As many processes, which Ctrl-C ends without a word: whoever waits for them tells."""
 
     def __init__(self, processes: int) -> None:

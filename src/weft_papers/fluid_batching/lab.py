@@ -14,7 +14,7 @@ from weft.policies import Option
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.simulation.sustain import Question
-from weft.simulation.workers import Workers
+from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Stream, Workload
 from weft_papers.base import Tick
 from weft_papers.fluid_batching.hardware import (
@@ -191,7 +191,7 @@ class Bench:
 
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or os.cpu_count() or 1
-        self._workers = Workers(self.processes)
+        self._workers = QuietProcesses(self.processes)
         self._known: Outcomes = {}
 
     def __enter__(self) -> Self:
