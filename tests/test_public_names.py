@@ -31,9 +31,15 @@ def test_the_public_names_are_what_dir_shows() -> None:
         weft.nothing  # noqa: B018
 
 
-def test_importing_weft_leaves_extras_and_drawing_alone() -> None:
-    heavy = "torch", "onnxruntime", "matplotlib", "typer", "ortools", "z3", "numpy"
-    code = f"import sys, weft; print([name for name in {heavy} if name in sys.modules])"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("weft", ("torch", "onnxruntime", "matplotlib", "typer", "ortools", "z3", "numpy")),
+        ("weft.serving.server", ("torch", "numba", "matplotlib", "typer", "ortools", "z3")),
+    ],
+)
+def test_importing_weft_or_its_server_leaves_extras_and_drawing_alone(module: str, heavy: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

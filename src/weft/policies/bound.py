@@ -15,7 +15,6 @@ from itertools import combinations
 import numpy as np
 
 from weft.costs.program import Program
-from weft.kernels.replay import replay
 
 LEAST_SHARE = 0.1
 """No stream gets less than this share of what slicing the time equally would give it."""
@@ -70,6 +69,8 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
     Measured between two completions, the first late enough that the buffer has filled.
     """
+    from weft.kernels.replay import replay  # a server has all policies and compiles nothing
+
     layers = len(program)
     settle = 4 + -(-buffer // max(1, program.total_fetch))
     settle = min(settle, max(4, _SETTLE_LAYERS // layers))
