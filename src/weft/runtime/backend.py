@@ -50,6 +50,8 @@ class LoadOptions:
     """What the exits give."""
     independent_rows: bool = False
     """Batched although an operator looks across rows; so is a file that says so."""
+    learn_s: float | None = None
+    """How long it may be run with made-up inputs to cut, measure and warm it up; None: as long as it takes."""
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:
@@ -59,6 +61,8 @@ class LoadOptions:
                 raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_batch is not None and self.max_batch < 1:
             raise ModelError(f"max_batch must be at least 1, got {self.max_batch}")
+        if self.learn_s is not None and not self.learn_s > 0:
+            raise ModelError(f"learn_s must be more than 0 s, got {self.learn_s}")
         if self.confidence not in KINDS:
             raise ModelError(unknown_name("kind of confidence", self.confidence, KINDS))
         check_once(self.exits)
@@ -155,6 +159,8 @@ class LoadedModel(Protocol):
     memory_bytes: int
     """How much of the device's memory it holds."""
     remarks: tuple[str, ...]
+    learned: bool
+    """Whether it was cut, measured and warmed up, as far as it can be; False: it is served whole, as it was opened."""
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Seconds of each segment at a batch size, measured or not; zeros where nothing was."""
@@ -192,11 +198,20 @@ class Backend(Protocol):
         ...
 
     def open(
-        self, path: Path, options: LoadOptions, cache: Path | None = None, say: Progress | None = None
+        self,
+        path: Path,
+        options: LoadOptions,
+        cache: Path | None = None,
+        say: Progress | None = None,
+        *,
+        learn: bool = True,
     ) -> LoadedModel:
         """Load a file, cut and measure it; with *cache*, a folder, that is done once. ``ModelError`` if it cannot be.
 
-        Called on any thread, for one model at a time.
+        learn: False: have it ready as soon as can be. What is in the cache comes from there in full; any other file is
+        opened whole and never run, and ``learned`` is False. Stitched files and models with exits are opened in full
+        all the same, for their answers depend on it.
+        Called on any thread, for several models at once.
         """
         ...
 
@@ -205,5 +220,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back all it has; models and lanes are closed."""
+        """Give back all it has; models and lanes are closed, and what is still being opened is given up."""
         ...

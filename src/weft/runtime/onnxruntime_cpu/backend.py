@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.preparing import prepare
+from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
 
 class CpuBackend:
@@ -21,15 +26,50 @@ class CpuBackend:
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = clock
+        self._scratch = Scratch(clock)
+        self._lock = threading.Lock()
+        self._learning: set[Allowance] = set()
+        self._closed = False
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What runs have left in the arena that all models share, as far as can be told."""
+        return self._scratch.bytes
 
     def open(
-        self, path: Path, options: LoadOptions, cache: Path | None = None, say: Progress | None = None
+        self,
+        path: Path,
+        options: LoadOptions,
+        cache: Path | None = None,
+        say: Progress | None = None,
+        *,
+        learn: bool = True,
     ) -> LoadedModel:
-        return prepare(path, options, cache, say)
+        with self._allowed(path, options) as allowance:
+            return prepare(path, options, cache, say, learn=learn, allowance=allowance)
+
+    @contextmanager
+    def _allowed(self, path: Path, options: LoadOptions) -> Iterator[Allowance]:
+        """What one model is tried out with, so that it ends when the backend does."""
+        allowance = Allowance(options.learn_s)
+        with self._lock:
+            if self._closed:
+                raise ModelError(f"{path}: is not opened any more")
+            self._learning.add(allowance)
+        try:
+            yield allowance
+        finally:
+            with self._lock:
+                self._learning.discard(allowance)
 
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
-        return CpuLane(index, self.now, cores[index % len(cores)] if cores else None)
+        return CpuLane(index, self.now, cores[index % len(cores)] if cores else None, self._scratch)
 
     def close(self) -> None:
-        """Its threads and sessions are those of its lanes and models."""
+        """Stop what is still being tried out; threads and sessions are those of its lanes and models."""
+        with self._lock:
+            self._closed = True
+            learning = list(self._learning)
+        for allowance in learning:
+            allowance.stop()

@@ -7,25 +7,21 @@ it, so that it is there as a whole or not at all; one that does not match its di
 from __future__ import annotations
 
 import hashlib
-import mmap
 import platform
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnxruntime as ort
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint
-from weft.runtime.wire_format import fields
+from weft.runtime.own_folder import LOCK, make_folder, release
 
 FORMAT = 4
 """Raise it whenever what is prepared, or how, changes."""
 _RECORD = "prepared.json"
 _CHUNK_BYTES = 1 << 20
-_STALE_S = 24 * 3600
 
 
 class _Record(BaseModel):
@@ -58,7 +54,7 @@ def find(place: Path) -> Blueprint | None:
 
 def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
     """Finish *folder* and move it to *place*; False, and *folder* stays, where another writer was there first."""
-    digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name != LOCK}
     (folder / _RECORD).write_text(_Record(digests=digests, blueprint=blueprint).model_dump_json() + "\n", "utf-8")
     if place.exists() and find(place) is None:
         drop(place)
@@ -66,7 +62,16 @@ def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
         folder.rename(place)
     except OSError:
         return False
+    release(folder, now_at=place)
     return True
+
+
+def is_empty(cache: Path) -> bool:
+    """Whether there cannot be an entry, so that nobody has to look at a model to find it."""
+    try:
+        return not any(cache.iterdir())
+    except OSError:
+        return True
 
 
 def drop(place: Path) -> None:
@@ -77,53 +82,9 @@ def drop(place: Path) -> None:
 def new_folder(cache: Path | None) -> Path:
     """An empty folder to build an entry in, on the same disk."""
     if cache is None:
-        return Path(tempfile.mkdtemp(prefix="weft-"))
+        return make_folder()
     cache.mkdir(parents=True, exist_ok=True)
-    for path in cache.glob(".building-*"):  # of processes that were killed
-        if path.stat().st_mtime < time.time() - _STALE_S:
-            drop(path)
-    return Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
-
-
-def external_files(model: Path) -> tuple[Path, ...]:
-    """Files beside a model that hold weights of it; none where the file cannot be read as a model."""
-    if model.stat().st_size == 0:
-        return ()
-    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            names = {name: None for name in _locations(data, 0, len(data), _MODEL)}
-        except (IndexError, UnicodeDecodeError):
-            return ()
-    paths = (model.parent / name for name in names)
-    return tuple(path for path in paths if path.is_file())
-
-
-_MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _ENTRY = "model", "graph", "node", "attribute", "tensor", "entry"
-_INSIDE = {
-    (_MODEL, 7): _GRAPH,
-    (_GRAPH, 1): _NODE,
-    (_GRAPH, 5): _TENSOR,
-    (_NODE, 5): _ATTRIBUTE,
-    (_ATTRIBUTE, 5): _TENSOR,
-    (_ATTRIBUTE, 10): _TENSOR,
-    (_ATTRIBUTE, 6): _GRAPH,
-    (_ATTRIBUTE, 11): _GRAPH,
-    (_TENSOR, 13): _ENTRY,
-}
-"""Message and field number -> the message inside, on the way to the entries that name a file."""
-
-
-def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[str]:
-    """Names of files in a serialised model; weights are stepped over, so that a large file is read in no time."""
-    named: dict[int, bytes] = {}
-    for number, first, last in fields(data, start, end):
-        inner = _INSIDE.get((message, number))
-        if inner is not None:
-            yield from _locations(data, first, last, inner)
-        elif message == _ENTRY:
-            named[number] = data[first:last]
-    if named.get(1) == b"location":
-        yield named[2].decode()
+    return make_folder(".building-", cache)
 
 
 def _digest(path: Path) -> str:

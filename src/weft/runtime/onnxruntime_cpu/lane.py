@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 import onnxruntime as ort
 
 from weft.errors import UnfitInputs
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
+from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
 from weft.runtime.onnxruntime_cpu.sessions import RAISED, first_line
 
 
@@ -37,10 +38,12 @@ class CpuRun(NamedTuple):
 
 
 class CpuLane:
-    """A thread that computes one step at a time."""
+    """A thread that computes one step at a time, and gives scratch memory back when there is nothing to do."""
 
-    def __init__(self, index: int, now: Callable[[], int], core: int | None = None) -> None:
-        self._now = now
+    def __init__(
+        self, index: int, now: Callable[[], int], core: int | None = None, scratch: Scratch | None = None
+    ) -> None:
+        self._now, self._scratch = now, scratch or Scratch(now)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._options, self._stopped = ort.RunOptions(), False
         self._steps = 0
@@ -72,12 +75,24 @@ class CpuLane:
     def _serve(self, core: int | None) -> None:
         if core is not None:
             os.sched_setaffinity(0, {core})
-        while (task := self._tasks.get()) is not None:
+        while (task := self._next()) is not None:
             model, step, ended, options = task
             end = self._computed(model, step, options)
+            self._scratch.ran(end.ended - end.began)
             del task, model, step  # whoever hears of the end may free them
             ended(end)
             del end, ended  # a lane that waits holds no values
+
+    def _next(self) -> _Task | None:
+        """The next task; while there is none, scratch memory that is not needed is given back."""
+        if self._scratch.is_due(idle=False):
+            self._scratch.shrink()
+        while True:
+            try:
+                return self._tasks.get(timeout=IDLE_S if self._scratch.bytes else None)
+            except Empty:
+                if self._scratch.is_due(idle=True):
+                    self._scratch.shrink()
 
     def _computed(self, model: Computing, step: Step, options: ort.RunOptions) -> StepEnd:
         began = self._now()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import release_memory
+from weft.runtime.own_folder import remove
 from weft.runtime.stitched import TaskSpec, mixed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 
@@ -73,9 +73,11 @@ class CpuModel:
     What ONNX Runtime raises while it runs passes through.
     """
 
-    def __init__(self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None) -> None:
+    def __init__(
+        self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None, *, learned: bool = True
+    ) -> None:
         """*folder* is removed when the model is closed."""
-        self.blueprint = blueprint
+        self.blueprint, self.learned = blueprint, learned
         self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
         self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
         self.segments = tuple(segment.name for segment in blueprint.segments)
@@ -92,7 +94,7 @@ class CpuModel:
         self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
         self._interpolated: dict[int, tuple[float, ...]] = dict(self.times_s)
         self._seen: set[int] = set()
-        self._finalizer = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True) if folder else None
+        self._finalizer = weakref.finalize(self, remove, folder) if folder else None
 
     @property
     def free(self) -> bool:

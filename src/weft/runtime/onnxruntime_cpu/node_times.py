@@ -16,6 +16,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from weft.runtime.cutting import SeenTensor
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.sessions import open_session
 from weft.runtime.tensors import Array
 
@@ -37,12 +38,15 @@ class NodeProfile:
     """The tensors made, by name; only those that numpy can hold."""
 
 
-def profile(model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Array]) -> NodeProfile:
+def profile(
+    model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Array], allowance: Allowance | None = None
+) -> NodeProfile:
     """Run *model*, whose large weights lie in *folder*, on *feed*."""
+    allowance = allowance or Allowance()
     session = _opened(model, folder, threads)
     began_s, runs = perf_counter(), 0
     while runs < _FEWEST or (runs < _MOST and perf_counter() - began_s < _BUDGET_S):
-        session.run(None, dict(feed))
+        allowance.run(session, None, dict(feed))
         runs += 1
     times_us: dict[int, float] = {}
     tensors: dict[str, SeenTensor] = {}
@@ -54,12 +58,17 @@ def profile(model: ModelProto, folder: Path, threads: int, feed: Mapping[str, Ar
 
 
 def made_shapes(
-    model: ModelProto, folder: Path, threads: int, feeds: Sequence[Mapping[str, Array]]
+    model: ModelProto,
+    folder: Path,
+    threads: int,
+    feeds: Sequence[Mapping[str, Array]],
+    allowance: Allowance | None = None,
 ) -> list[dict[str, tuple[int, ...]]]:
     """The shape of every tensor that is taken or made when *model* runs on each of the *feeds*."""
+    allowance = allowance or Allowance()
     session = _opened(model, folder, threads)
     for feed in feeds:
-        session.run(None, dict(feed))
+        allowance.run(session, None, dict(feed))
     found = [{name: each.shape for name, each in feed.items()} for feed in feeds]
     seen = Counter[int]()
     for place, event in _events(session):
@@ -85,12 +94,13 @@ def _opened(model: ModelProto, folder: Path, threads: int) -> Any:
 def _events(session: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     """The runs of nodes in the order of time, each with the place of its node; the trace ends with them."""
     trace = Path(session.end_profiling())
-    events = json.loads(trace.read_text(encoding="utf-8"))
+    with open(trace, encoding="utf-8") as lines:
+        for line in lines:  # an event each; a long trace read at once would hold up all other threads
+            event = json.loads(line.rstrip().rstrip(",")) if _NODE in line else {}
+            name, _, what = event.get("name", "").partition("_")
+            if event.get("cat") == "Node" and what == "kernel_time" and name.startswith(_NODE):
+                yield int(name.removeprefix(_NODE)), event
     trace.unlink()
-    for event in events:
-        name, _, what = event.get("name", "").partition("_")
-        if event.get("cat") == "Node" and what == "kernel_time" and name.startswith(_NODE):
-            yield int(name.removeprefix(_NODE)), event
 
 
 def _made(node: NodeProto, event: Mapping[str, Any]) -> dict[str, Mapping[str, list[int]]]:

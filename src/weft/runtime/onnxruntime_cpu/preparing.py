@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,49 +21,85 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from weft.errors import ModelError, unknown_name
+from weft.errors import ModelError
 from weft.runtime import cutting, stitched
-from weft.runtime.backend import LoadOptions, Progress, check_once
-from weft.runtime.exits import METADATA_KEY, ExitSpec
+from weft.runtime.backend import LoadOptions, Progress
+from weft.runtime.exits import ExitSpec
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
+from weft.runtime.onnxruntime_cpu.allowance import Allowance, BoundedSession, OutOfTime
 from weft.runtime.onnxruntime_cpu.measuring import Clock, Crossing, Feed, clock, crossing, measure
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.node_times import made_shapes, profile
-from weft.runtime.onnxruntime_cpu.samples import check_ranks, sample, specs, warm_shapes
+from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
+from weft.runtime.onnxruntime_cpu.whole import named_exits, open_whole, says_independent, whole_blueprint
+from weft.runtime.own_folder import LOCK, remove
 from weft.runtime.rows import INDEPENDENT, mixing, spreads
-from weft.runtime.rows import METADATA_KEY as ROWS_KEY
 from weft.runtime.tensors import Array, TensorSpec
-from weft.runtime.values import unsteady
 
 
-def prepare(path: Path, options: LoadOptions, cache: Path | None = None, progress: Progress | None = None) -> CpuModel:
-    """Load the model at *path*; with *cache*, a folder, the work is done once for a file, its options and a machine."""
-    say = progress or (lambda _: None)
-    if cache is None or not path.is_file():
-        return _Workshop(path, options, caching.new_folder(None), say).finished(None)
-    place = _place(path, options, cache)
-    blueprint = caching.find(place)
-    if blueprint is not None:
-        say("loading it from the cache")
+def prepare(
+    path: Path,
+    options: LoadOptions,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    learn: bool = True,
+    allowance: Allowance | None = None,
+) -> CpuModel:
+    """Load the model at *path*; with *cache*, a folder, the work is done once for a file, its options and a machine.
+
+    learn: False: whole and never run, unless the cache has it or its answers depend on where it is cut.
+    allowance: how long it may be run with made-up inputs, instead of what the options say.
+    """
+    say, place = progress or (lambda _: None), None
+    cache = cache if path.is_file() else None
+    if cache is not None and (learn or not caching.is_empty(cache)):
+        place = _place(path, options, cache)
+        if found := _cached(path, options, place, say):
+            return found
+    if not learn and (whole := open_whole(path, options)):
+        return whole
+    if cache is not None and place is None:
+        place = _place(path, options, cache)
+    with allowance or Allowance(options.learn_s) as allowed:
         try:
-            return _loaded(path, options, place, blueprint)
-        except Exception as error:  # whatever is wrong with the entry, the model itself may be sound
-            say(f"its cache entry cannot be used: {first_line(error)}")
-            caching.drop(place)
+            return _workshop(path, options, cache, say, allowed).finished(place)
+        except OutOfTime as error:
+            limit = "" if options.learn_s is None else f" within {options.learn_s:g} s"
+            raise ModelError(f"{path}: was not cut and measured{limit}; raise learn_s, or give smaller shapes") from error
+
+
+def _cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> CpuModel | None:
+    blueprint = caching.find(place)
+    if blueprint is None:
+        return None
+    say("loading it from the cache")
     try:
-        workshop = _Workshop(path, options, caching.new_folder(cache), say)
+        return _loaded(path, options, place, blueprint)
+    except Exception as error:  # whatever is wrong with the entry, the model itself may be sound
+        say(f"its cache entry cannot be used: {first_line(error)}")
+        caching.drop(place)
+        return None
+
+
+def _workshop(path: Path, options: LoadOptions, cache: Path | None, say: Progress, allowance: Allowance) -> _Workshop:
+    try:
+        return _Workshop(path, options, caching.new_folder(cache), say, allowance)
     except OSError as error:
-        workshop = _Workshop(path, options, caching.new_folder(None), say, [f"not cached: {error}"])
-    return workshop.finished(place)
+        return _Workshop(path, options, caching.new_folder(None), say, allowance, [f"not cached: {error}"])
 
 
 def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
     try:
-        return caching.entry(cache, path, json.dumps(dataclasses.asdict(options), sort_keys=True))
+        made_with = dataclasses.asdict(options)
+        del made_with["learn_s"]
+        return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _loaded(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint) -> CpuModel:
@@ -97,6 +132,7 @@ class _Workshop:
     options: LoadOptions
     folder: Path
     say: Progress
+    allowance: Allowance
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
     """Those that the options or the file name, as long as samples can leave there."""
@@ -111,9 +147,10 @@ class _Workshop:
             self._clear(blueprint)
             stored = place is not None and caching.store(self.folder, blueprint, place)
             release_memory()  # of the sessions that were only to find out
-            return CpuModel(blueprint, model.sessions, None if stored else self.folder)
+            sessions = [each.session for each in model.sessions]
+            return CpuModel(blueprint, sessions, None if stored else self.folder)
         except BaseException as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove(self.folder)
             if isinstance(error, ModelError):
                 raise ModelError(f"{self.path}: {error}") from error
             raise
@@ -121,12 +158,12 @@ class _Workshop:
     def _built(self) -> CpuModel:
         self.say("optimising it")
         session, optimised = self._optimised()
-        blueprint = _whole(session, self.path, optimised)
-        self.exits = _named_exits(self.options, session)
-        self.independent = self.options.independent_rows or _says_independent(session)
+        blueprint = whole_blueprint(session, self.path, optimised)
+        self.exits = named_exits(self.options, session)
+        self.independent = self.options.independent_rows or says_independent(session)
         blueprint = self._with_tasks(blueprint, session)
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
-        whole = CpuModel(blueprint, [session])
+        whole = CpuModel(blueprint, [self._bounded(session)])
         del session  # so that it can be dropped before its segments are opened
         if missing:
             return self._cold(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
@@ -224,7 +261,7 @@ class _Workshop:
         if optimised is None:
             reason = mixing(onnx.load(str(self.path), load_external_data=False), {})
         else:
-            shapes = made_shapes(optimised, self.folder, self.options.threads, (alone, together))
+            shapes = made_shapes(optimised, self.folder, self.options.threads, (alone, together), self.allowance)
             reason = mixing(optimised, spreads(*shapes))
         return reason and f'{reason}; set rows = "{INDEPENDENT}" to batch it all the same'
 
@@ -303,7 +340,7 @@ class _Workshop:
         return blueprint.model_copy(update=changes)
 
     def _profiled(self, model: ModelProto, whole_s: float, feed: dict[str, Array]) -> _Profiled:
-        found = profile(model, self.folder, self.options.threads, feed)
+        found = profile(model, self.folder, self.options.threads, feed, self.allowance)
         scale = min(whole_s / max(sum(found.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
             [each * scale for each in found.times_s],
@@ -314,7 +351,9 @@ class _Workshop:
 
     def _again(self, whole: CpuModel) -> CpuModel:
         """The model in one piece, loaded once more where it was dropped too soon."""
-        return whole if whole.sessions else CpuModel(whole.blueprint, [open_model(self.path, self.options.threads)])
+        if whole.sessions:
+            return whole
+        return CpuModel(whole.blueprint, [self._bounded(open_model(self.path, self.options.threads))])
 
     def _opened(self, blueprint: Blueprint, pieces: Sequence[cutting.ModelPiece]) -> CpuModel:
         self.say(f"loading its {len(pieces)} segments")
@@ -322,17 +361,23 @@ class _Workshop:
         for index, piece in enumerate(pieces):
             file = f"segment{index}.onnx"
             onnx.save(piece.model, self.folder / file)
-            sessions.append(open_session(self.folder / file, self.options.threads, optimise=False))
+            session = open_session(self.folder / file, self.options.threads, optimise=False)
+            sessions.append(self._bounded(session))
             made = SegmentSpec(
                 name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady
             )
             segments.append(made)
         return CpuModel(blueprint.model_copy(update={"segments": tuple(segments)}), sessions)
 
+    def _bounded(self, session: Any) -> BoundedSession:
+        """A session whose runs end when the time is over that the model may be tried out for."""
+        return BoundedSession(session, self.allowance)
+
     def _clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
         kept = {segment.file for segment in blueprint.segments if segment.file}
         kept |= {WEIGHTS} if kept else set()
+        kept.add(LOCK)
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -350,42 +395,6 @@ def _readied(model: ModelProto, session: Any) -> ModelProto:
     for position, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{position}"
     return model
-
-
-def _whole(session: Any, path: Path, optimised: ModelProto | None) -> Blueprint:
-    """The blueprint of the model in one segment, before anything is measured."""
-    inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
-    if optimised is not None:
-        check_ranks(optimised.graph.input)
-    names = (tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs))
-    steady = optimised is not None and not any(unsteady(optimised))
-    files = (path, *caching.external_files(path))
-    return Blueprint(
-        inputs=inputs,
-        outputs=outputs,
-        segments=(SegmentSpec(name="whole", inputs=names[0], outputs=names[1], steady=steady),),
-        warm_shapes=None,
-        memory_bytes=cutting.weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
-    )
-
-
-def _named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:
-    """Those that the options name, else those of the file; none where there is only the end."""
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
-    exits = options.exits or tuple(filter(None, map(str.strip, text.split(","))))
-    outputs = [each.name for each in session.get_outputs()]
-    for name in exits:
-        if name not in outputs:
-            raise ModelError(f"exits: {unknown_name('output', name, outputs)}")
-    check_once(exits)
-    return exits if len(exits) > 1 else ()
-
-
-def _says_independent(session: Any) -> bool:
-    said = session.get_modelmeta().custom_metadata_map.get(ROWS_KEY)
-    if said not in (None, INDEPENDENT):
-        raise ModelError(f"its metadata has {ROWS_KEY} = {said!r}; it is {INDEPENDENT!r}, or left out")
-    return said is not None
 
 
 def _check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:

@@ -90,13 +90,18 @@ def sample(
     """
     rng = np.random.default_rng([seed, 0x57454654])
     feed = {spec.name: _drawn(rng, spec.datatype, shapes[spec.name]) for spec in inputs}
+    check_values(inputs, values or {})
     for name, value in (values or {}).items():
-        if name not in feed or feed[name].dtype == np.object_:
-            raise ModelError(
-                unknown_name("number input", name, [each for each in feed if feed[each].dtype != np.object_])
-            )
         feed[name] = np.full_like(feed[name], value)
     return feed
+
+
+def check_values(inputs: Sequence[TensorSpec], values: Mapping[str, float]) -> None:
+    """Refuse a number for what is no input, or one of text."""
+    numbers = [spec.name for spec in inputs if spec.datatype != "BYTES"]
+    for name in values:
+        if name not in numbers:
+            raise ModelError(unknown_name("number input", name, numbers))
 
 
 def _drawn(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:

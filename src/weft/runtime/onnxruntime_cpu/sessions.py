@@ -10,6 +10,8 @@ import ctypes
 import gc
 import re
 import sys
+import threading
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from weft import errors
 from weft.errors import ModelError
+from weft.runtime.onnxruntime_cpu.external import external_tensors, read_weights
+from weft.runtime.tensors import Array
 
 RAISED = tuple(
     kind for kind in vars(onnxruntime_pybind11_state).values() if isinstance(kind, type) and issubclass(kind, Exception)
@@ -35,9 +39,18 @@ _EXTERNAL_OVER_BYTES = 1 << 20
 
 
 def open_session(
-    source: Path | bytes, threads: int, *, optimise: bool, save: Path | None = None, profile: Path | None = None
+    source: Path | bytes,
+    threads: int,
+    *,
+    optimise: bool,
+    save: Path | None = None,
+    profile: Path | None = None,
+    weights: Mapping[str, Array] | None = None,
 ) -> Any:
-    """A session over a model; *save* is where the optimised graph goes, *profile* how its trace file begins."""
+    """A session over a model; *save* is where the optimised graph goes, *profile* how its trace file begins.
+
+    weights: those that it takes from here instead of from files beside the model.
+    """
     _share_arena()
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
@@ -53,6 +66,9 @@ def open_session(
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
+    if weights:
+        values = [ort.OrtValue.ortvalue_from_numpy(each) for each in weights.values()]
+        options.add_external_initializers(list(weights), values)
     model = source if isinstance(source, bytes) else str(source)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -61,8 +77,9 @@ def open_model(path: Path, threads: int, save: Path | None = None) -> Any:
     """A session over a user's file, optimised as a whole; what ONNX Runtime has against it is a ``ModelError``."""
     if not path.is_file():
         raise ModelError(f"{'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file")
+    weights = read_weights(external_tensors(path))
     try:
-        return open_session(path, threads, optimise=True, save=save)
+        return open_session(path, threads, optimise=True, save=save, weights=weights)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
         raise ModelError(f"cannot be loaded: {first_line(error)}") from error
 
@@ -75,6 +92,11 @@ def first_line(error: BaseException) -> str:
 def release_memory() -> None:
     """Give memory of closed sessions back to the system, as far as it can be."""
     gc.collect()
+    shrink_arena()
+
+
+def shrink_arena() -> None:
+    """Give scratch memory back that no run uses now."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
@@ -82,9 +104,17 @@ def release_memory() -> None:
         library.malloc_trim(0)
 
 
-@cache
 def _share_arena() -> None:
     """Once in a process; sessions ask for it by an option."""
+    with _sharing:  # models are opened on several threads
+        _shared_arena()
+
+
+_sharing = threading.Lock()
+
+
+@cache
+def _shared_arena() -> None:
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(where, ort.OrtArenaCfg(0, -1, -1, -1))
 
