@@ -145,7 +145,8 @@ class LoadFailed(Overloaded):
 
 
 class Expired(RequestError):
-    """Its deadline passed (``expired``), or cannot be met any more (``unmeetable``)."""
+    """Its deadline passed (``expired``) or cannot be met any more (``unmeetable``); or it was computed for longer than
+    the server allows (``too_long``)."""
 
     status, code, reason = 504, "DEADLINE_EXCEEDED", "expired"
 

@@ -18,7 +18,7 @@ from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from weft.errors import BadRequest, ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
-from weft.runtime.onnxruntime_cpu.cache import external_files
+from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.samples import sample

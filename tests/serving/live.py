@@ -162,11 +162,18 @@ class Gate:
 
 @contextlib.contextmanager
 def running(*models: str | Path, stop: bool = True, **settings: Any) -> Iterator[Live]:
-    """A server over these models; ports are chosen by the system."""
-    config = ServerConfig(
-        models=tuple(map(str, models)),
-        **({"http_port": 0, "grpc_port": 0, "lanes": 1, "drain_s": PATIENCE_S, "backend": BACKEND} | settings),
-    )
+    """A server over these models, which are cut and measured first; ports are chosen by the system."""
+    usual = {
+        "http_port": 0,
+        "grpc_port": 0,
+        "lanes": 1,
+        "drain_s": PATIENCE_S,
+        "backend": BACKEND,
+        "learn_s": PATIENCE_S,
+        "learn_first": settings.get("learn_s", PATIENCE_S) > 0,
+        "max_compute_s": PATIENCE_S,
+    }
+    config = ServerConfig(models=tuple(map(str, models)), **(usual | settings))
     loop = LeapingLoop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)
     thread.start()

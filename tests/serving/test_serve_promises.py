@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,23 @@ def test_a_file_that_cannot_be_loaded_is_tried_once(tmp_path: Path, monkeypatch:
         ask(server, "bad")
 
 
-def test_a_strict_request_does_not_wait_for_a_model_longer_than_its_deadline(tmp_path: Path) -> None:
+def test_a_strict_request_does_not_wait_for_a_model_longer_than_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times(tmp_path / "times.onnx", 2)
     (tmp_path / "times.toml").write_text("preload = false\n")
+    opened, may_go_on = library.Library._opened, threading.Event()
+
+    def held(self: library.Library, entry: Any) -> Any:
+        assert may_go_on.wait(live.PATIENCE_S)
+        return opened(self, entry)
+
+    monkeypatch.setattr(library.Library, "_opened", held)
     with live.running(tmp_path, grpc_port=None) as server:
-        lock = server.server.service.library._one_at_a_time
-        server.call(lock.acquire())
         with pytest.raises(Refused, match="loading") as refused:
             ask(server, "times", timeout=20_000)
         assert refused.value.status == 504
-        server.loop.call_soon_threadsafe(lock.release)
+        may_go_on.set()
         ask(server, "times")
 
 

@@ -91,6 +91,16 @@ def command(
         bool | None, network("--access-log/--no-access-log", show_default="no-access-log", help="A line per request.")
     ] = None,
     otlp: Annotated[str | None, network(help="Send OpenTelemetry spans here, as http://localhost:4318.")] = None,
+    learn_s: Annotated[
+        float | None, machine(show_default="60", help="How long a model may be tried out to cut it; 0 leaves it whole.")
+    ] = None,
+    learn_first: Annotated[
+        bool | None,
+        machine("--learn-first/--learn-later", show_default="learn-later", help="Cut models before they are served."),
+    ] = None,
+    max_compute_s: Annotated[
+        float | None, how(show_default="60", help="How long a request without a strict deadline may be computed.")
+    ] = None,
 ) -> None:
     """Serve ONNX models over the Open Inference Protocol (REST and gRPC), and keep deadlines.
 
@@ -100,6 +110,7 @@ def command(
     import asyncio
 
     from weft.serving.config import ServerConfig
+    from weft.serving.ending import leave_if_stuck
     from weft.serving.server import fastest_loop, serve
 
     given = arguments_of(ServerConfig, context) | {
@@ -117,8 +128,10 @@ def command(
         typer.echo(f"weft: {warning}", err=True)
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
         done = runner.run(serve(settings, loading.say, loading.started, _finishing))
+    lost = WeftError("stopped before every request was answered in full")
+    leave_if_stuck(0 if done else 1, "" if done else f"weft: {lost}")
     if not done:
-        raise WeftError("stopped before every request was answered in full")
+        raise lost
 
 
 def _settings(file: str | None, given: dict[str, Any], api_key_file: str | None) -> ServerConfig:
@@ -152,7 +165,7 @@ class _Loading:
 
     def say(self, name: str) -> None:
         if self._status:
-            self._status.update(f"loading {escape(name)}: cutting and measuring it may take minutes the first time")
+            self._status.update(f"loading {escape(name)}: it is cut and measured while it is served")
         else:
             say(f"loading {name}")
 

@@ -1,17 +1,27 @@
-"""Whether a request is taken: there must be a place for it, and its strict deadline must be possible to meet."""
+"""Whether a request is taken: there must be a place for it, and its strict deadline must be possible to meet.
+
+What stands before a request is what its policy would compute first. Work that yields to it does not count: a layer that
+the policy would stop for it, and requests without a strict deadline that would give way, because they take more for
+what they are worth. That is looked at only where a request would be refused otherwise.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
-from weft.engine.queues import Queues
-from weft.engine.tickets import Ticket, due
-from weft.policies.base import NO_DEADLINE, Candidate, Policy
+from weft.devices.decoupled import DeviceClocks
+from weft.engine.batches import Batcher
+from weft.engine.queues import Queues, StreamQueue
+from weft.engine.tickets import Batch, Ticket, due
+from weft.policies.base import NO_DEADLINE, Candidate, Policy, Running, View
 
 Rests = Callable[[], Sequence[tuple[Candidate, int]]]
 """What runs on a device, and how many ticks each is expected to run on."""
+Abortable = Callable[[], tuple[Running, ...]]
+"""What runs on it, if one of them could be stopped to make room."""
 
 
 class Refusal(NamedTuple):
@@ -27,9 +37,19 @@ class Refusal(NamedTuple):
 class Admission:
     """Refuses a request at its arrival if there is no place for it, or if it would expire before it is computed."""
 
-    def __init__(self, queues: Queues, policy: Policy, rests: Rests, *, late_gives_way: bool) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        batcher: Batcher,
+        policy: Policy,
+        rests: Rests,
+        abortable: Abortable,
+        *,
+        late_gives_way: bool,
+    ) -> None:
         """late_gives_way: whether requests that can no longer be on time let the others go first."""
-        self._queues, self._rests, self._lanes = queues, rests, policy.setting.lanes
+        self._queues, self._batcher, self._policy = queues, batcher, policy
+        self._rests, self._abortable, self._lanes = rests, abortable, policy.setting.lanes
         self._by_deadline = policy.traits.for_deadlines
         self._late_gives_way = policy.traits.defers_late or late_gives_way
 
@@ -43,24 +63,65 @@ class Admission:
             return None
         own = 0 if ticket.guessed else self._queues.whole(ticket.stream)
         ahead = self.free_in(ticket.due, now)
+        if now + ahead + own > ticket.due:
+            ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.alone(ticket), now))
         return Refusal("unmeetable", ahead, own) if now + ahead + own > ticket.due else None
 
-    def free_in(self, deadline: int, now: int) -> int:
-        """When a lane would be free for a request with this deadline, by what the policy puts before it."""
+    def free_in(self, deadline: int, now: int, newcomer: _Newcomer | None = None) -> int:
+        """When a lane would be free for a request with this deadline, by what the policy puts before it.
+
+        newcomer: the request, where what yields to it does not count.
+        """
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
-        ahead = 0
-        begun = {(candidate.stream, candidate.query): rest for candidate, rest in self._rests()}
+        ahead, begun = 0, {(candidate.stream, candidate.query): rest for candidate, rest in self._rests()}
+        if newcomer and len(begun) >= self._lanes and (victim := newcomer.stops(self._abortable())):
+            begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
-            stream, waiting = queue.stream, queue.waiting
-            if waiting:
-                count = bisect_right(waiting, latest, key=due) - bisect_left(waiting, earliest, key=due)
-                ahead += self._queues.whole(stream, max(0, count))
+            if queue.waiting:
+                first = bisect_left(queue.waiting, earliest, key=due)
+                count = bisect_right(queue.waiting, latest, key=due) - first
+                count -= self._yielding(queue, first, count, newcomer) if newcomer else 0
+                ahead += self._queues.whole(queue.stream, max(0, count))
             for batch in queue.batches:
                 dues = [ticket.due for ticket in batch.members]
-                if min(dues) <= latest and max(dues) >= earliest:
-                    begun[stream, batch.query] = begun.get((stream, batch.query), 0) + self._queues.rest(batch)
+                if min(dues) <= latest and max(dues) >= earliest and not self._yields(queue, batch, newcomer):
+                    key = queue.stream, batch.query
+                    begun[key] = begun.get(key, 0) + self._queues.rest(batch)
         return _poured(ahead, begun.values(), self._lanes)
+
+    def _yielding(self, queue: StreamQueue, first: int, count: int, newcomer: _Newcomer) -> int:
+        """How many of these requests that wait give way."""
+        waiting = islice(queue.waiting, first, first + max(0, count))
+        return sum(not ticket.strict and newcomer.outweighs(self._batcher.alone(ticket)) for ticket in waiting)
+
+    def _yields(self, queue: StreamQueue, batch: Batch, newcomer: _Newcomer | None) -> bool:
+        """Whether what was not issued of a batch gives way."""
+        if newcomer is None or any(ticket.strict for ticket in batch.members) or not self._queues.rest(batch):
+            return False
+        return newcomer.outweighs(self._batcher.head(queue, batch))
+
+
+class _Newcomer:
+    """A request that would be refused, as its policy sees it beside what is there."""
+
+    def __init__(self, policy: Policy, candidate: Candidate, now: int) -> None:
+        self._policy, self._candidate, self._now = policy, candidate, now
+        self._burden = policy.burden(candidate, now)
+
+    def stops(self, running: tuple[Running, ...]) -> Candidate | None:
+        """What runs and would be stopped for it."""
+        if not running:
+            return None
+        view = View(DeviceClocks.at(self._now), (self._candidate,), (self._candidate,))
+        return self._policy.aborts(view, running)
+
+    def outweighs(self, other: Candidate) -> bool:
+        """Whether the other gives way where not both can be on time."""
+        if self._burden is None:
+            return False
+        burden = self._policy.burden(other, self._now)
+        return burden is not None and burden > self._burden
 
 
 def _poured(waiting: int, begun: Iterable[int], count: int) -> int:

@@ -48,12 +48,12 @@ class Batcher:
         if self._refills:
             return self._refilling_heads(queue)
         batches, most = queue.batches, queue.terms.max_batch
-        heads = [self._head(queue, batch) for batch in batches if not batch.running]
+        heads = [self.head(queue, batch) for batch in batches if not batch.running]
         waiting = len(queue.waiting)
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
         if ready and len(batches) < queue.places and self._may_begin(queue, batches):
             members = [queue.waiting[i] for i in range(min(waiting, most))]
-            heads.append(self._head(queue, _formed(queue, members)))
+            heads.append(self.head(queue, _formed(queue, members)))
         return heads
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
@@ -68,7 +68,7 @@ class Batcher:
         if not queue.late or len(queue.by_query) == queue.places:
             return []
         members = [queue.late[i] for i in range(min(len(queue.late), queue.terms.max_batch))]
-        return [self._head(queue, _formed(queue, members, late=True))]
+        return [self.head(queue, _formed(queue, members, late=True))]
 
     def _refilling_heads(self, queue: StreamQueue) -> list[Candidate]:
         """All batches that stand still, and beginnings of every size with which these would fit into one batch.
@@ -81,7 +81,7 @@ class Batcher:
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
-        heads = [self._head(queue, batch, tuple([each.due for each in batch.members]), waiting) for batch in standing]
+        heads = [self.head(queue, batch, tuple([each.due for each in batch.members]), waiting) for batch in standing]
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
@@ -109,7 +109,13 @@ class Batcher:
             )
         return found
 
-    def _head(self, queue: StreamQueue, batch: Batch, dues: tuple[int, ...] = (), waiting: int = 0) -> Candidate:
+    def alone(self, ticket: Ticket) -> Candidate:
+        """The first layer of a request by itself, whether it waits or has only come."""
+        queue = self._queues[ticket.stream]
+        return self.head(queue, _formed(queue, [ticket]))
+
+    def head(self, queue: StreamQueue, batch: Batch, dues: tuple[int, ...] = (), waiting: int = 0) -> Candidate:
+        """The next layer of a batch."""
         return Candidate.of_batch(
             self._setting.programs[batch.program],
             self._remaining[batch.program],

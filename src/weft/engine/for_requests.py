@@ -37,5 +37,5 @@ def request_engine(
     late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
     """
-    source = Requests(policy, feed, remaining, executor.rests, late=late, places=places)
+    source = Requests(policy, feed, remaining, executor.rests, executor.abortable, late=late, places=places)
     return RequestEngine(Engine(source, policy, executor), source)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from weft.devices.decoupled import DeviceClocks
-from weft.engine.admission import Admission, Refusal, Rests
+from weft.engine.admission import Abortable, Admission, Refusal, Rests
 from weft.engine.batches import Batcher, most_batches
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
@@ -29,7 +29,7 @@ class Requests:
 
     policy: for whom; it says how batches are made and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
-    rests: what runs on the device it is for.
+    rests, abortable: what runs on the device it is for, and what of it could be stopped.
     late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
     """
@@ -40,6 +40,7 @@ class Requests:
         feed: Feed,
         remaining: Sequence[Sequence[int]],
         rests: Rests,
+        abortable: Abortable,
         *,
         late: str = "weave",
         places: int = NO_DEADLINE,
@@ -50,8 +51,10 @@ class Requests:
         self._foresight, self._refills = policy.foresight, policy.traits.refills
         self._shares_batches = policy.traits.batches
         self.queues = Queues(remaining, places)
-        self.admission = Admission(self.queues, policy, rests, late_gives_way=self._demote)
         self._batcher = Batcher(policy, self.queues, remaining)
+        self.admission = Admission(
+            self.queues, self._batcher, policy, rests, abortable, late_gives_way=self._demote
+        )
         self._deadlines = StrictDeadlines()
         self._now = 0
 

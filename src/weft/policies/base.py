@@ -239,6 +239,11 @@ class Policy:
         """Asked when nothing can be issued: which running layer to give up for what waits, if any."""
         return None
 
+    def burden(self, candidate: Candidate, now: int) -> float | None:
+        """What a request takes for what it is worth, where that decides who gives way when not all can be on time: those
+        with the most. None where it does not."""
+        return None
+
     @property
     def band(self) -> Band | None:
         """The mix the engine shall keep the streams at."""

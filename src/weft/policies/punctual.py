@@ -75,6 +75,9 @@ class Punctual(Policy):
         spare = rules.slack(victim.deadline, now, victim.remaining, 100 + self.margin)
         return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
 
+    def burden(self, candidate: Candidate, now: int) -> float:
+        return self._plan(candidate, now).cost
+
     def _alone(self, candidate: Candidate) -> int:
         return candidate.remaining * (100 + self.margin) // 100
 

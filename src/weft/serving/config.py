@@ -95,6 +95,8 @@ class ModelConfig(BaseModel):
     """Loaded at start; on demand otherwise."""
     tasks: dict[Name, TaskConfig] = {}
     """In a stitched file: model -> what is set for it alone."""
+    max_compute_s: Seconds | None = None
+    """How long a request without a strict deadline may be computed, 0 without end; the server's where left out."""
 
     def for_task(self, name: str) -> ModelConfig:
         """The settings of one of the models of a stitched file."""
@@ -187,6 +189,12 @@ class ServerConfig:
     access_log: StrictBool = False
     otlp: Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValidator(_endpoint)] | None = None
     """Where traces go: an endpoint, or True for the one the environment names."""
+    learn_s: Seconds = 60.0
+    """How long a model may be tried out to be cut, measured and warmed up; 0: models are served whole."""
+    learn_first: StrictBool = False
+    """Whether that is done before a model is served, or beside it."""
+    max_compute_s: Seconds = 60.0
+    """How long a request without a strict deadline may be computed; 0: without end."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -306,6 +314,8 @@ def _check(config: ServerConfig) -> None:
     if (config.tls_cert is None) != (config.tls_key is None):
         given_one, missing = ("tls_key", "tls_cert") if config.tls_cert is None else ("tls_cert", "tls_key")
         raise InputError(f"{given_one} is set and {missing} is not; TLS needs both")
+    if config.learn_first and not config.learn_s:
+        raise InputError("learn_first cannot go with learn_s = 0: nothing is learned; leave one of them out")
     if config.pin and config.threads > 1:
         raise InputError(
             f"pin cannot go with threads = {config.threads}: only lanes are kept on cores, not the threads that help "

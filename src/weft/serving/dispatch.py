@@ -68,6 +68,9 @@ class Dispatcher:
         self._stepping = False
         self._outbox: list[tuple[ClientTicket, Reply, dict[str, Array] | RequestError]] = []
         self._batch_timer: asyncio.TimerHandle | None = None
+        self._limit_timer: asyncio.TimerHandle | None = None
+        self._limit_at = NO_DEADLINE
+        """When the first of what runs may have run for too long."""
         self.emptied: Callable[[ServedModel], None] | None = None
         """Told when nobody needs a body any more."""
 
@@ -178,6 +181,33 @@ class Dispatcher:
         if event < NO_DEADLINE:
             delay_s = max(0, event - self.lanes.now()) / 1e9
             self._batch_timer = self._loop.call_later(delay_s, self._pump)
+        if self._limit_timer and not self.lanes.rests():
+            self._watch_limit(NO_DEADLINE)
+
+    # How long requests may be computed
+
+    def _watch_limit(self, at: int) -> None:
+        """Look at what runs at this time, and not before."""
+        if self._limit_timer:
+            self._limit_timer.cancel()
+        self._limit_timer, self._limit_at = None, at
+        if at < NO_DEADLINE:
+            delay_s = max(0, at - self.lanes.now()) / 1e9
+            self._limit_timer = self._loop.call_later(delay_s, self._end_endless)
+
+    def _end_endless(self) -> None:
+        """Answer who was computed for too long, and stop what nobody waits for then; strict ones have their deadlines."""
+        now, limits = self.lanes.now(), [NO_DEADLINE]
+        for lane in self.lanes.lanes:
+            batch = self._source.queues.batch_of(lane.task.candidate) if lane.task else None
+            if lane.task is None or batch is None or not isinstance(batch.work, BatchWork):
+                continue
+            limit = lane.task.submitted + batch.work.left_ns
+            limits += [limit] if limit > now else []
+            for ticket in list(batch.members) if limit <= now else ():
+                if isinstance(ticket, ClientTicket) and not ticket.strict:
+                    self.withdraw(ticket, _too_long(ticket.model))
+        self._watch_limit(min(limits))
 
     # The feed of ``Requests``
 
@@ -313,6 +343,8 @@ class Dispatcher:
             batch.work = self._begin(candidate, batch)
         if self.lanes.runs_here(candidate, batch.work):  # answers shall not wait for it
             self._post()
+        elif (limit := self.lanes.now() + batch.work.left_ns) < self._limit_at:
+            self._watch_limit(limit)
         return batch.work
 
     def _begin(self, candidate: Candidate, batch: Batch) -> BatchWork:
@@ -396,6 +428,11 @@ class Dispatcher:
         """End the lanes; what they run is finished first, if that does not take longer than so."""
         if not self.lanes.close(patience_s):
             log.warning("a segment could not be stopped: it is in the middle of a single operator")
+
+
+def _too_long(model: ServedModel) -> Expired:
+    limit_s = model.body.max_compute_ns / 1e9
+    return Expired(f"{model.name}: it was computed for more than {limit_s:g} s (max_compute_s)", reason="too_long")
 
 
 def _nobody(ticket: ClientTicket, outcome: object) -> None:

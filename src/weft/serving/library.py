@@ -2,7 +2,9 @@
 
 A model that a request needs is never closed under it: whoever is replaced, unloaded or evicted leaves when
 its last request is answered. Models that were stitched are loaded and evicted together, for they have one body.
-All state is the event loop's; only the loading itself happens on a thread.
+A model is served as soon as it can be run, whole, and learned later (``learning``). Every load has a thread of its own,
+and none waits for another, unless memory is short. All state is the event loop's; only the loading itself happens on
+threads.
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from weft.engine.steering import Steering
 from weft.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
+from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.errands import errand
+from weft.serving.learning import Learner
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
-from weft.serving.slots import ModelSlot, signature
+from weft.serving.slots import ModelSlot, file_bytes, signature
 from weft.serving.streams import ServedModel
 
 log = logging.getLogger("weft.models")
 
-CLOSING_S = 5.0
+CLOSING_S = 0.5
 """How long models may take to give their memory back when the server stops."""
 
 
@@ -40,15 +46,24 @@ class Library:
         threads: int = 1,
         budget_bytes: int | None = None,
         cache: Path | None = None,
+        learn_s: float = 60.0,
+        learn_first: bool = True,
+        max_compute_s: float | None = None,
     ) -> None:
+        """learn_s: how long a model may be tried out; 0: not at all. learn_first: before it is served.
+
+        max_compute_s: how long a request may be computed, where neither it nor its model says otherwise.
+        """
         self.repository, self.backend = repository, backend
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
         self._closing: set[asyncio.Future[None]] = set()
         self._leaving: set[ServedModel] = set()
-        self._loader = ThreadPoolExecutor(1, "loader")
-        self._one_at_a_time = asyncio.Lock()
+        self._coming: dict[ModelSlot, int] = {}
+        """What is being loaded, in the order in which it was asked for, and the room that is kept for it."""
+        self.learn_first, self._learn_s, self._max_compute_s = learn_first, learn_s, max_compute_s
+        self.learner = Learner(self._learned, self._has_room, self._install, gently=threads == 1)
         self.evictions = 0
         self._room_changed = asyncio.Event()
         dispatcher.emptied = self._emptied
@@ -113,14 +128,18 @@ class Library:
 
     async def rescan(self) -> None:
         """Look again at the disk; models whose files have gone leave."""
-        await asyncio.to_thread(self.repository.scan)
+        await errand("scan", self.repository.scan, lambda _: None)
         there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         for key in self._slots.keys() - there:
             self._dismiss([self._slots.pop(key)], "its file is gone")
 
     def fits(self, slot: ModelSlot) -> bool:
         """Whether a model can be loaded without sending another one away, as far as can be told."""
-        return self.budget_bytes is None or self.used_bytes + slot.guess_bytes() <= self.budget_bytes
+        return self._has_room(slot.guess_bytes())
+
+    def _has_room(self, needed: int) -> bool:
+        coming = sum(self._coming.values())
+        return self.budget_bytes is None or self.used_bytes + coming + needed <= self.budget_bytes
 
     def why_unusable(self, slot: ModelSlot) -> str:
         """Why a model cannot be used, now or when it is asked for; nothing if it can."""
@@ -154,6 +173,7 @@ class Library:
         together = self._together(slot)
         task = next((each.loading for each in together if each.loading), None)
         if task is None:
+            self._coming[slot] = slot.guess_bytes()
             task = asyncio.create_task(self._load(together))
             task.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
             for each in together:
@@ -161,17 +181,19 @@ class Library:
         return task
 
     async def _load(self, slots: list[ModelSlot]) -> None:
-        """Prepare models with one body on the loader's thread and put them in the place of what was there."""
+        """Open models with one body on a thread of their own and put them in the place of what was there."""
         for slot in slots:
             slot.state = "ready" if slot.served else "loading"
         entry = slots[0].entry
         try:
-            async with self._one_at_a_time:
-                await self._make_room(slots[0].guess_bytes(), slots)
-                loop = asyncio.get_running_loop()
-                body = await loop.run_in_executor(self._loader, self._opened, entry)
-                self._install(slots, body)
-                await self._make_room(0, slots)
+            file = signature(entry.path)
+            await self._make_room(self._coming[slots[0]], slots)
+            body = await errand(f"loader of {entry.name}", partial(self._opened, entry), _close)
+            self._coming.pop(slots[0])
+            self._install(slots, body)
+            await self._make_room(0, slots)
+            if self._learn_s and not body.loaded.learned and slots[0].served is body:
+                self.learner.want(slots[0], body, file)
         except Overloaded as error:  # no room now; there may be later
             for slot in slots:
                 slot.message = str(error)
@@ -185,10 +207,22 @@ class Library:
             log.warning("%s %s cannot be loaded: %s", entry.body or entry.name, entry.version, said)
             raise LoadFailed(f"{entry.name} cannot be loaded: {said}") from error
         finally:
+            self._coming.pop(slots[0], None)
+            self._room_changed.set()
             for slot in slots:
                 slot.loading = None
 
     def _opened(self, entry: ModelEntry) -> ServedModel:
+        """A model as it is served first: in full at once where it shall be, or where two copies have no room."""
+        cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
+        return self._body(entry, learn=self._learn_s > 0 and (self.learn_first or cramped))
+
+    def _learned(self, entry: ModelEntry) -> ServedModel:
+        """A model in full."""
+        return self._body(entry, learn=True)
+
+    def _body(self, entry: ModelEntry, *, learn: bool) -> ServedModel:
+        """Open a model as its settings say; on any thread."""
         config = entry.config
         steering = Steering(config.exit_threshold, config.exit_floor)
         options = LoadOptions(
@@ -201,8 +235,9 @@ class Library:
             exits=tuple(config.exits),
             confidence=config.exit_confidence,
             independent_rows=config.rows is not None,
+            learn_s=self._learn_s or None,
         )
-        loaded = self.backend.open(entry.path, options, self._cache)
+        loaded = self.backend.open(entry.path, options, self._cache, learn=learn)
         try:
             loaded.prepare(loaded.max_batch)
             return ServedModel(
@@ -211,11 +246,16 @@ class Library:
                 version=entry.version,
                 queue_size=config.queue_size,
                 batch_timeout_ms=config.batch_timeout_ms,
+                max_compute_s=self._limit_s(config),
                 leaving=_leaving(entry, loaded, steering),
             )
         except BaseException:
             loaded.close()
             raise
+
+    def _limit_s(self, config: ModelConfig) -> float | None:
+        """How long a request for a model may be computed; None: without end."""
+        return self._max_compute_s if config.max_compute_s is None else config.max_compute_s or None
 
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
         """Let requests meet what was loaded, and what was there before leave."""
@@ -237,23 +277,32 @@ class Library:
 
         Idle ones leave first; one in use takes no more requests and leaves with its last. One that somebody is
         about to use stays for them, or two clients could evict each other's models for ever. Where an old and a new
-        copy of a model do not fit side by side, the old one leaves, too, and its requests wait for the new one.
+        copy of a model do not fit side by side, the old one leaves, too, and its requests wait for the new one. Models
+        that were loaded at the same time do not wait for each other, even if they turn out larger than was thought.
         """
-        while self.budget_bytes is not None and self.used_bytes + needed > self.budget_bytes:
+        while self.budget_bytes is not None and self._wanted_before(wanted[0], needed) + needed > self.budget_bytes:
             self._room_changed.clear()
             if max(needed, wanted[0].size_bytes) > self.budget_bytes:
                 self._dismiss(wanted, "larger than the memory budget")
                 raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
             loaded = [group for group in self._loaded().values() if wanted[0] not in group or needed]
+            together = any(slot.loading for group in loaded for slot in group) or bool(self._coming)
             free = [group for group in loaded if wanted[0] in group or not any(slot.waiters for slot in group)]
             if free:
                 self.evictions += 1
                 self._dismiss(min(free, key=lambda group: _eviction_rank(group, wanted)), "")
-            elif loaded or self._leaving:
+            elif together and not needed:
+                return
+            elif loaded or self._leaving or len(self._coming) > 1:
                 await self._room_changed.wait()
             else:
                 self._dismiss(wanted, "does not fit into the memory budget")
                 raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
+
+    def _wanted_before(self, wanted: ModelSlot, needed: int) -> int:
+        """What is held, and what is kept for loads that were asked for earlier, while there is something to load."""
+        earlier = takewhile(lambda each: each is not wanted, self._coming) if needed else ()
+        return self.used_bytes + sum(self._coming[each] for each in earlier)
 
     def _no_room(self, needed: int, wanted: ModelSlot) -> str:
         size = f"about {needed >> 20} MiB" if needed else "more"
@@ -280,20 +329,21 @@ class Library:
         if body in self._leaving:
             self._leaving.remove(body)
             self._dispatcher.forget(body)
-            closing = asyncio.get_running_loop().run_in_executor(None, body.loaded.close)
+            closing = errand(f"end of {body.name}", body.loaded.close, lambda _: None)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
+            self.learner.look()
         self._room_changed.set()
 
-    async def close(self) -> None:
-        """Give up what is loading and close what is loaded."""
-        self._loader.shutdown(wait=False, cancel_futures=True)
+    async def close(self, patience_s: float = CLOSING_S) -> None:
+        """Give up what is loading or being learned and close what is loaded."""
+        self.learner.close()
         for slot in self._slots.values():
             if slot.loading:
                 slot.loading.cancel()
             self._dismiss([slot], "")
         if self._closing:  # the backend goes after its models
-            await asyncio.wait(self._closing, timeout=CLOSING_S)
+            await asyncio.wait(self._closing, timeout=patience_s)
 
 
 def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Leaving | None:
@@ -306,6 +356,11 @@ def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Leav
         if key in config.model_fields_set and len(config.exits) != 1:
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
     return None
+
+
+def _close(body: ServedModel) -> None:
+    """Nobody waited for it."""
+    body.loaded.close()
 
 
 def _eviction_rank(group: list[ModelSlot], wanted: list[ModelSlot]) -> tuple[bool, bool, int]:

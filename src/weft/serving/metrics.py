@@ -22,7 +22,9 @@ from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-DROPS = ("queue_full", "expired", "unmeetable", "cancelled", "memory", "draining", "load_failed", "unloaded")
+DROPS = (
+    "queue_full", "expired", "unmeetable", "too_long", "cancelled", "memory", "draining", "load_failed", "unloaded",
+)  # fmt: skip
 """Why a request that could have been computed was not."""
 REFUSALS = ("not_found", "queue_full", "expired", "memory", "draining", "load_failed", "unloaded")
 """Why a request met no model."""

@@ -23,11 +23,14 @@ class ServerProcess:
     """``weft serve`` beside this process, on loopback; ready when the block begins, gone when it ends."""
 
     def __init__(self, *arguments: str) -> None:
-        """*arguments* as on the command line; the ports are chosen by the system unless they say otherwise."""
+        """*arguments* as on the command line; unless they say otherwise, the ports are chosen by the system, and models
+        are cut and measured when it is ready."""
         ports = [
             f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]
-        self._arguments: Sequence[str] = [str(Path(sys.executable).parent / "weft"), "serve", *arguments, *ports]
+        learn = [] if any(each.startswith("--learn") for each in arguments) else ["--learn-first"]
+        weft = str(Path(sys.executable).parent / "weft")
+        self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn]
         self.url = ""
         self.output: deque[str] = deque(maxlen=LINES_KEPT)
         """The last lines that it printed."""

@@ -8,7 +8,6 @@ import logging
 import signal
 import ssl
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,8 +17,11 @@ from weft.errors import InputError, Overloaded
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
 from weft.runtime.backends import make_backend
+from weft.runtime.own_folder import make_folder, remove
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.ending import AT_ONCE_S, GRACE_S, LastResort
+from weft.serving.errands import errand
 from weft.serving.grpc_service import GrpcFace, credentials
 from weft.serving.http import ClientLimits, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
@@ -35,13 +37,13 @@ access = logging.getLogger("weft.access")
 SWITCH_S = 0.0005
 """How long a Python thread may hold the global lock while another waits: lanes report within this."""
 
-CLOSING_S = 1.0
-"""How long connections may take to close once nothing is owed to anybody."""
+CLOSING_S = 0.5
+"""How long connections may take to close once nothing is owed to anybody; and lanes, and models."""
 
 HURRIED_S = 0.1
-"""How long connections may take to close when requests were lost already."""
+"""How long each may take when requests were lost already, or somebody is in a hurry."""
 
-STOPPING_S = 5.0
+STOPPING_S = 0.4
 """How long a segment may take to end once it was told to: an operator that has begun ends by itself only."""
 
 
@@ -53,18 +55,20 @@ class Server:
         make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
         self.backend = make_backend(config.backend)
         self._hurry = asyncio.Event()
-        self._scratch = tempfile.TemporaryDirectory(prefix="weft-") if config.cache is None else None
-        cache = Path(self._scratch.name) if self._scratch else config.cache
+        self._scratch = make_folder() if config.cache is None else None
+        cache = self._scratch or config.cache
         assert cache is not None
         try:
             self._repository = Repository(config.models, cache / "models")
         except BaseException:
             if self._scratch:
-                self._scratch.cleanup()
+                remove(self._scratch)
             raise
         self._cache = cache / "segments"
         self.http_port: int | None = None
         self.grpc_port: int | None = None
+        self.answered = False
+        """It was told to stop, and everybody has their answer."""
 
     async def start(self, say: Callable[[str], None] | None = None) -> None:
         """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
@@ -83,17 +87,17 @@ class Server:
             raise
 
     async def check(self, say: Callable[[str], None] | None, report: Callable[[Service], None]) -> None:
-        """Load as for a start, listen to nobody, show *report* what came of it, and end."""
-        self._open()
+        """Load as for a start and learn it, listen to nobody, show *report* what came of it, and end."""
+        self._open(learn_first=True)
         try:
             _tls(self.config)
             _grpc_tls(self.config)
             await self.service.preload(say)
             report(self.service)
         finally:
-            await self._close_models()
+            await self._close_models(CLOSING_S)
 
-    def _open(self) -> None:
+    def _open(self, *, learn_first: bool = False) -> None:
         """Make the service and what computes for it."""
         config = self.config
         sys.setswitchinterval(SWITCH_S)
@@ -115,6 +119,9 @@ class Server:
             threads=config.threads,
             budget_bytes=config.memory_budget_bytes,
             cache=self._cache,
+            learn_s=config.learn_s,
+            learn_first=learn_first or config.learn_first,
+            max_compute_s=config.max_compute_s or None,
         )
         self.service = Service(config, library, self._dispatcher, telemetry)
 
@@ -159,7 +166,8 @@ class Server:
         if lost:
             log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, self.config.drain_s)
             self._dispatcher.give_up(Overloaded("the server went down before it was done", reason="draining"))
-        await self._close(HURRIED_S if lost else CLOSING_S)
+        self.answered = not lost
+        await self._close(HURRIED_S if lost or self._hurry.is_set() else CLOSING_S)
         return not lost
 
     async def _before(self, end_s: float, *things: Awaitable[None]) -> None:
@@ -182,21 +190,31 @@ class Server:
         if self._grpc:
             await self._grpc.stop(patience_s)
         self._http.close()
-        await self._close_models()
+        await self._close_models(patience_s)
 
-    async def _close_models(self) -> None:
-        self._dispatcher.close(STOPPING_S)
-        await self.service.library.close()
-        await asyncio.to_thread(self.backend.close)
-        await asyncio.to_thread(self.service.telemetry.close)
+    async def _close_models(self, patience_s: float) -> None:
+        """Close what computes; what does not end in time is left behind (``ending``)."""
+        self._dispatcher.close(min(STOPPING_S, patience_s))
+        await self.service.library.close(patience_s)
+        await self._ended("end of the backend", self.backend.close, patience_s)
+        await self._ended("end of the spans", self.service.telemetry.close, patience_s)
         if self._scratch:
-            self._scratch.cleanup()
+            remove(self._scratch)
+
+    async def _ended(self, name: str, close: Callable[[], None], patience_s: float) -> None:
+        """Close something on a thread of its own; whatever it is in, it is not waited for longer than so."""
+        await asyncio.wait([errand(name, close, lambda _: None)], timeout=patience_s)
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for an end, the second for an end at once, a third is the system's affair."""
+    """SIGTERM and SIGINT: the first asks for an end, the second for an end at once, a third is the system's affair.
 
-    def __init__(self) -> None:
+    Whatever threads are in, the process ends in time after the first (``drain_s`` and ``GRACE_S``) and the second.
+    """
+
+    def __init__(self, drain_s: float) -> None:
+        self._drain_s = drain_s
+        self.last_resort = LastResort(lambda: 0 if self.server and self.server.answered else 1)
         self.asked = asyncio.Event()
         self.server: Server | None = None
         self._loop = asyncio.get_running_loop()
@@ -205,8 +223,10 @@ class _Signals:
 
     def _received(self) -> None:
         if not self.asked.is_set():
+            self.last_resort.within(self._drain_s + GRACE_S)
             self.asked.set()
             return
+        self.last_resort.within(AT_ONCE_S)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
         if self.server:
@@ -224,8 +244,21 @@ async def serve(
     *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
     answered at the end.
     """
-    signals = _Signals()
+    signals = _Signals(config.drain_s)
     server = signals.server = Server(config)
+    try:
+        return await _served(server, signals, say, started, finishing)
+    finally:
+        signals.last_resort.disarm()
+
+
+async def _served(
+    server: Server,
+    signals: _Signals,
+    say: Callable[[str], None] | None,
+    started: Callable[[Server], None],
+    finishing: Callable[[int], None] | None,
+) -> bool:
     starting = asyncio.create_task(server.start(say))
     waiting = asyncio.create_task(signals.asked.wait())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from weft.errors import (
@@ -49,6 +49,8 @@ EXTENSIONS = (
     "statistics",
 )
 GOING_DOWN = "the server is going down"
+PRELOADS = 4
+"""Models that are loaded at the same time when the server starts; where they are measured first, one by one."""
 PRIORITIES = {1: 9, 2: 3}
 """Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
 
@@ -337,10 +339,20 @@ class Service:
     # Life
 
     async def preload(self, say: Callable[[str], None] | None = None) -> None:
-        """Load what shall be there from the start; what cannot be loaded is logged and left out."""
-        for slot in list(self.library.slots()) if self.config.preload else ():
+        """Load what shall be there from the start, some at a time; what cannot be loaded is logged and left out.
+
+        *say* hears which model begins to load, in their order.
+        """
+        waiting = iter(list(self.library.slots()) if self.config.preload else ())
+        await asyncio.gather(*(self._preload(waiting, say) for _ in range(1 if self.library.learn_first else PRELOADS)))
+        self.started = True
+        self._tell_readiness()
+
+    async def _preload(self, waiting: Iterator[ModelSlot], say: Callable[[str], None] | None) -> None:
+        """Load one after another of those that wait."""
+        for slot in waiting:
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            done = slot.served or slot.state == "failed"  # with a model of the same body
+            done = slot.served or slot.loading or slot.state == "failed"  # with a model of the same body
             if done or not (slot.config.preload and newest and self.library.fits(slot)):
                 continue  # the others come on demand
             if say:
@@ -351,8 +363,6 @@ class Service:
                 pass  # that is logged where it happens
             except Overloaded as error:
                 log.warning("%s", error)
-        self.started = True
-        self._tell_readiness()
 
     def _tell_readiness(self) -> None:
         """A line in the log where it has changed: whoever watches a probe finds the reason there."""

@@ -69,12 +69,15 @@ class ModelSlot:
 
     def guess_bytes(self) -> int:
         """What its body will need: what it held last time, or the size of its files."""
-        path = self.entry.path
-        try:
-            files = {path, *path.parent.glob(f"{path.stem}*.data")}
-            return self.size_bytes or sum(file.stat().st_size for file in files)
-        except OSError:
-            return 0
+        return self.size_bytes or file_bytes(self.entry.path)
+
+
+def file_bytes(path: Path) -> int:
+    """The size of a model's files; 0 where they cannot be looked at."""
+    try:
+        return sum(file.stat().st_size for file in {path, *path.parent.glob(f"{path.stem}*.data")})
+    except OSError:
+        return 0
 
 
 def signature(path: Path) -> tuple[int, int] | None:

@@ -56,12 +56,15 @@ class ServedModel:
         version: str = "",
         queue_size: int = 256,
         batch_timeout_ms: float = 0.0,
+        max_compute_s: float | None = None,
         leaving: Leaving | None = None,
     ) -> None:
         self.name, self.version, self.loaded, self.leaving = name, version, loaded, leaving
         self.body = self
         self.task: TaskSpec | None = None
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
+        self.max_compute_ns = NO_DEADLINE if max_compute_s is None else round(max_compute_s * 1e9)
+        """How long a request may be computed that has no strict deadline; of a body, for all of its models."""
         self.line = WaitingLine(queue_size)
         """Requests for it that no lane has begun."""
         self.statistics = Statistics()

@@ -77,6 +77,11 @@ class BatchWork:
         self._reached: Reached | None = None
         self.compute_ns = 0
 
+    @property
+    def left_ns(self) -> int:
+        """How long it may still be computed."""
+        return max(0, self.model.max_compute_ns - self.compute_ns)
+
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its samples hold."""
         return self.model.loaded.steady[segment]

@@ -242,10 +242,16 @@ class ProcessBackend:
             return self._link
 
     def open(
-        self, path: Path, options: LoadOptions, cache: Path | None = None, say: Progress | None = None
+        self,
+        path: Path,
+        options: LoadOptions,
+        cache: Path | None = None,
+        say: Progress | None = None,
+        *,
+        learn: bool = True,
     ) -> LoadedModel:
         link = self.link
-        number, told = link.call("open", path, options, cache, clocks.said())
+        number, told = link.call("open", path, options, cache, learn, clocks.said())
         model: Any = ProcessModel(link, number, told)
         return model
 

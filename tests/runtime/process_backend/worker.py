@@ -103,10 +103,10 @@ class Worker:
             self._say(Reply(call.key, None, described(error)))
 
     def _open(
-        self, path: Path, options: LoadOptions, cache: Path | None, segment_s: float | None
+        self, path: Path, options: LoadOptions, cache: Path | None, learn: bool, segment_s: float | None
     ) -> tuple[int, dict[str, Any]]:
         with contextlib.nullcontext() if segment_s is None else said_times(segment_s):
-            model = self._backend.open(path, options, cache)
+            model = self._backend.open(path, options, cache, learn=learn)
         number = next(self._numbers)
         self._models[number] = model
         return number, {name: getattr(model, name) for name in TOLD}

@@ -89,7 +89,7 @@ class CpuLane:
             self._scratch.shrink()
         while True:
             try:
-                return self._tasks.get(timeout=IDLE_S if self._scratch.bytes else None)
+                return self._tasks.get(timeout=IDLE_S if self._scratch.is_large else None)
             except Empty:
                 if self._scratch.is_due(idle=True):
                     self._scratch.shrink()

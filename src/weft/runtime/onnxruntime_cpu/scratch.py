@@ -46,6 +46,11 @@ class Scratch:
         """How much it holds, as far as can be told."""
         return max(0, self._high - self._low)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth giving back."""
+        return self.bytes >= KEPT_BYTES
+
     def ran(self, took_ns: int) -> None:
         """A run has ended."""
         if took_ns >= LONG_NS:
@@ -56,7 +61,7 @@ class Scratch:
 
     def is_due(self, *, idle: bool) -> bool:
         """Whether to shrink the arena now; *idle*: nobody waits for the lane that asks."""
-        if self.bytes < KEPT_BYTES:
+        if not self.is_large:
             return False
         rest = self._now() - max(self._grew, self._shrunk)
         return rest >= self._wait * (IDLE_S * 1e9 if idle else _BUSY_NS)

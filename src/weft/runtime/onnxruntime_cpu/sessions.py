@@ -77,7 +77,10 @@ def open_model(path: Path, threads: int, save: Path | None = None) -> Any:
     """A session over a user's file, optimised as a whole; what ONNX Runtime has against it is a ``ModelError``."""
     if not path.is_file():
         raise ModelError(f"{'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file")
-    weights = read_weights(external_tensors(path))
+    try:
+        weights = read_weights(external_tensors(path))
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror or error}") from error
     try:
         return open_session(path, threads, optimise=True, save=save, weights=weights)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds

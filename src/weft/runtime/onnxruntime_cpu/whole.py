@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def says_independent(session: Any) -> bool:
 
 def _stated_inputs(path: Path) -> Iterator[ValueInfoProto]:
     """The inputs as the file states them; the rest of it is stepped over."""
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, suppress(IndexError):  # ONNX Runtime has formats of its own
         data = Glance(file)
         for number, start, end in fields(data, 0, len(data)):
             for inner, first, last in fields(data, start, end) if number == _GRAPH else ():

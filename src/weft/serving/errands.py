@@ -1,0 +1,71 @@
+"""Errands: calls on threads of their own that nobody has to wait for, not even the end of the process.
+
+What a thread of a pool is in must end before Python does. A model that is being loaded may never be; its thread is a
+daemon, and whoever waits for it may stop waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+GENTLE = 10
+"""How much a thread with no hurry gives way to others: a tenth of a core that somebody else wants. Not less, for it may
+hold Python's lock."""
+
+
+def errand(
+    name: str, call: Callable[[], T], unwanted: Callable[[T], Any], *, gently: bool = False
+) -> asyncio.Future[T]:
+    """Call on a thread of this name; *unwanted* gets the result there if nobody waits for it any more.
+
+    gently: the thread, and those it starts, give way to all others.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        if gently:
+            _give_way()
+        try:
+            result = call()
+        except BaseException as error:
+            _tell(loop, _failed, future, error)
+        else:
+            if not _tell(loop, _done, future, result, unwanted):
+                unwanted(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *about: Any) -> bool:
+    """Let the loop know, if it still runs."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(what, *about)
+        return True
+    return False
+
+
+def _done(future: asyncio.Future[Any], result: Any, unwanted: Callable[[Any], None]) -> None:
+    if future.cancelled():
+        threading.Thread(target=unwanted, args=(result,), name="unwanted", daemon=True).start()
+    else:
+        future.set_result(result)
+
+
+def _failed(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.cancelled():
+        future.set_exception(error)
+
+
+def _give_way() -> None:
+    """Lower the urgency of this thread, where threads have one each: on Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE)
