@@ -522,7 +522,9 @@ class Machine:
 
     def model(self, *ms: Sequence[float], name: str = "", **scripted: Any) -> ServedModel:
         """A scripted model; what is not about its segments goes to the dispatcher."""
-        terms = {key: scripted.pop(key) for key in ("queue_size", "batch_timeout_ms") if key in scripted}
+        terms = {
+            key: scripted.pop(key) for key in ("queue_size", "batch_timeout_ms", "max_compute_s") if key in scripted
+        }
         steering = scripted.pop("steering", None)
         prepared: Any = Scripted(self.stage, *ms, **scripted)
         if steering:

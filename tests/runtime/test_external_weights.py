@@ -97,7 +97,10 @@ def test_tensors_of_nodes_and_of_types_that_numpy_lacks_are_checked_and_left_alo
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     (tmp_path / "w.data").write_bytes(bytes(32))
     found = external_tensors(tmp_path / "m.onnx")
-    assert sorted((each.tensor.name, each.replaceable, each.size) for each in found) == [("b", True, 8), ("v", False, 32)]
+    assert sorted((each.tensor.name, each.replaceable, each.size) for each in found) == [
+        ("b", True, 8),
+        ("v", False, 32),
+    ]
     assert read_weights(found) == {}
     os.truncate(tmp_path / "w.data", 31)
     with pytest.raises(ModelError, match="weights 'v' end at 32"):

@@ -159,7 +159,11 @@ def test_a_model_without_warm_shapes_can_be_stopped_too(tmp_path: Path) -> None:
     from weft.runtime.backend import BatchPart, Step
 
     backend = CpuBackend()
-    model, lane, heard = backend.open(turning(tmp_path / "t.onnx"), LoadOptions(), learn=False), backend.lane(0), Heard()
+    model, lane, heard = (
+        backend.open(turning(tmp_path / "t.onnx"), LoadOptions(), learn=False),
+        backend.lane(0),
+        Heard(),
+    )
     running = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
     running.stop()
     assert heard.end().error is not None

@@ -75,7 +75,7 @@ class Admission:
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
         ahead, begun = 0, {(candidate.stream, candidate.query): rest for candidate, rest in self._rests()}
-        if newcomer and len(begun) >= self._lanes and (victim := newcomer.stops(self._abortable())):
+        if newcomer and len(begun) >= self._lanes and (victim := self._stopped(newcomer)):
             begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
             if queue.waiting:
@@ -89,6 +89,12 @@ class Admission:
                     key = queue.stream, batch.query
                     begun[key] = begun.get(key, 0) + self._queues.rest(batch)
         return _poured(ahead, begun.values(), self._lanes)
+
+    def _stopped(self, newcomer: _Newcomer) -> Candidate | None:
+        """What runs and would be stopped for a request; nothing that others would lose their answers by."""
+        victim = newcomer.stops(self._abortable())
+        batch = self._queues.batch_of(victim) if victim else None
+        return None if batch and any(ticket.strict for ticket in batch.members) else victim
 
     def _yielding(self, queue: StreamQueue, first: int, count: int, newcomer: _Newcomer) -> int:
         """How many of these requests that wait give way."""

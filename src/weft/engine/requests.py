@@ -52,9 +52,7 @@ class Requests:
         self._shares_batches = policy.traits.batches
         self.queues = Queues(remaining, places)
         self._batcher = Batcher(policy, self.queues, remaining)
-        self.admission = Admission(
-            self.queues, self._batcher, policy, rests, abortable, late_gives_way=self._demote
-        )
+        self.admission = Admission(self.queues, self._batcher, policy, rests, abortable, late_gives_way=self._demote)
         self._deadlines = StrictDeadlines()
         self._now = 0
 

@@ -240,8 +240,8 @@ class Policy:
         return None
 
     def burden(self, candidate: Candidate, now: int) -> float | None:
-        """What a request takes for what it is worth, where that decides who gives way when not all can be on time: those
-        with the most. None where it does not."""
+        """What a request takes for what it is worth, where that decides who gives way when not all can be on time:
+        whoever takes the most. None where it does not."""
         return None
 
     @property

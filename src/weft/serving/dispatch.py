@@ -196,7 +196,7 @@ class Dispatcher:
             self._limit_timer = self._loop.call_later(delay_s, self._end_endless)
 
     def _end_endless(self) -> None:
-        """Answer who was computed for too long, and stop what nobody waits for then; strict ones have their deadlines."""
+        """Answer who was computed for too long, and stop what nobody waits for then; strict ones have deadlines."""
         now, limits = self.lanes.now(), [NO_DEADLINE]
         for lane in self.lanes.lanes:
             batch = self._source.queues.batch_of(lane.task.candidate) if lane.task else None

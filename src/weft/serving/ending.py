@@ -47,7 +47,7 @@ def leave_if_stuck(code: int, last_words: str = "") -> None:
     """End the process here and now if threads are left that Python cannot end with."""
     if any(thread.daemon and _computes(thread) for thread in threading.enumerate()):
         if last_words:
-            print(last_words, file=sys.stderr)
+            sys.stderr.write(f"{last_words}\n")
         leave(code)
 
 

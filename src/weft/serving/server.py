@@ -10,7 +10,6 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, Overloaded

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -92,7 +92,7 @@ def read_weights(tensors: list[ExternalTensor]) -> dict[str, Array]:
 
 
 def _tensors(data: Bytes, start: int, end: int, message: int, inside: int) -> Iterator[tuple[TensorProto, bool]]:
-    """Tensors with data elsewhere; all other data is stepped over, so that a large file is looked through in no time."""
+    """Tensors with data elsewhere; all other data is stepped over, so that a large file is soon looked through."""
     found = list(fields(data, start, end))
     if message == _TENSOR and any(number == _EXTERNAL_DATA for number, _, _ in found):
         tensor = TensorProto.FromString(data[start:end])
@@ -135,7 +135,7 @@ def _inside(model: Path, location: str) -> Path:
     return file
 
 
-_NUMPY = {
+_NUMPY: dict[int, np.dtype[Any]] = {
     kind: np.dtype(helper.tensor_dtype_to_np_dtype(kind))
     for kind in (
         TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,

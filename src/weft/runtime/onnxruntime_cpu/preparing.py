@@ -68,7 +68,9 @@ def prepare(
             return _workshop(path, options, cache, say, allowed).finished(place)
         except OutOfTime as error:
             limit = "" if options.learn_s is None else f" within {options.learn_s:g} s"
-            raise ModelError(f"{path}: was not cut and measured{limit}; raise learn_s, or give smaller shapes") from error
+            raise ModelError(
+                f"{path}: was not cut and measured{limit}; raise learn_s, or give smaller shapes"
+            ) from error
 
 
 def _cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> CpuModel | None:

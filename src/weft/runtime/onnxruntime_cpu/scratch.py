@@ -1,4 +1,4 @@
-"""Scratch memory: ONNX Runtime keeps what its largest run took; when that has not been needed for a while it is returned.
+"""Scratch memory: ONNX Runtime keeps what its largest run took, until it has not been needed for a while.
 
 Nobody tells how large the arena is, so the memory of the process is looked at after runs that took long enough to use
 much of it: what it has grown by since the arena was last shrunk is taken for scratch.
