@@ -1,0 +1,109 @@
+"""A server that is told to stop ends, whatever its threads are in; told twice, at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving import live
+from tests.serving.test_serve_endless import ENDLESS, asked, turning
+from tests.serving.test_serve_life import Background, process, times
+from tests.serving.test_serve_models import Refused, infer, send, until
+from weft.serving import ending
+
+STUCK = "import threading; stuck = lambda *_, **__: threading.Event().wait(); "
+"""In a patched server: what never ends, and cannot be stopped."""
+
+
+@contextlib.contextmanager
+def patched(folder: Path, patch: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """``weft serve`` with something in it replaced."""
+    command = f"{STUCK}{patch}; from weft.cli.main import main; main()"
+    arguments = ["serve", str(folder), "--http-port", "0", "--grpc-port", "-1", "--lanes", "1", *options]
+    server = subprocess.Popen(
+        [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    """Where it listens, once it is ready."""
+    assert server.stdout
+    return next(line for line in server.stdout if "http://" in line).split("http://")[1].strip()
+
+
+def test_it_ends_while_a_model_is_being_loaded_that_never_will_be(tmp_path: Path) -> None:
+    times(tmp_path / "times.onnx", 2)
+    with patched(tmp_path, "from weft.serving.library import Library; Library._opened = stuck") as server:
+        assert server.stdout and "loading times" in server.stdout.readline()
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
+    assert server.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_it_ends_while_a_model_is_being_learned_that_never_will_be(tmp_path: Path) -> None:
+    turning(tmp_path / "endless.onnx")
+    (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
+    with process(tmp_path, "--learn-s", "100000", "--drain-s", "600") as (server, _):
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
+    assert server.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_told_twice_it_ends_though_a_lane_cannot_be_stopped(tmp_path: Path) -> None:
+    turning(tmp_path / "turning.onnx")
+    patch = "from weft.runtime.onnxruntime_cpu.model import CpuModel; CpuModel.compute = stuck"
+    with patched(tmp_path, patch, "--drain-s", "100000") as server:
+        where = address(server)
+        waiting = Background(lambda: infer(where, "turning", asked(1)))
+        until(lambda: any(lane["busy"] for lane in send(where, "GET", "/weft/state").json()["lanes"]), "it runs")
+        server.send_signal(signal.SIGTERM)
+        assert server.stdout and any("finishing 1 request" in line for line in server.stdout)
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
+        with pytest.raises((Refused, ConnectionError)):
+            waiting.result()
+    assert server.returncode == 1, errors
+    assert "stopped before every request was answered in full" in errors
+
+
+def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
+    """The last resort: nothing of the usual end is possible any more."""
+    times(tmp_path / "times.onnx", 2)
+    patch = "from weft.serving.server import Server; Server.stop = stuck"
+    with patched(tmp_path, patch, "--drain-s", "0") as server:
+        address(server)
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=live.PATIENCE_S)
+    assert server.returncode == 1
+
+
+def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    resort = ending.LastResort(lambda: 7)
+    resort.within(live.PATIENCE_S)
+    resort.within(0.0)
+    until(lambda: left, "it leaves")
+    resort.within(live.PATIENCE_S)
+    resort.disarm()
+    assert left == [7]
+
+
+def test_a_process_without_such_threads_ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it was not stuck"))
+    monkeypatch.setattr(ending.threading, "enumerate", list)
+    ending.leave_if_stuck(1, "never said")

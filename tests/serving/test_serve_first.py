@@ -1,0 +1,245 @@
+"""Serve first, learn later: a model answers as soon as it can be run, and improves beside its requests; none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import live
+from tests.serving.test_serve_endless import ENDLESS, asked, turning
+from tests.serving.test_serve_life import Background, factor_of, load, some_input, times, unload
+from tests.serving.test_serve_models import assert_same_bits, chain, infer, model, plain, send, session, state, until
+from weft.errors import ModelError
+from weft.runtime.onnxruntime_cpu.whole import REMARK
+from weft.serving.config import ServerConfig
+from weft.serving.library import Library
+from weft.serving.server import Server
+
+PIECES = 8
+"""Of the chain, once it is cut."""
+
+
+@pytest.fixture
+def may_learn(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nothing is learned before this is set."""
+    learned, event = Library._learned, threading.Event()
+
+    def later(self: Library, entry: Any) -> Any:
+        assert event.wait(live.PATIENCE_S)
+        return learned(self, entry)
+
+    monkeypatch.setattr(Library, "_learned", later)
+    yield event
+    event.set()
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chain(tmp_path_factory.mktemp("slow") / "chain.onnx").parent
+
+
+def settle(server: live.Live) -> None:
+    """Wait until nothing is being learned."""
+    server.call(server.server.service.library.learner.settled())
+
+
+def learners() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "learner"]
+
+
+def test_a_model_answers_whole_and_is_replaced_when_it_is_learned(slow: Path, may_learn: threading.Event) -> None:
+    reference, few = session(slow / "chain.onnx"), {"x": some_input()["x"][:2]}
+    with live.running(slow, grpc_port=None, learn_first=False, lanes=2) as server:
+        assert send(server, "GET", "/v2/health/ready").status == 200
+        assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (1, REMARK)
+        assert_same_bits(infer(server, "chain", few), plain(reference, few))
+        with live.Gate(server, "chain", rows=1, foreseen=False) as gate:  # to a whole model, a request is a row
+            running = Background(lambda: infer(server, "chain", some_input()))
+            gate.wait()
+            may_learn.set()
+            settle(server)
+            assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (PIECES, "")
+            assert_same_bits(infer(server, "chain", few), plain(reference, few))
+            both = state(server)["memory"]["used_bytes"]
+        assert_same_bits(running.result(), plain(reference, some_input()))
+        until(lambda: state(server)["memory"]["used_bytes"] < both, "the whole one has left")
+        told = model(server, "chain")
+        assert (told["requests"], told["failures"]) == (3, {})
+
+
+def test_requests_that_come_while_models_are_swapped_are_all_answered(tmp_path: Path) -> None:
+    times(tmp_path / "times.onnx", 1)
+    from tests.serving.test_serve_life import Clients
+
+    with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
+        with Clients(4, lambda seed: factor_of(server, seed)) as clients:
+            for factor in (2.0, 3.0, 4.0):
+                clients.served(10)
+                times(tmp_path / "times.onnx", factor)
+                assert load(server, "times") == 200
+                settle(server)
+            clients.served(10)
+        assert clients.problems == [] and set(clients.statuses) == {200}
+        assert model(server, "times")["requests"] == clients.statuses[200]
+
+
+def test_a_setting_that_cannot_hold_is_told_and_the_model_served_all_the_same(tmp_path: Path) -> None:
+    live.heavy(tmp_path / "fixed.onnx", layers=2, width=16, rows=4)
+    (tmp_path / "fixed.toml").write_text("max_batch = 4\n")
+    with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
+        settle(server)
+        told = model(server, "fixed")
+        assert told["state"] == "ready" and told["message"].startswith("stays whole: max_batch is 4, but the model")
+        assert str(tmp_path) not in told["message"]
+        assert send(server, "GET", "/v2/health/ready").status == 200
+
+
+def test_a_model_that_cannot_be_learned_is_served_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_learn: threading.Event
+) -> None:
+    def fails(self: Library, entry: Any) -> Any:
+        raise ModelError(f"{entry.path}: is too large")
+
+    monkeypatch.setattr(Library, "_learned", fails)
+    times(tmp_path / "times.onnx", 5)
+    with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
+        settle(server)
+        assert model(server, "times")["message"] == "stays whole: is too large"
+        assert factor_of(server, 1) == 5
+
+
+def test_learning_that_never_ends_holds_nobody_not_even_the_end(tmp_path: Path) -> None:
+    turning(tmp_path / "endless.onnx")
+    (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
+    times(tmp_path / "times.onnx", 2)
+    with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
+        assert until(learners, "it is being learned")
+        assert factor_of(server, 1) == 2
+        times(tmp_path / "times.onnx", 3)
+        assert load(server, "times") == 200
+        assert factor_of(server, 1) == 3
+        assert infer(server, "endless", asked(3))
+        assert learners()
+    until(lambda: not learners(), "it was stopped")
+
+
+def test_learning_that_takes_too_long_leaves_the_model_whole(tmp_path: Path) -> None:
+    turning(tmp_path / "endless.onnx")
+    (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
+    with live.running(tmp_path, grpc_port=None, learn_first=False, learn_s=0.1) as server:
+        settle(server)
+        told = model(server, "endless")["message"]
+        assert told.startswith("stays whole: was not cut and measured within 0.1 s")
+        assert infer(server, "endless", asked(3))
+
+
+def test_nothing_is_learned_where_nothing_shall_be(slow: Path) -> None:
+    with live.running(slow, grpc_port=None, learn_s=0.0) as server:
+        settle(server)
+        assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (1, REMARK)
+
+
+def test_where_two_copies_have_no_room_it_is_learned_first(slow: Path) -> None:
+    budget = round((slow / "chain.onnx").stat().st_size * 1.5)
+    with live.running(slow, grpc_port=None, learn_first=False, memory_budget_bytes=budget) as server:
+        assert model(server, "chain")["segments"] == PIECES
+
+
+def test_what_has_no_room_beside_others_is_learned_when_they_leave(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        live.heavy(tmp_path / f"{name}.onnx", layers=6, rows=1)
+        (tmp_path / f"{name}.toml").write_text("grain_ms = 0.0001\nmax_pieces = 3\nmax_batch = 1\n")
+    budget = round((tmp_path / "a.onnx").stat().st_size * 2.5)
+    with live.running(tmp_path, grpc_port=None, learn_first=False, memory_budget_bytes=budget) as server:
+        settle(server)
+        assert [model(server, name)["segments"] for name in ("a", "b")] == [1, 1]
+        assert unload(server, "b") == 200
+        until(lambda: model(server, "a")["segments"] == 3, "it is learned")
+        assert server.server.service.library.evictions == 0
+
+
+def test_a_file_that_changed_meanwhile_is_not_met_before_it_is_loaded(
+    tmp_path: Path, may_learn: threading.Event
+) -> None:
+    times(tmp_path / "times.onnx", 1)
+    with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
+        times(tmp_path / "times.onnx", 2)
+        may_learn.set()
+        settle(server)
+        assert factor_of(server, 1) == 1
+        assert load(server, "times") == 200
+        settle(server)
+        assert factor_of(server, 1) == 2
+
+
+def test_what_was_learned_of_a_model_that_left_is_dropped(tmp_path: Path, may_learn: threading.Event) -> None:
+    times(tmp_path / "times.onnx", 1)
+    with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
+        assert unload(server, "times") == 200
+        may_learn.set()
+        settle(server)
+        assert model(server, "times")["state"] == "unloaded"
+        assert state(server)["memory"]["used_bytes"] == 0
+
+
+def test_with_a_cache_it_is_learned_once(slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live.running(slow, grpc_port=None, learn_first=False, cache=tmp_path / "cache") as server:
+        settle(server)
+        assert model(server, "chain")["segments"] == PIECES
+    monkeypatch.setattr(Library, "_learned", None)
+    with live.running(slow, grpc_port=None, learn_first=False, cache=tmp_path / "cache") as server:
+        assert model(server, "chain")["segments"] == PIECES
+
+
+# Loads
+
+
+def test_a_load_that_never_ends_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stuck", "times"):
+        times(tmp_path / f"{name}.onnx", 2)
+        (tmp_path / f"{name}.toml").write_text("preload = false\n")
+    opened, begun, may_go_on = Library._opened, threading.Event(), threading.Event()
+
+    def held(self: Library, entry: Any) -> Any:
+        if entry.name == "stuck":
+            begun.set()
+            assert may_go_on.wait(live.PATIENCE_S)
+        return opened(self, entry)
+
+    monkeypatch.setattr(Library, "_opened", held)
+    with live.running(tmp_path, grpc_port=None) as server:
+        x = {"x": some_input()["x"][:1, :4]}
+        waiting = Background(lambda: infer(server, "stuck", x))
+        assert begun.wait(live.PATIENCE_S)
+        assert factor_of(server, 1) == 2
+        assert model(server, "stuck")["state"] == "loading"
+        may_go_on.set()
+        assert (waiting.result()["y"] == 2 * x["x"]).all()
+
+
+def test_a_server_loads_several_models_at_once_and_names_them_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        times(tmp_path / f"{name}.onnx", 2)
+    opened, together, said = Library._opened, threading.Barrier(len(names)), list[str]()
+
+    def all_at_once(self: Library, entry: Any) -> Any:
+        together.wait(live.PATIENCE_S)
+        return opened(self, entry)
+
+    async def start() -> None:
+        server = Server(ServerConfig(models=(str(tmp_path),), http_port=0, grpc_port=None, lanes=1))
+        await server.start(said.append)
+        assert server.service.is_ready()
+        await server.stop()
+
+    monkeypatch.setattr(Library, "_opened", all_at_once)
+    asyncio.run(start())
+    assert said == names
