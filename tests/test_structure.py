@@ -73,7 +73,7 @@ ROOM = "weft.runtime.onnxruntime_cpu"
 """A backend, which the server knows by the protocol only."""
 
 ROOM_USERS = {"runtime/backends.py", "stitching/running/racing.py"}
-"""Who wants that one and no other, besides itself and ``tuning/quantised``."""
+"""Who wants that one and no other, besides itself, its workers and ``tuning/quantised``."""
 
 
 def name_of(path: Path) -> str:
@@ -148,7 +148,9 @@ def test_a_heavy_package_is_imported_only_where_it_is_used(package):
 def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
     users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
     assert {
-        name for name in users if not name.startswith(("runtime/onnxruntime_cpu/", "tuning/quantised/"))
+        name
+        for name in users
+        if not name.startswith(("runtime/onnxruntime_cpu/", "runtime/isolated/", "tuning/quantised/"))
     } == ROOM_USERS
 
 

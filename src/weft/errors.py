@@ -23,6 +23,7 @@ WeftError
     ├── Expired           its deadline passed, or cannot be met any more
     ├── Cancelled         its client went away
     └── Failed            our own fault
+        └── WorkerDied    the process that computed it died
 
 The split is by who can do something about it, because that is what the command line asks.
 """
@@ -163,6 +164,20 @@ class Cancelled(RequestError):
 
 class Failed(RequestError):
     """Our own fault."""
+
+
+class WorkerDied(Failed):
+    """The process that computed it died, or is not there yet."""
+
+    reason = "worker_died"
+
+    def __init__(self, message: str, *, suspects: int = 0, again_s: float = 0.0) -> None:
+        """*suspects*: how many steps, this one among them, may be why; 0: this one had nothing to do with it.
+
+        again_s: when it is worth trying again.
+        """
+        super().__init__(message)
+        self.suspects, self.again_s = suspects, again_s
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

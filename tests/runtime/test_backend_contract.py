@@ -1,4 +1,4 @@
-"""What every backend does, whatever device it has: the one in this process and the one in another."""
+"""What every backend does, whatever device it has: the one in this process, and those in another."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.runtime.exit_nets import EXITS, SIDE, conv_net
+from tests.runtime.isolated.contract import ContractBackend
 from tests.runtime.process_backend import ProcessBackend
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
@@ -24,9 +25,9 @@ from weft.runtime.backends import BACKENDS, make_backend
 SEGMENT_S = 0.001
 
 
-@pytest.fixture(scope="module", params=["onnxruntime", "process"])
+@pytest.fixture(scope="module", params=["onnxruntime", "process", "isolated"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    made = make_backend(request.param)
+    made: Backend = ContractBackend() if request.param == "isolated" else make_backend(request.param)
     yield made
     made.close()
 

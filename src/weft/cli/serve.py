@@ -65,6 +65,13 @@ def command(
     backend: Annotated[
         str | None, machine(show_default="onnxruntime", help="What runs the models: onnxruntime, or one installed.")
     ] = None,
+    isolation: Annotated[
+        str | None,
+        machine(show_default="threads", help="Where models run: threads, process (a worker each) or group:NAME (one)."),
+    ] = None,
+    worker_memory: Annotated[
+        str | None, machine(show_default="no limit", help="For each worker process, as 2g.")
+    ] = None,
     pin: Annotated[
         bool | None, machine("--pin/--no-pin", show_default="no-pin", help="Keep every lane on a core of its own.")
     ] = None,
@@ -117,6 +124,7 @@ def command(
         "models": tuple(sources) if sources else None,
         "policy_options": parse_options(option) or None,
         "memory_budget_bytes": parse_bytes("--memory-budget", memory_budget),
+        "worker_memory_bytes": parse_bytes("--worker-memory", worker_memory),
         "max_body_bytes": parse_bytes("--max-body", max_body),
     }
     settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)

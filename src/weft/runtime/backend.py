@@ -52,6 +52,8 @@ class LoadOptions:
     """Batched although an operator looks across rows; so is a file that says so."""
     learn_s: float | None = None
     """How long it may be run with made-up inputs to cut, measure and warm it up; None: as long as it takes."""
+    isolation: str | None = None
+    """The workers that run it, by the name of their group; None: the process that opens it. Not a part of the model."""
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from weft.errors import InputError, unknown_name
 from weft.runtime.backend import Backend
+from weft.runtime.isolated.limits import WorkerLimits
 
 ENTRY_POINTS = "weft.backends"
 """The group in which other packages name theirs: something that is called without arguments and gives a ``Backend``."""
@@ -30,6 +32,16 @@ def make_backend(name: str = DEFAULT) -> Backend:
     if name not in others:
         raise InputError(unknown_name("backend", name, [*BACKENDS, *others]))
     return _loaded(others[name])
+
+
+def isolating(backend: Backend, limits: WorkerLimits) -> Backend:
+    """A backend that can also run models in worker processes, where there is such a one."""
+    if sys.platform != "linux":
+        return backend
+    from weft.runtime.isolated.backend import IsolatingBackend
+    from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+
+    return IsolatingBackend(backend, limits) if isinstance(backend, CpuBackend) else backend
 
 
 def _loaded(entry: EntryPoint) -> Backend:

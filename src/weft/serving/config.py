@@ -39,6 +39,9 @@ Name = Annotated[str, Field(min_length=1, strict=True), AfterValidator(printable
 Threshold = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
+Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-]{1,64})$", strict=True)]
+"""Where a model runs: in threads of the server, in a worker process of its own, or in that of a group."""
+
 LARGEST_BATCH = 256
 """Rows; the engine keeps the times of every size up to a model's largest."""
 
@@ -97,6 +100,8 @@ class ModelConfig(BaseModel):
     """In a stitched file: model -> what is set for it alone."""
     max_compute_s: Seconds | None = None
     """How long a request without a strict deadline may be computed, 0 without end; the server's where left out."""
+    isolation: Isolation | None = None
+    """Where it runs; as the server says where left out."""
 
     def for_task(self, name: str) -> ModelConfig:
         """The settings of one of the models of a stitched file."""
@@ -195,6 +200,17 @@ class ServerConfig:
     """Whether that is done before a model is served, or beside it."""
     max_compute_s: Seconds = 60.0
     """How long a request without a strict deadline may be computed; 0: without end."""
+    isolation: Isolation = "threads"
+    """"threads" of the server, a worker "process" for each model, or one for all of them: "group:NAME"."""
+    worker_memory_bytes: Bytes | None = None
+    """What a worker may have; no limit where left out."""
+    worker_kill_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 0.5
+    """How long a segment in a worker may take to end that was told to stop; its worker is killed then."""
+    worker_spare: StrictBool = True
+    """Keep a second worker with the same models, which takes over at once."""
+    worker_deaths: Count = 5
+    """A model whose worker dies more often than that within ``worker_deaths_s`` takes no requests for a while."""
+    worker_deaths_s: Seconds = 8.0
 
     def __post_init__(self) -> None:
         _check(self)

@@ -16,15 +16,17 @@ from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.for_requests import request_engine
 from weft.engine.tickets import Batch, Ticket
-from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded, RequestError, UnfitInputs, first_line
+from weft.errors import Cancelled, Expired, Failed, Overloaded, RequestError, first_line
 from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.runtime.backend import Backend
+from weft.runtime.breaker import breaker_of
 from weft.runtime.lanes import LaneExecutor
 from weft.runtime.tensors import Array
 from weft.serving.leaving import EXIT
 from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.refusals import refused
+from weft.serving.second_tries import SecondTries, said
 from weft.serving.streams import Remaining, ServedModel, ServedStream, ServedStreams
 from weft.serving.tickets import BatchWork, ClientTicket, MixedWork, Reply
 
@@ -60,6 +62,7 @@ class Dispatcher:
         )
         self.streams = ServedStreams(self._source, programs)
         self._tickets: set[ClientTicket] = set()
+        self.second_tries = SecondTries(lambda: self.lanes.now())
         self.recorder = Recorder()
         self._last_batch: dict[int, Batch] = {}
         self._last_end: dict[int, int] = {}
@@ -89,6 +92,7 @@ class Dispatcher:
     def submit(self, ticket: ClientTicket) -> None:
         """Take a request, or raise why not; its ``reply`` is called once, on this thread."""
         now, model = self.lanes.now(), ticket.model
+        self._check_deaths(ticket)
         stream = self.streams.of(model, ticket.inputs)
         self._account()
         ticket.enter(stream, now)
@@ -99,6 +103,13 @@ class Dispatcher:
             raise refused(model, refusal, self._source.queues.line)
         model.body.leases += 1
         self._tickets.add(ticket)
+
+    def _check_deaths(self, ticket: ClientTicket) -> None:
+        """Refuse what has killed workers: its inputs, or its model."""
+        self.second_tries.admit(ticket)
+        breaker = breaker_of(ticket.model.loaded)
+        if breaker:
+            breaker.admit()
 
     def _account(self) -> None:
         """See what has ended, so that nobody is refused for work that is done; answers go out in the next turn."""
@@ -228,7 +239,7 @@ class Dispatcher:
         if work.model.leaving:
             self._depart(work)
         else:
-            for ticket, outputs in work.results():
+            for ticket, outputs in _results(work):
                 ticket.compute_ns += work.compute_ns
                 self._settle(ticket, outputs)
         self._executed(stream, work)
@@ -282,16 +293,27 @@ class Dispatcher:
         self._settle(ticket, Overloaded(f"{ticket.model.name}: its queue is full; send it again later"))
 
     def failed(self, batch: Batch, error: Exception) -> None:
-        """Tell whoever sent it; in a batch that may have been any of them, so each is tried alone."""
+        """Tell whoever sent it, or try it again: alone, for in a batch it may have been any of them."""
+        alone, now = len(batch.members) == 1, self.lanes.now()
         for ticket in batch.members:
             assert isinstance(ticket, ClientTicket)
-            if len(batch.members) == 1:
-                self._settle(ticket, _said(ticket.model.name, error))
-            elif not ticket.gone:
-                ticket.stream, ticket.began = self.streams.of(ticket.model, ticket.inputs, alone=True).index, 0
-                ticket.compute_ns, ticket.progress = 0, None
-                self._source.put(ticket)
-                self._pump_soon()
+            slack = ticket.due - now - self._source.queues.whole(ticket.stream) if ticket.strict else NO_DEADLINE
+            verdict = self.second_tries.verdict(ticket, error, alone=alone, slack_ns=slack)
+            if isinstance(verdict, RequestError):
+                self._settle(ticket, verdict)
+            elif verdict:
+                self._loop.call_later(verdict, self._try_again, ticket)
+            else:
+                self._try_again(ticket)
+
+    def _try_again(self, ticket: ClientTicket) -> None:
+        """Let a request wait for its turn once more, from its inputs on, in a batch of its own."""
+        if ticket.gone:
+            return
+        ticket.stream, ticket.began = self.streams.of(ticket.model, ticket.inputs, alone=True).index, 0
+        ticket.compute_ns, ticket.progress = 0, None
+        self._source.put(ticket)
+        self._pump_soon()
 
     def ended(self, batch: Batch) -> None:
         if isinstance(batch.work, BatchWork):
@@ -435,14 +457,14 @@ def _too_long(model: ServedModel) -> Expired:
     return Expired(f"{model.name}: it was computed for more than {limit_s:g} s (max_compute_s)", reason="too_long")
 
 
+def _results(work: BatchWork) -> list[tuple[ClientTicket, dict[str, Array] | RequestError]]:
+    """Every ticket with its outputs; where those of a batch do not fit its requests, these alone hear of it."""
+    try:
+        return list(work.results())
+    except Exception as error:
+        log.exception("%s: the outputs of a batch do not fit its requests", work.model.name)
+        return [(ticket, said(ticket.model.name, error)) for ticket in work.tickets]
+
+
 def _nobody(ticket: ClientTicket, outcome: object) -> None:
     """Stands where a reply was once it has been given."""
-
-
-def _said(model: str, error: Exception) -> RequestError:
-    """What a client is told when its inputs could not be computed: mostly a free dimension the model cannot take."""
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, UnfitInputs):
-        return BadRequest(f"{model} cannot compute these inputs: {first_line(error)}")
-    return Failed(f"{model}: {type(error).__name__}: {first_line(error)}")

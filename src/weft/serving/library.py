@@ -22,6 +22,7 @@ from weft.runtime.backend import Backend, LoadedModel, LoadOptions
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
+from weft.serving.isolation import group_of
 from weft.serving.learning import Learner
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
@@ -49,12 +50,14 @@ class Library:
         learn_s: float = 60.0,
         learn_first: bool = True,
         max_compute_s: float | None = None,
+        isolation: str = "threads",
     ) -> None:
         """learn_s: how long a model may be tried out; 0: not at all. learn_first: before it is served.
 
         max_compute_s: how long a request may be computed, where neither it nor its model says otherwise.
+        isolation: where models run that do not say so themselves (``isolation.group_of``).
         """
-        self.repository, self.backend = repository, backend
+        self.repository, self.backend, self._isolation = repository, backend, isolation
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
@@ -236,6 +239,7 @@ class Library:
             confidence=config.exit_confidence,
             independent_rows=config.rows is not None,
             learn_s=self._learn_s or None,
+            isolation=group_of(entry, self._isolation, self.backend),
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)
         try:

@@ -15,6 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.runtime.breaker import Breaker, breaker_of
+from weft.runtime.isolated.limits import WorkerCounts
 from weft.serving.leaving import Leaving
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
@@ -24,6 +26,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 DROPS = (
     "queue_full", "expired", "unmeetable", "too_long", "cancelled", "memory", "draining", "load_failed", "unloaded",
+    "breaker", "quarantined",
 )  # fmt: skip
 """Why a request that could have been computed was not."""
 REFUSALS = ("not_found", "queue_full", "expired", "memory", "draining", "load_failed", "unloaded")
@@ -31,9 +34,10 @@ REFUSALS = ("not_found", "queue_full", "expired", "memory", "draining", "load_fa
 TRITON_REASONS = {
     "REJECTED": frozenset(DROPS) - {"cancelled"},
     "CANCELED": frozenset({"cancelled"}),
-    "BACKEND": frozenset({"internal"}),
+    "BACKEND": frozenset({"internal", "worker_died"}),
 }
 """Triton's reason for a failure -> ours; all others are its OTHER."""
+BREAKER_STATES = {"closed": 0, "trying": 1, "open": 2}
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32)
 
 
@@ -55,6 +59,7 @@ class _ModelRow(NamedTuple):
     queued: int
     leaving: Leaving | None = None
     threshold: float = 0.0
+    breaker: Breaker | None = None
 
 
 class _Look(NamedTuple):
@@ -86,7 +91,8 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
         return _ModelRow(labels, slot.statistics, 0, slot.waiters)
     queued, leaving = served.line.waiting, served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
-    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold)
+    breaker = breaker_of(served.loaded)
+    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker)
 
 
 # The format
@@ -205,6 +211,12 @@ def _exits(model: _ModelRow) -> dict[str, float]:
 
 def _lanes(service: Service) -> dict[str, float]:
     return {str(lane.index): lane.busy_ticks / 1e9 for lane in service.dispatcher.lanes.lanes}
+
+
+def _workers(service: Service) -> WorkerCounts:
+    """What became of worker processes, where the backend has some."""
+    counts = getattr(service.library.backend, "counts", None)
+    return counts() if counts else WorkerCounts(0, 0)
 
 
 def _resident_bytes() -> int | None:
@@ -342,6 +354,26 @@ FAMILIES = (
     ),
     _counter(
         "weft_evictions_total", "Models that left to make room for others.", _server(lambda s: s.library.evictions)
+    ),
+    _counter(
+        "weft_worker_deaths_total",
+        "Worker processes that died.",
+        _server(lambda s: _workers(s).deaths),
+    ),
+    _counter(
+        "weft_worker_restarts_total",
+        "Worker processes that were started in the place of dead ones.",
+        _server(lambda s: _workers(s).restarts),
+    ),
+    _gauge(
+        "weft_worker_breaker",
+        "0: requests are taken; 1: one is being tried; 2: none are, for the worker died too often.",
+        _model_each(lambda m: BREAKER_STATES[m.breaker.state] if m.breaker else 0),
+    ),
+    _counter(
+        "weft_quarantines_total",
+        "Requests that killed their worker twice.",
+        _server(lambda s: s.dispatcher.second_tries.quarantines),
     ),
     _gauge("weft_in_flight", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
     _gauge("weft_uptime_seconds", "Time since the start.", _server(lambda s: (s.now() - s.started_ns) / 1e9)),

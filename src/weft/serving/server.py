@@ -15,7 +15,7 @@ from typing import Any
 from weft.errors import InputError, Overloaded
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
-from weft.runtime.backends import make_backend
+from weft.runtime.backends import isolating, make_backend
 from weft.runtime.own_folder import make_folder, remove
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -24,6 +24,7 @@ from weft.serving.errands import errand
 from weft.serving.grpc_service import GrpcFace, credentials
 from weft.serving.http import ClientLimits, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
+from weft.serving.isolation import limits_of
 from weft.serving.library import Library
 from weft.serving.repository import Repository
 from weft.serving.routes import Routes
@@ -52,7 +53,7 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
-        self.backend = make_backend(config.backend)
+        self.backend = isolating(make_backend(config.backend), limits_of(config))
         self._hurry = asyncio.Event()
         self._scratch = make_folder() if config.cache is None else None
         cache = self._scratch or config.cache
@@ -121,6 +122,7 @@ class Server:
             learn_s=config.learn_s,
             learn_first=learn_first or config.learn_first,
             max_compute_s=config.max_compute_s or None,
+            isolation=config.isolation,
         )
         self.service = Service(config, library, self._dispatcher, telemetry)
 

@@ -256,7 +256,7 @@ class Service:
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request would be taken; NotFound if there is no such model."""
         slot = self.library.find(name, version)
-        return slot.served is not None or (slot.state == "unloaded" and not slot.shut)
+        return not slot.outage and (slot.served is not None or (slot.state == "unloaded" and not slot.shut))
 
     async def loaded(self, name: str, version: str = "") -> ModelSlot:
         """A model that is in memory, brought there if need be."""
@@ -307,8 +307,8 @@ class Service:
             {
                 "name": slot.entry.name,
                 "version": slot.entry.version,
-                "state": names.get(slot.state, "UNAVAILABLE"),
-                "reason": slot.message if slot.state != "ready" else "",
+                "state": "UNAVAILABLE" if slot.outage else names.get(slot.state, "UNAVAILABLE"),
+                "reason": slot.outage or (slot.message if slot.state != "ready" else ""),
             }
             for slot in self.library.slots()
         ]

@@ -9,6 +9,7 @@ from typing import Literal
 
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel
+from weft.runtime.breaker import breaker_of
 from weft.serving.config import ModelConfig
 from weft.serving.repository import ModelEntry
 from weft.serving.statistics import Statistics
@@ -66,6 +67,12 @@ class ModelSlot:
         """It cannot be loaded, as long as its file stays as it is."""
         self.message, self.failed_on = message, signature(self.entry.path)
         self.state = "ready" if self.served else "failed"
+
+    @property
+    def outage(self) -> str:
+        """Why a model that is loaded takes no requests for a while; nothing where it does."""
+        breaker = breaker_of(self.served.loaded) if self.served else None
+        return breaker.why if breaker else ""
 
     def guess_bytes(self) -> int:
         """What its body will need: what it held last time, or the size of its files."""

@@ -25,7 +25,8 @@ class ClientTicket(Ticket):
     """
 
     __slots__ = (
-        "batch_size", "began", "best_effort", "compute_ns", "inputs", "model", "progress", "reply", "rows",
+        "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "model", "progress", "reply", "rows",
+        "tries",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,8 @@ class ClientTicket(Ticket):
         self.began = 0
         self.batch_size = 0
         self.compute_ns = 0
+        self.deaths = self.tries = 0
+        """Workers that died while they computed it, and how often it was tried again for such a reason."""
         self.progress: RequestRows | None = None
         """Where it has several rows, those that have left their exits behind."""
 

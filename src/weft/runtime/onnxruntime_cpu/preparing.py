@@ -96,7 +96,7 @@ def _workshop(path: Path, options: LoadOptions, cache: Path | None, say: Progres
 def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
     try:
         made_with = dataclasses.asdict(options)
-        del made_with["learn_s"]
+        del made_with["learn_s"], made_with["isolation"]  # where and how long do not change what it is
         return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error

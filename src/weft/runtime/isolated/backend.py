@@ -1,0 +1,121 @@
+"""ONNX Runtime on the CPU, in threads of the server or in worker processes, as each model is to have it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from weft.errors import ModelError
+from weft.runtime.backend import LoadedModel, LoadOptions, Progress
+from weft.runtime.breaker import Breaker
+from weft.runtime.isolated.group import Hands, ModelFile, WorkerGroup, signature
+from weft.runtime.isolated.lane import IsolatingLane
+from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
+from weft.runtime.isolated.model import IsolatedModel
+from weft.runtime.isolated.watchman import Watchman
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+
+
+class IsolatingBackend:
+    """Opens models in this process, or where their options name a group, in the workers of that group."""
+
+    isolates = True
+
+    def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None) -> None:
+        self._inner, self.limits = inner, limits or WorkerLimits()
+        self.name, self.platform, self.inline = inner.name, inner.platform, inner.inline
+        self.memory_bytes = inner.memory_bytes
+        self.now = inner.now
+        self._watchman = Watchman(self.limits.kill_s)
+        self._spawner = ThreadPoolExecutor(1, "spawner")
+        self._carrier = ThreadPoolExecutor(1, "carrier")
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._groups: dict[str, WorkerGroup] = {}
+        self._users: dict[WorkerGroup, int] = {}
+        """Models that a group has or is about to have."""
+        self._past = WorkerCounts(0, 0)
+        """Of groups that are gone."""
+
+    def open(
+        self,
+        path: Path,
+        options: LoadOptions,
+        cache: Path | None = None,
+        say: Progress | None = None,
+        *,
+        learn: bool = True,
+    ) -> LoadedModel:
+        more: dict[str, Any] = {} if learn else {"learn": False}
+        if options.isolation is None or not path.is_file():
+            return self._inner.open(path, options, cache, say, **more)
+        group = self._joined(options.isolation, cache)
+        try:
+            file = ModelFile(next(self._numbers), path, options, learn, signature(path))
+            kept = group.open(file)
+        except OSError as error:
+            self._leave(group)
+            raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except BaseException:
+            self._leave(group)
+            raise
+        breaker = Breaker(self.limits.endurance, self.now)
+        return IsolatedModel(group, kept, breaker, self._closed)
+
+    def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
+        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+        return IsolatingLane(index, self.now, cores[index % len(cores)] if cores else None)
+
+    def counts(self) -> WorkerCounts:
+        """How often workers died, and were started again."""
+        with self._lock:
+            all_of_them = [self._past, *(each.counts for each in self._users)]
+        return WorkerCounts(*map(sum, zip(*all_of_them, strict=True)))
+
+    def groups(self) -> dict[str, WorkerGroup]:
+        """The groups there are, by name."""
+        with self._lock:
+            return dict(self._groups)
+
+    def close(self) -> None:
+        """End all workers."""
+        with self._lock:
+            groups = list(self._users)
+        for group in groups:
+            group.close()
+        self._watchman.close()
+        self._spawner.shutdown()
+        self._carrier.shutdown()
+
+    def _joined(self, name: str, cache: Path | None) -> WorkerGroup:
+        with self._lock:
+            group = self._groups.get(name)
+            if group is None:
+                hands = Hands(self.now, self._spawner, self._carrier, self._watchman.watch)
+                group = self._groups[name] = WorkerGroup(name, self.limits, hands, cache)
+            self._users[group] = self._users.get(group, 0) + 1
+            return group
+
+    def _leave(self, group: WorkerGroup) -> None:
+        """A model of a group is gone, and the group with its last one."""
+        with self._lock:
+            self._users[group] -= 1
+            if self._users[group]:
+                return
+            del self._users[group]
+            if self._groups.get(group.name) is group:
+                del self._groups[group.name]
+            past, ended = self._past, group.counts
+            self._past = WorkerCounts(past.deaths + ended.deaths, past.restarts + ended.restarts)
+        group.close()
+
+    def _closed(self, model: IsolatedModel) -> None:
+        with self._lock:
+            others = self._users.get(model.group, 0) > 1
+        if others:
+            model.group.forget(model.number)
+        self._leave(model.group)

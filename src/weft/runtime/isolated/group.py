@@ -1,0 +1,356 @@
+"""A worker, its spare, and the models they both have.
+
+The spare is a second process with the same models open, from the cache of the first. When the worker dies the spare
+takes its place at once, and another spare is made ready beside. A group that has neither for a moment says so, and
+whoever wants a step tries again. Folders are granted to a process when it starts, so a model from another folder means
+another process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from weft.errors import Failed, ModelError, WorkerDied
+from weft.runtime.backend import LoadOptions
+from weft.runtime.isolated.confinement import Confinement
+from weft.runtime.isolated.described import ModelDescription
+from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
+from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
+from weft.runtime.onnxruntime_cpu.cache import external_files
+
+log = logging.getLogger("weft.workers")
+
+STARTING_S = 0.05
+"""When a step is worth another try, if no worker is there yet."""
+
+MOST_FAILURES = 5
+"""Workers in a row that could not be made ready, after which nobody tries any more."""
+
+LONGEST_PAUSE_S = 5.0
+
+
+class Hands(NamedTuple):
+    """What all workers of a backend share: its clock, and threads."""
+
+    now: Callable[[], int]
+    spawner: Executor
+    carrier: Executor
+    watch: Callable[[WorkerRun], None]
+
+
+class ModelFile(NamedTuple):
+    """A model as it was opened, to be opened in another process as the same."""
+
+    number: int
+    path: Path
+    options: LoadOptions
+    learn: bool
+    signature: tuple[tuple[str, int, int, int], ...]
+    """The files it was made of, and what changes when they do."""
+
+    def changed(self) -> bool:
+        try:
+            return signature(self.path) != self.signature
+        except OSError:
+            return True
+
+
+@dataclass(eq=False)
+class KeptModel:
+    """A model of a group, in whichever processes."""
+
+    file: ModelFile
+    description: ModelDescription
+    rows: set[int]
+    """Batch sizes that were prepared."""
+    lost: str = ""
+    """Why it cannot be had any more."""
+
+
+class WorkerGroup:
+    """The workers of one group of models."""
+
+    def __init__(self, name: str, limits: WorkerLimits, hands: Hands, cache: Path | None) -> None:
+        self.name, self.limits, self._hands = name, limits, hands
+        self.now = hands.now
+        self.counts = WorkerCounts(0, 0)
+        self.worker: WorkerProcess | None = None
+        self.spare: WorkerProcess | None = None
+        self.lost = ""
+        """Why no worker can be started any more."""
+        self._kept: dict[int, KeptModel] = {}
+        self._lock = threading.Lock()
+        self._preparing = threading.RLock()
+        """Held while models are opened."""
+        self._keeper: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._building: set[WorkerProcess] = set()
+        """Processes that are not ready yet."""
+        self.folder, self._temporary = own_folder(name, cache)
+        self._scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
+
+    # Models
+
+    def open(self, file: ModelFile) -> KeptModel:
+        """Open a model in the worker; the spare follows. ``ModelError`` if it cannot be opened."""
+        with self._preparing:
+            self.lost = ""
+            try:
+                worker = self._fit(file.path)
+                described = self._opened(worker, file)
+            except WorkerDied as error:
+                raise ModelError(f"{file.path}: cannot be opened: {error}") from error
+            kept = self._kept[file.number] = KeptModel(file, described, set())
+            worker.opened.add(file.number)
+        self._keep()
+        return kept
+
+    def prepare(self, kept: KeptModel, rows: int) -> None:
+        """Have what batches of so many rows need in all processes that have the model."""
+        kept.rows.add(rows)
+        for process in self._processes():
+            if kept.file.number in process.opened:
+                process.call("prepare", kept.file.number, rows)
+
+    def forget(self, number: int) -> None:
+        """Close a model; the others stay."""
+        with self._lock:
+            self._kept.pop(number, None)
+        for process in self._processes():
+            if number in process.opened:
+                process.opened.discard(number)
+                try:
+                    process.call("close", number)
+                except (WorkerDied, RuntimeError) as error:
+                    log.debug("model %d of %s went with its worker: %s", number, self.name, error)
+
+    def charge(self, number: int) -> WorkerProcess:
+        """The worker that has a model; ``WorkerDied`` says when to ask again, ``Failed`` that there is none."""
+        worker, kept = self.worker, self._kept.get(number)
+        if worker is not None and number in worker.opened:
+            return worker
+        if self.lost or kept is None or kept.lost:
+            raise Failed(self.lost or (kept.lost if kept else "the model is closed"))
+        raise WorkerDied("its worker is being started", again_s=STARTING_S)
+
+    # Processes
+
+    def _processes(self) -> list[WorkerProcess]:
+        return [each for each in (self.worker, self.spare) if each is not None and each.alive]
+
+    def _fit(self, path: Path) -> WorkerProcess:
+        """A worker that may read a model's folder: the one there is, or another one with all the models."""
+        worker = self.worker
+        if worker is not None and worker.alive and _folders(path) <= worker.readable:
+            return worker
+        fresh = self._started([path])
+        with self._lock:
+            old, self.worker = self.worker, fresh
+            spare, self.spare = self.spare, None
+        for each in (old, spare):
+            if each is not None:
+                each.close()
+        return fresh
+
+    def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
+        """A new process with all models open."""
+        folders = frozenset[str]().union(*map(_folders, [*more, *(each.file.path for each in self._models())]))
+        writable = (str(self.folder),)
+        wanted = Confinement(
+            os.getpid(), self.limits.memory_bytes, self.limits.open_files, tuple(sorted(folders)), writable
+        )
+        hands = self._hands
+        process = WorkerProcess(
+            self.name,
+            wanted,
+            str(self._scratch),
+            now=hands.now,
+            spawner=hands.spawner,
+            carrier=hands.carrier,
+            watch=hands.watch,
+            died=self._died,
+        )
+        self._building.add(process)
+        try:
+            if self._closed.is_set():
+                raise WorkerDied("its server ends")
+            process.await_ready()
+            self._complete(process)
+        except BaseException:
+            process.close()
+            raise
+        finally:
+            self._building.discard(process)
+        return process
+
+    def _models(self) -> list[KeptModel]:
+        with self._lock:
+            return list(self._kept.values())
+
+    def _complete(self, process: WorkerProcess) -> None:
+        """Open what it lacks."""
+        for kept in self._models():
+            number = kept.file.number
+            if number in process.opened or kept.lost:
+                continue
+            if kept.file.changed():
+                kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
+                continue
+            try:
+                again = self._opened(process, kept.file)
+            except ModelError as error:
+                kept.lost = f"it could not be opened again: {error}; load it again"
+                continue
+            if again.segments != kept.description.segments or again.outputs != kept.description.outputs:
+                kept.lost = "it came out otherwise when its worker was started again; load it again"
+                continue
+            for rows in sorted(kept.rows):
+                process.call("prepare", number, rows)
+            process.opened.add(number)
+
+    def _opened(self, process: WorkerProcess, file: ModelFile) -> ModelDescription:
+        options = dataclasses.asdict(dataclasses.replace(file.options, isolation=None))
+        text = process.call("open", file.number, str(file.path), options, str(self.folder), file.learn)
+        try:
+            return ModelDescription.model_validate_json(text)
+        except ValidationError as error:
+            process.kill("it told of a model that cannot be")
+            raise ModelError(f"{file.path}: what its worker tells of it cannot be") from error
+
+    # Deaths
+
+    def _died(self, process: WorkerProcess, models: set[Charged]) -> None:
+        """A process has died, and these models ran on it; called on the thread that saw it."""
+        with self._lock:
+            self.counts = self.counts._replace(deaths=self.counts.deaths + 1)
+            if process is self.worker:
+                self.worker, self.spare = self.spare, None
+            elif process is self.spare:
+                self.spare = None
+        for model in models:
+            breaker = getattr(model, "breaker", None)
+            if breaker:
+                breaker.died()
+        log.warning("worker %d of %s died: %s", process.pid, self.name, process.death)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Have a thread see that worker and spare are there."""
+        with self._lock:
+            if self._keeper is None and not self._closed.is_set():
+                self._keeper = threading.Thread(target=self._restore, name=f"keeper of {self.name}", daemon=True)
+                self._keeper.start()
+
+    def _restore(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                with self._preparing:
+                    if not self._step_of_keeper():
+                        return
+                failures = 0
+            except Exception as error:  # a process that cannot be made ready; the next may be
+                failures += 1
+                log.warning("a worker of %s could not be made ready: %s", self.name, error)
+                if failures >= MOST_FAILURES:
+                    self._give_up(error)
+                    return
+                self._closed.wait(min(LONGEST_PAUSE_S, 0.1 * 2**failures))
+
+    def _step_of_keeper(self) -> bool:
+        """Do one thing that is missing; False, and the thread ends, where nothing is."""
+        with self._lock:
+            worker, spare = self.worker, self.spare
+            wanted = {number for number, kept in self._kept.items() if not kept.lost}
+            incomplete = [each for each in (worker, spare) if each is not None and wanted - each.opened]
+            whole = worker is not None and (spare is not None or not self.limits.spare)
+            if not self._kept or self._closed.is_set() or (whole and not incomplete):
+                self._keeper = None
+                return False
+        if incomplete:
+            self._mend(incomplete[0])
+        else:
+            self._install(self._started())
+        return True
+
+    def _mend(self, process: WorkerProcess) -> None:
+        """Open in a process what it lacks; one that may not read it is replaced."""
+        folders = frozenset[str]().union(*(_folders(each.file.path) for each in self._models()))
+        if folders <= process.readable or process is self.worker:
+            self._complete(process)
+            return
+        with self._lock:
+            self.spare = None
+        process.close()
+
+    def _install(self, process: WorkerProcess) -> None:
+        with self._lock:
+            if self.counts.deaths:
+                self.counts = self.counts._replace(restarts=self.counts.restarts + 1)
+            if self._closed.is_set() or (self.worker is not None and self.spare is not None):
+                unwanted: WorkerProcess | None = process
+            elif self.worker is None:
+                self.worker, unwanted = process, None
+            else:
+                self.spare, unwanted = process, None
+        if unwanted is not None:
+            unwanted.close()
+
+    def _give_up(self, error: Exception) -> None:
+        with self._lock:
+            self._keeper = None
+            if self.worker is None:
+                self.lost = f"its worker cannot be started again: {error}; load it again"
+
+    def close(self) -> None:
+        """End all processes, and take away what they left."""
+        self._closed.set()
+        with self._lock:
+            processes = [*self._building, *(each for each in (self.worker, self.spare) if each is not None)]
+            self.worker, self.spare, keeper = None, None, self._keeper
+        for each in processes:
+            each.close()
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join()
+        for folder in (self._scratch, *([self.folder] if self._temporary else [])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What changes when the files of a model do."""
+    found = []
+    for each in (path, *external_files(path)):
+        state = each.stat()
+        found.append((each.name, state.st_ino, state.st_size, state.st_mtime_ns))
+    return tuple(found)
+
+
+def _folders(path: Path) -> frozenset[str]:
+    """Where the files of a model are, links followed."""
+    files = (path, *(external_files(path) if path.is_file() else ()))
+    return frozenset(str(folder) for each in files for folder in (each.absolute().parent, each.resolve().parent))
+
+
+def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
+    """A folder that no other group writes to, and whether it is for this time only."""
+    if cache is not None:
+        folder = cache.absolute() / f"worker-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder, False
+        except OSError as error:
+            log.warning("models of %s are not cached: %s", name, error)
+    return Path(tempfile.mkdtemp(prefix="weft-")), True

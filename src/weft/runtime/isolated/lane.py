@@ -1,0 +1,40 @@
+"""A lane for models in threads and models in workers: a thread for the one kind, and what runs there of the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from weft.runtime.onnxruntime_cpu.lane import CpuLane
+
+
+class RunElsewhere(Protocol):
+    """A step of this lane that a worker computes."""
+
+    over: bool
+    watched: threading.Event | None
+    """Set when it has ended."""
+
+
+class IsolatingLane(CpuLane):
+    """A lane by its number, which every worker has, too."""
+
+    def __init__(self, index: int, now: Callable[[], int], core: int | None = None) -> None:
+        super().__init__(index, now, core)
+        self.index, self.core = index, core
+        self.run: RunElsewhere | None = None
+        """The last one."""
+
+    def close(self, patience_s: float | None = None) -> bool:
+        end_s = None if patience_s is None else time.monotonic() + patience_s
+        ended = self._ended_elsewhere(patience_s)
+        return super().close(None if end_s is None else max(0.0, end_s - time.monotonic())) and ended
+
+    def _ended_elsewhere(self, patience_s: float | None) -> bool:
+        run = self.run
+        if run is None:
+            return True
+        run.watched = threading.Event()
+        return run.over or run.watched.wait(patience_s)

@@ -1,0 +1,29 @@
+"""What workers may have, and what is done when they die."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.runtime.breaker import Endurance
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """The limits of every worker of a server."""
+
+    memory_bytes: int | None = None
+    open_files: int = 1024
+    kill_s: float = 0.5
+    """How long a step may take to end that was told to stop."""
+    spare: bool = True
+    """Whether a second process stands by."""
+    endurance: Endurance = field(default_factory=Endurance)
+
+
+class WorkerCounts(NamedTuple):
+    """What became of workers."""
+
+    deaths: int
+    restarts: int
+    """Workers that were started after one had died."""

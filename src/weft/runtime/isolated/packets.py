@@ -1,0 +1,203 @@
+"""Packets between a server and a worker: a head in JSON, and behind it the bytes of tensors, unless they are many.
+
+Nothing is unpickled. What comes from a worker is only ever numbers, texts and arrays of known types, and whoever reads
+a packet that is none raises ``Garbled``.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from weft.runtime.isolated import memory
+from weft.runtime.tensors import DATATYPES, Array
+
+INLINE_BYTES = 32 << 10
+"""Tensors of a step that have no more bytes together travel in the packet."""
+
+LARGEST_PACKET = 128 << 10
+"""Longer ones travel in a file of their own."""
+
+MOST_FILES = 2
+DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
+_FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
+_HEAD = 4
+"""Bytes that tell how long the head is."""
+
+
+class Garbled(Exception):
+    """The other side sent what cannot be read."""
+
+
+class Packet(NamedTuple):
+    """What was received; the bytes hold until the next one is."""
+
+    head: list[Any]
+    tensors: Any
+    files: list[int]
+
+
+class Line:
+    """One end of a connection that keeps packets apart; any thread may send, one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._buffer = bytearray(LARGEST_PACKET)
+
+    @property
+    def file(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, head: Sequence[Any], pieces: Sequence[Any] = (), files: Sequence[int] = (), *, wait: bool) -> None:
+        """Send a packet; OSError if the other side is gone or, unless it may *wait*, does not listen."""
+        text = orjson.dumps(head)
+        packet = b"".join([len(text).to_bytes(_HEAD, "little"), text, *pieces])
+        if len(packet) <= LARGEST_PACKET:
+            self._send(packet, files, wait)
+            return
+        kept, file = memory.made(len(packet))
+        try:
+            kept.write([np.frombuffer(packet, np.uint8)], [0])
+            self._send(b"", [*files, file], wait, len(packet))
+        finally:
+            os.close(file)
+
+    def _send(self, packet: bytes, files: Sequence[int], wait: bool, elsewhere: int = 0) -> None:
+        packet = packet or b"\xff\xff\xff\xff" + elsewhere.to_bytes(8, "little")
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        self._socket.sendmsg([packet], rights, 0 if wait else socket.MSG_DONTWAIT)
+
+    def receive(self) -> Packet:
+        """The next packet; EOFError when the other side is gone."""
+        size, rights, _, _ = self._socket.recvmsg_into([self._buffer], _FILES_BYTES)
+        if not size:
+            raise EOFError
+        files = _files(rights)
+        try:
+            return _read(memoryview(self._buffer)[:size], files)
+        except (ValueError, TypeError, IndexError) as error:  # orjson's is a ValueError
+            close_all(files)
+            raise Garbled(str(error)) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def close_all(files: Iterable[int]) -> None:
+    """Close files that nobody wants."""
+    for file in files:
+        os.close(file)
+
+
+def pair() -> tuple[Line, socket.socket]:
+    """A line, and its other end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST_PACKET)
+    return Line(ours), theirs
+
+
+def _files(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def _read(packet: memoryview, files: list[int]) -> Packet:
+    length = int.from_bytes(packet[:_HEAD], "little")
+    if length == 0xFFFFFFFF:
+        size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
+        packet = memoryview(memory.taken(files.pop()).bytes)[:size]
+        length = int.from_bytes(packet[:_HEAD], "little")
+    head = orjson.loads(packet[_HEAD : _HEAD + length])
+    if not isinstance(head, list):
+        raise ValueError("a packet without a list")
+    return Packet(head, packet[_HEAD + length :], files)
+
+
+# Tensors
+
+
+class Laid(NamedTuple):
+    """Tensors that were described: their bytes, and where each piece goes."""
+
+    pieces: list[Array]
+    places: list[int]
+
+    @property
+    def size(self) -> int:
+        return self.places[-1] + len(self.pieces[-1]) if self.pieces else 0
+
+
+def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], int, int]]:
+    """Name, type, shape, place and bytes of each tensor; the bytes are added to *laid*."""
+    told = []
+    for name, value in values.items():
+        kind = DATATYPE_OF[value.dtype]
+        piece = _texts(value) if kind == "BYTES" else np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        place = memory.aligned(laid.size)
+        laid.pieces.append(piece)
+        laid.places.append(place)
+        told.append((name, kind, value.shape, place, len(piece)))
+    return told
+
+
+def padded(laid: Laid) -> list[Array]:
+    """The pieces one behind another, with what lies between them."""
+    found, at = [], 0
+    for piece, place in zip(laid.pieces, laid.places, strict=True):
+        found += [np.zeros(place - at, np.uint8), piece] if place > at else [piece]
+        at = place + len(piece)
+    return found
+
+
+def restore(told: Any, source: Any, *, copied: bool) -> dict[str, Any]:
+    """Tensors from their descriptions, out of the bytes of *source*; Garbled where they cannot be."""
+    try:
+        return {name: _tensor(kind, shape, place, size, source, copied) for name, kind, shape, place, size in told}
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise Garbled(f"no tensors: {error}") from error
+
+
+def _tensor(kind: str, shape: list[int], place: int, size: int, source: Any, copied: bool) -> Any:
+    dtype = DATATYPES[kind]
+    if not all(type(each) is int and each >= 0 for each in (place, size, *shape)) or place + size > len(source):
+        raise ValueError(f"{kind} {shape} at {place}, {size} bytes of {len(source)}")
+    count = prod(shape)
+    if kind == "BYTES":
+        return np.array(_split(bytes(source[place : place + size]), count), np.object_).reshape(shape)
+    if count * dtype.itemsize != size:
+        raise ValueError(f"{kind} {shape} of {size} bytes")
+    if not size:
+        return np.empty(shape, dtype)
+    found = np.frombuffer(source, dtype, count, place).reshape(shape)
+    return found.copy() if copied else found
+
+
+def _texts(values: Array) -> Array:
+    """Strings as their lengths and their bytes."""
+    texts = [each if isinstance(each, bytes) else str(each).encode() for each in values.ravel().tolist()]
+    lengths = np.array([len(each) for each in texts], np.uint32)
+    return np.frombuffer(lengths.tobytes() + b"".join(texts), np.uint8)
+
+
+def _split(data: bytes, count: int) -> list[bytes]:
+    if len(data) < 4 * count:
+        raise ValueError(f"{count} texts in {len(data)} bytes")
+    lengths = np.frombuffer(data, np.uint32, count).tolist() if count else []
+    if 4 * count + sum(lengths) != len(data):
+        raise ValueError(f"{count} texts of other lengths than {len(data)} bytes")
+    found, at = [], 4 * count
+    for length in lengths:
+        found.append(data[at : at + length])
+        at += length
+    return found

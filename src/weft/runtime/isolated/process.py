@@ -1,0 +1,445 @@
+"""The server's side of one worker: the process, its lines, what runs there, and its death.
+
+Steps are sent on the thread that starts them. One thread reads, tells of ends as it hears of them, and sees the process
+to its end. A worker that sends what cannot be read, or takes no more work, is killed as if it had died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import orjson
+
+from weft.errors import WorkerDied
+from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
+from weft.runtime.isolated import memory, packets
+from weft.runtime.isolated.confinement import Confinement
+from weft.runtime.isolated.described import heard
+from weft.runtime.isolated.lane import IsolatingLane
+from weft.runtime.isolated.packets import Garbled, Laid, Line, Packet
+
+log = logging.getLogger("weft.workers")
+
+PATIENCE_S = 2.0
+"""How long a process that was told to end may take."""
+
+SOON_S = 0.002
+"""When a step that a worker did not have to do with its death may be tried again: another one is in charge then."""
+
+CARRIED_BYTES = 4 << 20
+"""Larger inputs are copied on a thread beside, or the event loop would wait for it."""
+
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE")
+"""What a worker has of the server's environment, in which there may be secrets."""
+
+
+class Charged(Protocol):
+    """A model, as far as a worker looks at it."""
+
+    number: int
+
+    def check(self, segment: int, rows: int, made: Sequence[StepOutput]) -> None:
+        """``Garbled`` if that cannot be what a segment gives."""
+        ...
+
+
+class HeldValues:
+    """Values in the memory of a worker; they are freed with this."""
+
+    __slots__ = ("number", "worker")
+
+    def __init__(self, worker: WorkerProcess, number: int) -> None:
+        self.worker, self.number = worker, number
+
+    def __del__(self) -> None:
+        self.worker.free(self.number)
+
+
+class WorkerRun:
+    """A step that a worker was given."""
+
+    __slots__ = ("_ended", "began", "lane", "model", "number", "over", "step", "watched", "worker")
+
+    def __init__(
+        self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended
+    ) -> None:
+        self.worker, self.number, self.lane, self.model, self.step = worker, number, lane, model, step
+        self._ended: Ended | None = ended
+        self.began = worker.now()
+        self.over = False
+        self.watched: threading.Event | None = None
+
+    def stop(self) -> None:
+        if not self.over:
+            self.worker.halt(self)
+
+    def urge(self) -> None:
+        """Tell it to stop."""
+        self.worker.tell(["halt", self.number])
+
+    def kill(self, why: str) -> None:
+        """End the worker because of it."""
+        self.worker.kill(why, self)
+
+    def end(self, end: StepEnd) -> None:
+        """Tell of its end, once."""
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        try:
+            ended(end)
+        except Exception:
+            log.exception("the end of a step could not be told")
+        self.over = True
+        if self.watched:
+            self.watched.set()
+
+    def fail(self, error: Exception) -> None:
+        self.end(StepEnd(self.began, max(self.began, self.worker.now()), error=error))
+
+
+class _LaneLine:
+    """The line to a worker's lane, with the memory for tensors both ways."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.outward: memory.TensorMemory | None = None
+        self.inward: memory.TensorMemory | None = None
+
+    def send(self, head: list[Any], laid: Laid) -> None:
+        """Send a step; large tensors go into the memory, which is passed on if it is new."""
+        if laid.size <= packets.INLINE_BYTES:
+            self.line.send(head, packets.padded(laid), wait=False)
+            return
+        files: list[int] = []
+        if self.outward is None or self.outward.size < laid.size:
+            self.outward, file = memory.made(laid.size)
+            files.append(file)
+        try:
+            self.outward.write(laid.pieces, laid.places)
+            self.line.send(head, files=files, wait=False)
+        finally:
+            packets.close_all(files)
+            if self.outward.size > memory.KEPT_BYTES:
+                self.outward = None
+
+
+class WorkerProcess:
+    """A worker: a process that was started and, once ``ready``, takes models and steps."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self,
+        name: str,
+        confinement: Confinement,
+        scratch: str,
+        *,
+        now: Callable[[], int],
+        spawner: Executor,
+        carrier: Executor,
+        watch: Callable[[WorkerRun], None],
+        died: Callable[[WorkerProcess, set[Charged]], None],
+    ) -> None:
+        """*spawner*: a thread that lives as long as the server, or its end would be the worker's."""
+        self.name, self.now, self.number = name, now, next(self._numbers)
+        self.readable = frozenset(confinement.readable)
+        self.opened: set[int] = set()
+        """Numbers of the models it has."""
+        self.death = ""
+        """How it died."""
+        self._carrier, self._watch, self._died = carrier, watch, died
+        self._lock = threading.Lock()
+        self._keys = itertools.count(1)
+        self._runs: dict[int, WorkerRun] = {}
+        self._calls: dict[int, Future[Any]] = {}
+        self._lanes: dict[int, _LaneLine] = {}
+        self._freed: deque[int] = deque()
+        self._hello: Future[None] = Future()
+        self._closing, self._why = False, ""
+        self._blamed: WorkerRun | None = None
+        self._line, theirs = packets.pair()
+        try:
+            self.process = spawner.submit(_started, theirs.fileno(), confinement, scratch).result()
+        finally:
+            theirs.close()
+        self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self.death
+
+    def await_ready(self) -> None:
+        """Return when it can be given work; ``WorkerDied`` if it never can."""
+        self._hello.result()
+
+    # Steps
+
+    def begin(self, lane: IsolatingLane, model: Charged, step: Step, ended: Ended) -> WorkerRun:
+        """Have a step computed."""
+        run = WorkerRun(self, next(self._keys), lane, model, step, ended)
+        lane.run = run
+        with self._lock:
+            if not self.death:
+                self._runs[run.number] = run
+        if self.death:
+            run.fail(self.lost())
+            return run
+        laid, parts = Laid([], []), list[Any]()
+        try:
+            for part in step.parts:
+                values, rows = part.values, None if part.rows is None else list(part.rows)
+                held = isinstance(values, HeldValues)
+                told = None if held else packets.describe(values, laid)
+                parts.append((values.number if held else 0, rows, told))
+        except Exception as error:  # an array of no known type
+            self._take(run.number)
+            run.fail(error)
+            return run
+        if laid.size > CARRIED_BYTES:
+            self._carrier.submit(self._send, run, parts, laid)
+        else:
+            self._send(run, parts, laid)
+        return run
+
+    def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
+        shared = laid.size > packets.INLINE_BYTES
+        step = run.step
+        head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, self._to_free()]
+        try:
+            self._lane(run.lane).send(head, laid)
+        except OSError as error:
+            if not self.death:
+                self.kill(f"it takes no more work: {error}")
+        except Exception as error:  # nobody shall wait for what was not sent
+            if self._take(run.number):
+                run.fail(error)
+
+    def _lane(self, lane: IsolatingLane) -> _LaneLine:
+        """The line to a lane, opened when it is first used."""
+        found = self._lanes.get(lane.index)
+        if found is None:
+            line, theirs = packets.pair()
+            with theirs:
+                self._line.send(["lane", lane.index, lane.core], files=[theirs.fileno()], wait=False)
+            found = self._lanes[lane.index] = _LaneLine(line)
+        return found
+
+    def _take(self, number: int) -> WorkerRun | None:
+        with self._lock:
+            return self._runs.pop(number, None)
+
+    def halt(self, run: WorkerRun) -> None:
+        """Tell a step to stop, and see that it does."""
+        run.urge()
+        self._watch(run)
+
+    def free(self, number: int) -> None:
+        """Nobody needs these values any more; it hears so with the next step, or now if there is none."""
+        self._freed.append(number)
+        if not self._runs:
+            self._flush()
+
+    def _to_free(self) -> list[int]:
+        found = []
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(self._freed.popleft())
+        return found
+
+    def _flush(self) -> None:
+        if freed := self._to_free():
+            self.tell(["free", freed])
+
+    def tell(self, head: list[Any]) -> None:
+        """Send what needs no answer."""
+        with contextlib.suppress(OSError):  # it is gone, or so busy that a step which it shall stop is killed soon
+            self._line.send(head, wait=False)
+
+    def lost(self, suspects: int = 0) -> WorkerDied:
+        """What is said of a step that went with it."""
+        again_s = 0.0 if suspects else SOON_S
+        return WorkerDied(f"the worker that computed it died: {self.death}", suspects=suspects, again_s=again_s)
+
+    # Calls
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Have something done that may take long, and wait for it."""
+        future: Future[Any] = Future()
+        with self._lock:
+            key = next(self._keys)
+            if not self.death:
+                self._calls[key] = future
+        if self.death:
+            raise self.lost()
+        try:
+            self._line.send(["call", key, method, arguments], wait=True)
+        except OSError as error:
+            self.kill(f"it takes no more calls: {error}")
+        return future.result()
+
+    # Its end
+
+    def kill(self, why: str, blamed: WorkerRun | None = None) -> None:
+        """End it at once; *blamed*: the step that is why."""
+        self._why, self._blamed = self._why or why, self._blamed or blamed
+        self.process.kill()
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self._closing = True
+        self.tell(["bye"])
+        self._reader.join(PATIENCE_S)
+        if self._reader.is_alive():
+            self.process.kill()
+            self._reader.join()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._hear(self._line.receive())
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # whatever it sent, it cannot be trusted any more
+            self._why = self._why or f"it sent what cannot be read ({error})"
+        self.process.kill()
+        self._bury(self.process.wait())
+
+    def _bury(self, code: int) -> None:
+        """Everything that ran there ends, after whoever keeps the worker has heard of it."""
+        with self._lock:
+            self.death = "it was closed" if self._closing else self._why or ended_by(code)
+            runs, self._runs = list(self._runs.values()), {}
+            calls, self._calls = list(self._calls.values()), {}
+        blamed = [self._blamed] if self._blamed in runs and self._blamed else runs
+        if self._closing:
+            blamed = []
+        else:
+            self._died(self, {run.model for run in blamed})
+        for run in runs:
+            run.fail(self.lost(len(blamed) if run in blamed else 0))
+        for future in [self._hello, *calls]:
+            if not future.done():
+                future.set_exception(self.lost())
+        for line in (self._line, *(each.line for each in list(self._lanes.values()))):
+            line.close()
+
+    # What it says
+
+    def _hear(self, packet: Packet) -> None:
+        kind, *rest = packet.head
+        if kind == "over":
+            self._over(packet, *rest)
+        elif kind == "reply":
+            self._reply(*rest)
+        elif kind == "hello":
+            self._greet(*rest)
+        else:
+            packets.close_all(packet.files)
+            raise Garbled(f"{kind!r} is nothing a worker says")
+
+    def _over(self, packet: Packet, number: int, began: int, ended: int, made: Any, shared: bool, problem: Any) -> None:
+        run = self._take(number)
+        if run is None:
+            packets.close_all(packet.files)
+            raise Garbled(f"step {number} does not run")
+        try:
+            end = self._read_end(run, packet, began, ended, made, shared, problem)
+        except BaseException:
+            with self._lock:
+                self._runs[number] = run  # it ends with the worker
+            raise
+        run.end(end)
+        if not self._runs:
+            self._flush()
+
+    def _read_end(
+        self, run: WorkerRun, packet: Packet, began: int, ended: int, made: Any, shared: bool, problem: Any
+    ) -> StepEnd:
+        """The end of a step; its times are ours where the worker's cannot be."""
+        now = self.now()
+        ended = min(max(run.began, int(ended)), now)
+        began = min(max(run.began, int(began)), ended)
+        lane = self._lanes[run.lane.index]
+        if packet.files:
+            lane.inward = memory.taken(packet.files[0])
+        if problem is not None:
+            return StepEnd(began, ended, error=heard(problem))
+        if shared and lane.inward is None:
+            raise Garbled("no memory was sent")
+        source = lane.inward.bytes if shared and lane.inward else packet.tensors
+        outputs = [
+            StepOutput(HeldValues(self, int(number)) if number else {}, packets.restore(answers, source, copied=True))
+            for number, answers in made
+        ]
+        if lane.inward and lane.inward.size > memory.KEPT_BYTES:
+            lane.inward = None
+        run.model.check(run.step.segment, run.step.rows, outputs)
+        return StepEnd(began, ended, outputs)
+
+    def _reply(self, key: int, result: Any, problem: Any) -> None:
+        with self._lock:
+            future = self._calls.pop(key, None)
+        if future is None:
+            raise Garbled(f"nobody called {key!r}")
+        if problem is None:
+            future.set_result(result)
+        else:
+            future.set_exception(heard(problem))
+
+    def _greet(self, done: list[str], lacking: list[str]) -> None:
+        log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, done)))
+        if lacking:
+            log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, lacking)))
+        self._hello.set_result(None)
+
+
+def ended_by(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name}, from outside or for want of memory" if -code == signal.SIGKILL else name
+
+
+def _started(line: int, confinement: Confinement, scratch: str) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that knows the modules of this one, and next to nothing of its environment."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    paths = os.pathsep.join(dict.fromkeys(os.path.abspath(each) for each in sys.path if each))
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "weft.runtime.isolated.worker",
+        str(line),
+        orjson.dumps(asdict(confinement)).decode(),
+    ]
+    return subprocess.Popen(
+        command,
+        env={**kept, **one_thread, "PYTHONPATH": paths, "TMPDIR": scratch, "HOME": scratch},
+        pass_fds=[line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=scratch,
+        start_new_session=True,
+    )

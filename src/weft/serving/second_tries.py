@@ -1,0 +1,101 @@
+"""What becomes of a request whose batch could not be computed: it is told so, or tried once more.
+
+A batch that fails is tried again member by member, for any of them may have been why. One whose worker died has another
+try if there is time for it. If the worker dies again, the request is not tried any more; if it was alone there, it is
+to blame, and others that bring the same inputs are refused for a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from weft.errors import BadRequest, Failed, Overloaded, RequestError, UnfitInputs, WorkerDied, first_line
+from weft.runtime.tensors import Array
+from weft.serving.tickets import ClientTicket
+
+log = logging.getLogger("weft.engine")
+
+MOST_DEATHS = 2
+"""A request that was on so many workers when they died is not tried again."""
+MOST_TRIES = 600
+"""However little a request has to do with it: half a minute of a worker that is being started."""
+QUARANTINE_S = 60.0
+MOST_QUARANTINED = 256
+
+
+class SecondTries:
+    """Decides who is tried again; *now* is the clock of the lanes."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._quarantined: OrderedDict[bytes, int] = OrderedDict()
+        """Digests of inputs that killed their workers, and until when they are refused."""
+        self.quarantines = 0
+
+    def admit(self, ticket: ClientTicket) -> None:
+        """Refuse inputs that killed their worker twice; nothing is looked at while there are none."""
+        if not self._quarantined:
+            return
+        now = self._now()
+        while self._quarantined and next(iter(self._quarantined.values())) <= now:
+            self._quarantined.popitem(last=False)
+        until = self._quarantined.get(_digest(ticket)) if self._quarantined else None
+        if until is not None:
+            rest_s = (until - now) / 1e9
+            raise Overloaded(
+                f"{ticket.model.name}: the same inputs killed their worker twice; refused for {rest_s:.0f} s more",
+                reason="quarantined",
+                retry_after_s=rest_s,
+            )
+
+    def verdict(self, ticket: ClientTicket, error: Exception, *, alone: bool, slack_ns: int) -> RequestError | float:
+        """What a request is told, or in how many seconds it is tried again.
+
+        slack_ns: what is left until its strict deadline once it was computed.
+        """
+        if not isinstance(error, WorkerDied):
+            return said(ticket.model.name, error) if alone else 0.0
+        ticket.tries += 1
+        ticket.deaths += error.suspects > 0
+        if ticket.deaths >= MOST_DEATHS:
+            self._quarantine(ticket, error)
+            return said(ticket.model.name, error)
+        if ticket.tries >= MOST_TRIES or slack_ns < error.again_s * 1e9:
+            return said(ticket.model.name, error)
+        return error.again_s
+
+    def _quarantine(self, ticket: ClientTicket, error: WorkerDied) -> None:
+        """Inputs that were alone with their worker when it died for the second time are to blame."""
+        log.warning("%s: a request was on %d workers when they died: %s", ticket.model.name, ticket.deaths, error)
+        if error.suspects > 1 or ticket.gone:
+            return
+        self.quarantines += 1
+        self._quarantined[_digest(ticket)] = self._now() + round(QUARANTINE_S * 1e9)
+        if len(self._quarantined) > MOST_QUARANTINED:
+            self._quarantined.popitem(last=False)
+
+
+def said(model: str, error: Exception) -> RequestError:
+    """What a client is told when its inputs could not be computed: mostly a free dimension the model cannot take."""
+    if isinstance(error, WorkerDied):
+        return WorkerDied(f"{model}: {error}", suspects=error.suspects)
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, UnfitInputs):
+        return BadRequest(f"{model} cannot compute these inputs: {first_line(error)}")
+    return Failed(f"{model}: {type(error).__name__}: {first_line(error)}")
+
+
+def _digest(ticket: ClientTicket) -> bytes:
+    digest = hashlib.blake2b(f"{ticket.model.name}\0{ticket.model.version}".encode(), digest_size=16)
+    _add(digest, ticket.inputs)
+    return digest.digest()
+
+
+def _add(digest: hashlib.blake2b, inputs: Mapping[str, Array]) -> None:
+    for name, value in sorted(inputs.items()):
+        digest.update(f"\0{name}\0{value.dtype}\0{value.shape}\0".encode())
+        digest.update(repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes())

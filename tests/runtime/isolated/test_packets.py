@@ -1,0 +1,193 @@
+"""What server and worker send each other: tensors of every type, packets of every length, and nonsense."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.errors import ModelError, UnfitInputs
+from weft.runtime.isolated import memory, packets
+from weft.runtime.isolated.described import ModelDescription, heard, told
+from weft.runtime.isolated.packets import Garbled, Laid, Line
+from weft.runtime.tensors import DATATYPES
+
+
+def lines() -> tuple[Line, Line]:
+    ours, theirs = packets.pair()
+    return ours, Line(theirs)
+
+
+def travelled(values: dict[str, Any]) -> dict[str, Any]:
+    """Tensors that were described, laid one behind another, and restored."""
+    laid = Laid([], [])
+    described = packets.describe(values, laid)
+    data = b"".join(map(bytes, packets.padded(laid)))
+    assert len(data) == laid.size
+    return packets.restore(described, data, copied=True)
+
+
+@pytest.mark.parametrize("kind", [name for name in DATATYPES if name != "BYTES"])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4), (1,)])
+def test_tensors_of_every_type_come_as_they_went(kind: str, shape: tuple[int, ...]) -> None:
+    value = np.arange(np.prod(shape, dtype=int)).astype(DATATYPES[kind]).reshape(shape)
+    found = travelled({"a": value, "b": value})
+    for each in found.values():
+        assert each.dtype == value.dtype and each.shape == shape and np.array_equal(each, value)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_texts_come_as_bytes(texts: list[bytes]) -> None:
+    found = travelled({"n": np.zeros(3, np.int8), "x": np.array(texts, np.object_)})["x"]
+    assert found.tolist() == texts and found.dtype == np.object_
+
+
+def test_tensors_need_not_lie_in_one_piece() -> None:
+    value = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    assert np.array_equal(travelled({"x": value})["x"], value)
+
+
+def test_long_packets_travel_in_a_file_and_short_ones_in_line() -> None:
+    ours, theirs = lines()
+    for size in (0, 10, packets.LARGEST_PACKET, 5 * packets.LARGEST_PACKET):
+        piece = np.arange(size, dtype=np.uint8)
+        ours.send(["x", size], [piece], wait=True)
+        packet = theirs.receive()
+        assert packet.head == ["x", size] and bytes(packet.tensors) == piece.tobytes() and not packet.files
+    ours.close()
+    with pytest.raises(EOFError):
+        theirs.receive()
+    theirs.close()
+
+
+def test_who_may_not_wait_hears_that_nobody_listens() -> None:
+    ours, theirs = lines()
+    piece = np.zeros(packets.LARGEST_PACKET // 2, np.uint8)
+    with pytest.raises(BlockingIOError):
+        for _ in range(1000):
+            ours.send(["x"], [piece], wait=False)
+    theirs.close()
+    with pytest.raises(OSError):
+        ours.send(["x"], wait=False)
+    ours.close()
+
+
+def test_memory_is_seen_by_both_and_cannot_be_cut_short() -> None:
+    here, file = memory.made(100_000)
+    copy = os.dup(file)
+    with pytest.raises(PermissionError):
+        os.ftruncate(file, 10)
+    os.close(file)
+    there = memory.taken(copy)
+    here.write([np.full(10, 7, np.uint8)], [64])
+    assert there.size == here.size >= 100_000 and there.bytes[64:74].tolist() == [7] * 10
+    assert not [name for name in os.listdir("/dev/shm") if "weft" in name]
+
+
+def test_memory_that_could_shrink_is_not_taken() -> None:
+    file = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 4096)
+    with pytest.raises(memory.UnfitMemory, match="may change its size"):
+        memory.taken(file)
+    with pytest.raises(OSError):
+        os.fstat(file)  # it was closed
+    empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(empty, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(memory.UnfitMemory):
+        memory.taken(empty)
+    no_memory, other = os.pipe()
+    with pytest.raises(memory.UnfitMemory):
+        memory.taken(no_memory)
+    os.close(other)
+
+
+# Nonsense
+
+
+@given(st.binary(min_size=1, max_size=300))
+def test_bytes_that_are_no_packet_are_garbled(data: bytes) -> None:
+    raw, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line = Line(end)
+    raw.send(data)
+    try:
+        packet = line.receive()
+        assert isinstance(packet.head, list)
+    except Garbled:
+        pass
+    finally:
+        raw.close()
+        line.close()
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        [["x", "FP32", [2], 0, 9]],
+        [["x", "FP32", [2], 0, 800]],
+        [["x", "FP32", [2], -8, 8]],
+        [["x", "FP32", [-2], 0, 8]],
+        [["x", "FP32", [2**62, 2**62], 0, 8]],
+        [["x", "FP32", [2.0], 0, 8]],
+        [["x", "FP32", "no", 0, 8]],
+        [["x", "OBJECT", [1], 0, 8]],
+        [["x", "BYTES", [10**9], 0, 8]],
+        [["x", "BYTES", [1], 0, 8]],
+        [["x", "FP32"]],
+        [5],
+        5,
+        None,
+        "text",
+    ],
+)
+def test_tensors_that_cannot_be_are_garbled(described: Any) -> None:
+    with pytest.raises(Garbled):
+        packets.restore(described, b"\xff" * 64, copied=True)
+
+
+def description(**changes: Any) -> dict[str, Any]:
+    spec = {"name": "x", "datatype": "FP32", "shape": [-1, 2]}
+    return {
+        "inputs": [spec], "outputs": [{**spec, "name": "y"}], "segments": ["a", "b"], "warm_shapes": {"x": [1, 2]},
+        "times_s": {"1": [0.1, 0.2]}, "batchable": True, "max_batch": 4, "exits": [], "confidence": "logits",
+        "mergeable": True, "tasks": [], "memory_bytes": 10, "remarks": [],
+    } | changes  # fmt: skip
+
+
+def test_a_description_of_a_model_is_read() -> None:
+    found = ModelDescription.model_validate(description())
+    assert found.inputs[0].shape == (-1, 2) and found.times_s == {1: (0.1, 0.2)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segments": []},
+        {"times_s": {"1": [0.1]}},
+        {"times_s": {"0": [0.1, 0.2]}},
+        {"times_s": {"1": [0.1, -1]}},
+        {"max_batch": 0},
+        {"max_batch": 10**9},
+        {"memory_bytes": -1},
+        {"inputs": [{"name": "x", "datatype": "PICKLE", "shape": []}]},
+        {"exits": [{"output": "y", "segment": 2}]},
+        {"warm_shapes": {"z": [1]}},
+        {"surprise": 1},
+    ],
+)
+def test_a_description_of_a_model_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        ModelDescription.model_validate(description(**changes))
+
+
+def test_errors_keep_their_kind_where_it_is_known_and_their_text_on_one_line() -> None:
+    for error in (UnfitInputs("a"), ModelError("b"), MemoryError("c")):
+        again = heard(told(error))
+        assert type(again) is type(error) and str(again) == str(error)
+    assert isinstance(heard(["SystemExit", "x\n\x1b[31my"]), RuntimeError)
+    assert str(heard(["KeyError", "x\ny"])) == "KeyError: x y"

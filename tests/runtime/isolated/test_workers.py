@@ -1,0 +1,417 @@
+"""Workers that are killed, run out of memory, lose their files, lie, or hear nothing; and who takes their place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.isolated.models import long_input, stubborn, swelling, table
+from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
+from tests.serving import live
+from tests.serving.test_serve_endless import ENDLESS, asked, turning
+from tests.serving.test_serve_models import until
+from weft.errors import Failed, ModelError, Overloaded, WorkerDied
+from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.breaker import Endurance
+from weft.runtime.isolated import process
+from weft.runtime.isolated.backend import IsolatingBackend
+from weft.runtime.isolated.confinement import Confinement
+from weft.runtime.isolated.group import WorkerGroup
+from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.isolated.model import IsolatedModel
+from weft.runtime.isolated.process import WorkerProcess
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+
+
+@pytest.fixture
+def made() -> Iterator[list[IsolatingBackend]]:
+    backends: list[IsolatingBackend] = []
+    yield backends
+    for each in backends:
+        each.close()
+
+
+def backend(made: list[IsolatingBackend], **limits: Any) -> IsolatingBackend:
+    made.append(IsolatingBackend(CpuBackend(), WorkerLimits(**{"spare": False, "kill_s": 600.0} | limits)))
+    return made[-1]
+
+
+def opened(one: IsolatingBackend, path: Path, group: str = "g", **options: Any) -> IsolatedModel:
+    model = one.open(path, LoadOptions(isolation=group, **options), path.parent / "cache")
+    assert isinstance(model, IsolatedModel)
+    return model
+
+
+def running(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> Heard:
+    heard = Heard()
+    model.start(Step(0, (BatchPart(inputs),), 1), lane, heard)
+    return heard
+
+
+def pid(group: WorkerGroup) -> int:
+    assert group.worker is not None
+    return group.worker.pid
+
+
+def spare_of(group: WorkerGroup) -> WorkerProcess:
+    """The spare, once it has all models."""
+    found: WorkerProcess = until(lambda: group.spare and group.spare.opened and group.spare, "a spare is ready")
+    return found
+
+
+def assert_gone(*pids: int) -> None:
+    for each in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(each, 0)
+
+
+# Ordinary life
+
+
+def test_models_of_a_group_share_a_worker_and_others_do_not(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one, path = backend(made), live.mlp(tmp_path / "mlp.onnx")
+    first, second, third = (opened(one, path, group) for group in ("a", "a", "b"))
+    threads = one.open(path, LoadOptions(), tmp_path / "cache")
+    pids = {pid(first.group), pid(third.group)}
+    assert first.group is second.group and len(pids) == 2 and os.getpid() not in pids
+    lane = one.lane(0)
+    for model in (first, second, third, threads):
+        made_there = ended(model, lane, 0, BatchPart({"x": drawn(2, 64)}), rows=2).made
+        assert np.array_equal(made_there[0].answers["y"], plain(path, {"x": drawn(2, 64)}))
+    assert not any(first.steady) and any("worker process (a)" in each for each in first.remarks)
+    first.close()
+    assert ended(second, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+    second.close()
+    assert list(one.groups()) == ["b"]
+    assert lane.close(live.PATIENCE_S)
+    one.close()
+    assert_gone(*pids)
+
+
+def test_large_tensors_travel_in_memory_that_both_see(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one, path = backend(made), live.heavy(tmp_path / "chain.onnx", layers=4, width=512, rows="n")  # type: ignore[arg-type]
+    model, lane = opened(one, path, max_batch=1), one.lane(0)
+    for rows in (1, 700, 3, 9000, 2):  # by the packet, in memory, by the packet, in more of it than is kept
+        inputs: Any = {"x": drawn(rows, 512)}
+        end = ended(model, lane, 0, BatchPart(inputs), rows=rows)
+        assert end.error is None
+        np.testing.assert_allclose(end.made[0].answers["y"], plain(path, inputs), rtol=1e-4, atol=1e-5)
+    assert lane.close(live.PATIENCE_S)
+
+
+def test_values_stay_in_the_worker_until_nobody_needs_them(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one, path = backend(made), live.heavy(tmp_path / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
+    model, lane = opened(one, path, grain_s=1e-9, max_pieces=2, max_batch=4), one.lane(0)
+    worker = model.group.worker
+    assert worker is not None and len(model.segments) == 2
+    (half,) = ended(model, lane, 0, BatchPart({"x": drawn(4, 16)}), rows=4).made
+    assert worker.call("held") == [1, 1]
+    end = ended(model, lane, 1, BatchPart(half.values), rows=4)
+    np.testing.assert_allclose(end.made[0].answers["y"], plain(path, {"x": drawn(4, 16)}), rtol=1e-4)
+    del half
+    assert until(lambda: worker.call("held") == [1, 0], "they are free")
+
+
+def test_what_a_worker_has_of_the_environment_is_no_secret(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_API_KEY", "open-sesame")
+    model = opened(backend(made), live.mlp(tmp_path / "mlp.onnx"))
+    assert b"sesame" not in Path(f"/proc/{pid(model.group)}/environ").read_bytes()
+
+
+# Deaths
+
+
+def test_one_that_is_killed_takes_only_what_it_ran_and_its_spare_takes_over(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one, path = backend(made, spare=True), turning(tmp_path / "turning.onnx")
+    model, other = opened(one, path), opened(one, path, "other")
+    lanes = [one.lane(0), one.lane(1)]
+    first, spare = pid(model.group), spare_of(model.group)
+    doomed, calm = running(model, lanes[0], asked(ENDLESS)), running(other, lanes[1], asked(10_000))
+    os.kill(first, signal.SIGKILL)
+    error = doomed.end().error
+    assert isinstance(error, WorkerDied) and (error.suspects, error.again_s) == (1, 0.0)
+    assert "SIGKILL" in str(error)
+    assert model.group.worker is spare  # it is in charge before anybody hears of the death
+    assert ended(model, lanes[0], 0, BatchPart(asked(3))).error is None
+    assert calm.end().error is None
+    again = spare_of(model.group)
+    assert again.pid not in (first, spare.pid)
+    assert one.counts() == (1, 1)
+    one.close()
+    assert_gone(first, spare.pid, again.pid)
+
+
+def test_without_a_spare_steps_are_told_when_to_come_again(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one = backend(made)
+    model, lane = opened(one, live.mlp(tmp_path / "mlp.onnx")), one.lane(0)
+    with model.group._preparing:  # nobody can be made ready
+        os.kill(pid(model.group), signal.SIGKILL)
+        until(lambda: model.group.worker is None, "it is dead")
+        error = ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error
+        assert isinstance(error, WorkerDied) and error.again_s > 0 and not error.suspects
+    until(lambda: model.group.worker, "there is another one")
+    assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+
+
+def test_what_a_batch_held_goes_with_its_worker_and_it_begins_anew(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one, path = backend(made, spare=True), live.heavy(tmp_path / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
+    model, lane = opened(one, path, grain_s=1e-9, max_pieces=2), one.lane(0)
+    spare = spare_of(model.group)
+    (half,) = ended(model, lane, 0, BatchPart({"x": drawn(1, 16)})).made
+    os.kill(pid(model.group), signal.SIGKILL)
+    until(lambda: model.group.worker is spare, "the spare is in charge")
+    error = ended(model, lane, 1, BatchPart(half.values)).error
+    assert isinstance(error, WorkerDied) and not error.suspects
+    (half,) = ended(model, lane, 0, BatchPart({"x": drawn(1, 16)})).made
+    assert ended(model, lane, 1, BatchPart(half.values)).error is None
+
+
+def test_an_operator_that_does_not_look_up_is_killed_with_its_worker_and_nobody_else_is_blamed(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one = backend(made, kill_s=0.05)
+    model, loop = opened(one, stubborn(tmp_path / "stubborn.onnx")), opened(one, turning(tmp_path / "turning.onnx"))
+    lanes, heard, beside = [one.lane(0), one.lane(1)], Heard(), Heard()
+    assert ended(model, lanes[0], 0, BatchPart(long_input(1))).error is None
+    run = model.start(Step(0, (BatchPart(long_input(10**6)),), 1), lanes[0], heard)
+    loop.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lanes[1], beside)
+    run.stop()
+    error, innocent = heard.end().error, beside.end().error
+    assert isinstance(error, WorkerDied) and error.suspects == 1
+    assert "told to stop and had not 0.05 s later" in str(error)
+    assert isinstance(innocent, WorkerDied) and innocent.suspects == 0
+    assert model.breaker._in_a_row == 1 and loop.breaker._in_a_row == 0
+    assert all(lane.close(live.PATIENCE_S) for lane in lanes)
+
+
+def test_a_step_that_can_be_stopped_costs_no_worker(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one = backend(made)
+    model, lane, heard = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0), Heard()
+    before = pid(model.group)
+    model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard).stop()
+    error = heard.end().error
+    assert error is not None and not isinstance(error, WorkerDied)
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert pid(model.group) == before and one.counts() == (0, 0)
+
+
+def test_a_request_for_more_memory_than_its_worker_may_have_fails_and_the_next_does_not(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one = backend(made, memory_bytes=1 << 30, spare=True)
+    model, lane = opened(one, swelling(tmp_path / "swelling.onnx")), one.lane(0)
+    spare_of(model.group)
+    x = np.ones(1, np.float32)
+    error = ended(model, lane, 0, BatchPart({"x": x, "shape": np.array([1 << 30])})).error
+    assert isinstance(error, MemoryError | WorkerDied)
+    until(lambda: model.group.worker, "a worker is there")
+    end = ended(model, lane, 0, BatchPart({"x": x, "shape": np.array([1000])}))
+    assert end.error is None and end.made[0].answers["y"] == 1
+
+
+def test_a_model_whose_weights_are_cut_short_dies_alone_and_is_not_brought_back_as_another(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one = backend(made)
+    model, lane = opened(one, table(tmp_path / "table.onnx")), one.lane(0)
+    row = np.array([[60_000]])
+    assert ended(model, lane, 0, BatchPart({"row": row})).error is None
+    os.truncate(tmp_path / "table.data", 4096)
+    error = ended(model, lane, 0, BatchPart({"row": row + 1})).error
+    assert isinstance(error, WorkerDied) and "SIGBUS" in str(error)
+    failed = until(lambda: _failure(model, lane, {"row": row}), "it is given up")
+    assert "its files have changed since it was loaded" in str(failed)
+    with pytest.raises(ModelError):
+        opened(one, tmp_path / "table.onnx")
+
+
+def _failure(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> Failed | None:
+    error = ended(model, lane, 0, BatchPart(inputs)).error
+    assert isinstance(error, Failed)
+    return None if isinstance(error, WorkerDied) else error
+
+
+def test_a_model_whose_worker_dies_too_often_is_left_alone_until_it_is_tried_again(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one = backend(made, spare=True, endurance=Endurance(deaths=1, rest_s=1e5, longest_rest_s=1e6))
+    clock = [0]
+    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    model.breaker._now = lambda: clock[0]
+    for _ in range(2):
+        spare_of(model.group)
+        heard = running(model, lane, asked(ENDLESS))
+        os.kill(pid(model.group), signal.SIGSEGV)
+        assert "SIGSEGV" in str(heard.end().error)
+    assert model.breaker.state == "open"
+    refused = ended(model, lane, 0, BatchPart(asked(3))).error
+    assert isinstance(refused, Overloaded) and "died 2 times; it is tried again in 100000.0 s" in str(refused)
+    with pytest.raises(Overloaded):
+        model.breaker.admit()
+    clock[0] += 10**14
+    model.breaker.admit()
+    until(lambda: model.group.worker, "a worker is there")
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert model.breaker.state == "closed"
+
+
+def test_a_model_that_kills_its_worker_when_it_is_opened_is_refused_and_others_of_its_group_live_on(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = backend(made)
+    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    call = WorkerProcess.call
+
+    def dying(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        if method == "open" and "bad" in str(arguments):
+            os.kill(worker.pid, signal.SIGSEGV)
+        return call(worker, method, *arguments)
+
+    monkeypatch.setattr(WorkerProcess, "call", dying)
+    with pytest.raises(ModelError, match=r"bad\.onnx: cannot be opened: .*SIGSEGV"):
+        opened(one, turning(tmp_path / "bad.onnx"))
+    until(lambda: model.group.worker, "there is another one")
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+
+
+def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_it_back(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = backend(made)
+    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 1)
+        patch.setattr(process, "_started", lambda *_: subprocess.Popen(["/bin/true"]))
+        os.kill(pid(model.group), signal.SIGKILL)
+        failed = until(lambda: _failure(model, lane, asked(1)), "it is given up")
+    assert "its worker cannot be started again" in str(failed)
+    again = opened(one, tmp_path / "turning.onnx")
+    assert ended(again, lane, 0, BatchPart(asked(3))).error is None
+
+
+# Lies
+
+
+LIAR = """
+import socket, sys, time
+line = socket.socket(fileno=int(sys.argv[1]))
+def say(head):
+    line.send(len(head).to_bytes(4, "little") + head)
+say(b'["hello", [], []]')
+for head in sys.argv[2:]:
+    line.recv(1 << 17)
+    say(head.encode())
+line.recv(1 << 17)
+"""
+
+
+class NoModel:
+    number = 1
+
+    def check(self, *_: Any) -> None:
+        """Takes anything."""
+
+
+def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: str) -> tuple[WorkerProcess, list[Any]]:
+    """A worker that answers whatever it hears with these heads."""
+
+    def started(line: int, *_: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", LIAR, str(line), *says], pass_fds=[line])
+
+    monkeypatch.setattr(process, "_started", started)
+    deaths: list[Any] = []
+    confinement = Confinement(os.getpid(), None, 64, (), ())
+    worker = WorkerProcess(
+        "liar", confinement, "/", now=lambda: 0, spawner=spawner, carrier=spawner, watch=lambda _: None,
+        died=lambda *death: deaths.append(death),
+    )  # fmt: skip
+    worker.await_ready()
+    return worker, deaths
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "no json",
+        "{}",
+        '["nonsense"]',
+        "[]",
+        '["over"]',
+        '["over", 77, 0, 0, [], false, null]',
+        '["over", 1, 0, 0, [[1, [["y", "FP32", [1000], 0, 4000]]]], false, null]',
+        '["over", 1, 0, 0, [[1, []]], true, null]',
+        '["over", 1, "soon", 0, [[1, []]], false, null]',
+        '["over", 1, 0, 0, 5, false, null]',
+        '["over", 1, 0, 0, [], false, 5]',
+        '["reply", 99, 1, null]',
+        '["hello", [], []]',
+    ],
+)
+def test_what_cannot_be_read_is_the_end_of_who_sent_it(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = IsolatingBackend(CpuBackend())
+    with ThreadPoolExecutor(1) as spawner:
+        worker, deaths = liar(spawner, monkeypatch, head)
+        heard, lane = Heard(), one.lane(0)
+        step = Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1)
+        worker.begin(lane, NoModel(), step, heard)
+        error = heard.end().error
+        worker.close()
+    assert isinstance(error, WorkerDied) and "sent what cannot be read" in str(error)
+    assert len(deaths) == 1
+    assert lane.close(live.PATIENCE_S)
+    one.close()
+
+
+def test_answers_that_a_model_cannot_give_are_the_end_of_who_sent_them(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one = backend(made)
+    model, lane = opened(one, live.mlp(tmp_path / "mlp.onnx")), one.lane(0)
+    model._kinds = {"z": np.dtype(np.float32)}
+    error = ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error
+    assert isinstance(error, WorkerDied) and "answers ['y'] where ['z'] were due" in str(error)
+
+
+def test_nothing_is_left_when_a_backend_is_closed_while_a_model_is_opened(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, path, reached = backend(made), live.mlp(tmp_path / "mlp.onnx"), threading.Event()
+    call = WorkerProcess.call
+
+    def waiting(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        os.kill(worker.pid, signal.SIGSTOP)  # so that it never answers
+        reached.set()
+        return call(worker, method, *arguments)
+
+    monkeypatch.setattr(WorkerProcess, "call", waiting)
+    failures: list[Exception] = []
+
+    def load() -> None:
+        try:
+            opened(one, path)
+        except ModelError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    assert reached.wait(live.PATIENCE_S)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.01)
+    one.close()
+    thread.join(live.PATIENCE_S)
+    assert len(failures) == 1 and "it was closed" in str(failures[0])

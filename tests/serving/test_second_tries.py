@@ -1,0 +1,176 @@
+"""Requests whose worker dies: who is tried again, who is not, and who is kept out for a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.hosts import MS
+from tests.serving.test_dispatch import at_rest
+from weft.errors import Overloaded, WorkerDied
+from weft.runtime.breaker import Breaker, Endurance
+from weft.serving.second_tries import MOST_TRIES, QUARANTINE_S
+
+POISON = 13.0
+
+
+def dying(model: Any, *errors: WorkerDied, poison: float | None = None) -> None:
+    """Have the worker of a scripted model die of these, one after another, or of a value as often as it comes."""
+    run, left = model.loaded.run_segment, list(errors)
+
+    def run_segment(index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
+        made: dict[str, Any] = run(index, values, options)
+        if poison is not None and (values["x"] == poison).any():
+            raise WorkerDied("the worker that computed it died: SIGSEGV", suspects=1)
+        if left and poison is None:
+            raise left.pop(0)
+        return made
+
+    model.loaded.run_segment = run_segment
+
+
+def died(suspects: int = 1, again_s: float = 0.0) -> WorkerDied:
+    return WorkerDied("the worker that computed it died: SIGKILL", suspects=suspects, again_s=again_s)
+
+
+def test_a_request_whose_worker_died_has_one_more_try(machine):
+    one = machine()
+    model = one.model([5])
+    dying(model, died())
+    sent = one.send(model, value=4)
+    one.run()
+    assert sent.outcome["y"].tolist() == [[8]] and sent.end_ms == 10
+    at_rest(one, model)
+
+
+def test_it_has_no_third_try(machine, caplog):
+    one = machine()
+    model = one.model([5], name="net")
+    dying(model, died(), died(suspects=2))
+    sent = one.send(model)
+    one.run()
+    assert isinstance(sent.outcome, WorkerDied) and sent.fate == "worker_died"
+    assert str(sent.outcome) == "net: the worker that computed it died: SIGKILL"
+    assert "net: a request was on 2 workers when they died" in caplog.text
+    assert one.dispatcher.second_tries.quarantines == 0  # another one may have been why
+    at_rest(one, model)
+
+
+def test_members_of_a_batch_are_tried_singly_and_only_the_one_to_blame_fails(machine):
+    one = machine()
+    model = one.model([5], [6], [7], [8], name="net")
+    dying(model, poison=POISON)
+    sent = [one.send(model, value=value) for value in (1, POISON, 2)]
+    one.run()
+    assert [each.fate for each in sent] == ["served", "worker_died", "served"]
+    assert [each.ticket.batch_size for each in sent] == [1, 1, 1]
+    at_rest(one, model)
+
+
+def test_inputs_that_killed_twice_are_refused_for_a_while_and_others_are_not(machine):
+    one = machine()
+    model = one.model([5], name="net")
+    dying(model, poison=POISON)
+    one.send(model, value=POISON)
+    one.run()
+    assert one.dispatcher.second_tries.quarantines == 1
+    with pytest.raises(Overloaded, match="net: the same inputs killed their worker twice; refused for 60 s") as refused:
+        one.send(model, value=POISON)
+    assert refused.value.reason == "quarantined" and refused.value.retry_after_s == QUARANTINE_S
+    calm = one.send(model, value=1)
+    one.run()
+    assert calm.fate == "served"
+    one.clock.ticks += round(QUARANTINE_S * 1e9)
+    again = one.send(model, value=POISON)
+    one.run()
+    assert again.fate == "worker_died"
+    at_rest(one, model)
+
+
+def test_texts_are_told_apart_by_what_they_say(machine):
+    one = machine()
+    tries, model = one.dispatcher.second_tries, one.model([5])
+    tickets = [one.send(model).ticket for _ in range(2)]
+    for ticket, text in zip(tickets, (b"a", b"b"), strict=True):
+        ticket.inputs = {"x": np.array([[text]], np.object_)}
+    tries._quarantine(tickets[0], died())
+    with pytest.raises(Overloaded):
+        tries.admit(tickets[0])
+    tries.admit(tickets[1])
+
+
+def test_a_strict_request_without_time_for_another_try_is_told_at_once(machine):
+    one = machine()
+    model = one.model([5])
+    dying(model, died(), died())
+    late, early = one.send(model, due_ms=8, strict=True), one.send(model, due_ms=30, strict=True)
+    one.run()
+    assert late.fate == "worker_died"
+    assert early.fate == "served"
+    at_rest(one, model)
+
+
+def test_who_is_not_to_blame_waits_for_another_worker_as_long_as_it_takes_without_holding_a_lane(machine):
+    one = machine()
+    model, other = one.model([5], name="net"), one.model([5], name="other")
+    dying(model, *[died(suspects=0, again_s=0.05)] * 20)
+    waiting = one.send(model, due_ms=100_000)
+    one.at(120, lambda: one.send(other, due_ms=10_000))
+    one.run()
+    assert waiting.fate == "served" and waiting.end_ms > 20 * 50
+    assert one.sent[1].fate == "served" and one.sent[1].end_ms < 140
+    at_rest(one, model, other)
+
+
+def test_but_not_for_ever(machine):
+    one = machine()
+    model = one.model([0.1], name="net")
+    dying(model, *[died(suspects=0, again_s=0.05)] * (MOST_TRIES + 1))
+    sent = one.send(model, due_ms=100_000)
+    one.run()
+    assert sent.fate == "worker_died" and sent.ticket.deaths == 0
+
+
+def test_one_that_waits_for_another_worker_may_be_withdrawn_or_expire(machine):
+    one = machine()
+    model = one.model([5])
+    dying(model, *[died(suspects=0, again_s=0.05)] * 100)
+    gone, strict = one.send(model, due_ms=10_000), one.send(model, due_ms=200, strict=True)
+    one.at(100, lambda: one.dispatcher.withdraw(gone.ticket))
+    one.run()
+    assert [gone.fate, strict.fate] == ["cancelled", "expired"] or strict.fate == "worker_died"
+    assert gone.fate == "cancelled"
+    at_rest(one, model)
+
+
+def test_a_model_that_was_taken_out_refuses_requests(machine):
+    one = machine()
+    model = one.model([5], name="net")
+    breaker = model.loaded.breaker = Breaker(Endurance(deaths=1), one.clock.monotonic_ns)
+    breaker.died()
+    breaker.died()
+    with pytest.raises(Overloaded, match=r"tried again in 10\.0 s"):
+        one.send(model)
+    one.clock.ticks += 10_000 * MS
+    tried = one.send(model, due_ms=1000)
+    with pytest.raises(Overloaded):
+        one.send(model)
+    breaker.lived()
+    one.run()
+    assert tried.fate == "served"
+    one.send(model)
+    one.run()
+
+
+def test_outputs_that_do_not_fit_a_batch_are_told_to_its_requests_and_nobody_else(machine, caplog):
+    one = machine()
+    model, other = one.model([5], [6], name="net"), one.model([5], name="other")
+    run = model.loaded.run_segment
+    model.loaded.run_segment = lambda *args: {name: each.sum() for name, each in run(*args).items()}
+    sent, calm = [one.send(model), one.send(model)], one.send(other)
+    one.run()
+    assert [each.fate for each in sent] == ["internal", "internal"] and calm.fate == "served"
+    assert "do not fit its requests" in caplog.text
+    at_rest(one, model, other)
