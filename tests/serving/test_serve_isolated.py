@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.isolated.models import long_input, stubborn
+from tests.runtime.isolated.models import HOURS, boxes, stubborn
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, answers, asked, busy, one_that_never_ends, turning
 from tests.serving.test_serve_life import Background, process
@@ -64,18 +64,18 @@ def test_models_run_where_they_are_set_to(server: live.Live) -> None:
     assert sorted(server.server.backend.groups()) == ["group:calm", "model:stubborn", "model:turning"]  # type: ignore[attr-defined]
     x = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
     assert np.array_equal(infer(server, "mlp", x)["y"], infer(server, "near", x)["y"])
-    assert infer(server, "stubborn", long_input(3))["y"].shape == (1, 1, 3)
+    assert infer(server, "stubborn", boxes(3))["y"].shape == (3, 3)
 
 
 def test_an_operator_that_cannot_be_stopped_frees_its_lane_after_the_deadline(server: live.Live) -> None:
     before = metric(server, "weft_worker_deaths_total")
     with pytest.raises(Refused) as refused:
-        infer(server, "stubborn", long_input(10**6), timeout=300_000)
+        infer(server, "stubborn", boxes(HOURS), timeout=300_000)
     assert refused.value.status == 504
     until(lambda: busy(server) == 0, "the lane is free")
     until(lambda: metric(server, "weft_worker_deaths_total") > before, "its worker was killed")
     assert answers(server)
-    assert infer(server, "stubborn", long_input(3))["y"].shape == (1, 1, 3)
+    assert infer(server, "stubborn", boxes(3))["y"].shape == (3, 3)
     until(lambda: metric(server, "weft_worker_restarts_total") > 0, "another one was started")
 
 

@@ -10,24 +10,28 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
 
-WINDOW = 200_001
-"""Values that ``stubborn`` looks at for each of its outputs."""
+HOURS = 300_000
+"""Boxes for which ``stubborn`` takes very long."""
 
 
 def stubborn(path: Path) -> Path:
-    """One operator that takes as long as its input makes it, and does not look up: a maximum over long windows."""
+    """One operator that compares every box with every other, and does not look up until it is done."""
+    number = helper.make_tensor_value_info
     graph = helper.make_graph(
-        [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[WINDOW])],
+        [helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])],
         "stubborn",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, "w"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, "v"])],
+        [number("boxes", TensorProto.FLOAT, [1, "n", 4]), number("scores", TensorProto.FLOAT, [1, 1, "n"])],
+        [number("y", TensorProto.INT64, ["m", 3])],
+        [numpy_helper.from_array(np.array([2**31 - 1], np.int64), "most")],
     )
     return live.save(graph, path)
 
 
-def long_input(windows: int) -> dict[str, np.ndarray]:
-    """So many windows; a million of them take minutes."""
-    return {"x": np.zeros((1, 1, WINDOW - 1 + windows), np.float32)}
+def boxes(count: int) -> dict[str, np.ndarray]:
+    """So many, none of which lies on another; what they take grows with their square."""
+    left = np.arange(count, dtype=np.float32)
+    sides = [left, np.zeros_like(left), left + 0.5, np.ones_like(left)]
+    return {"boxes": np.stack(sides, axis=1)[None], "scores": np.ones((1, 1, count), np.float32)}
 
 
 def swelling(path: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.isolated.models import long_input, stubborn, swelling, table
+from tests.runtime.isolated.models import HOURS, boxes, stubborn, swelling, table
 from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
@@ -67,6 +67,16 @@ def spare_of(group: WorkerGroup) -> WorkerProcess:
     """The spare, once it has all models."""
     found: WorkerProcess = until(lambda: group.spare and group.spare.opened and group.spare, "a spare is ready")
     return found
+
+
+def until_it_computes(process: int) -> None:
+    """Wait until a process has spent some time on the processor."""
+
+    def ticks() -> int:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11])
+
+    before = ticks()
+    until(lambda: ticks() > before + 5, "it computes")
 
 
 def assert_gone(*pids: int) -> None:
@@ -188,8 +198,9 @@ def test_an_operator_that_does_not_look_up_is_killed_with_its_worker_and_nobody_
     one = backend(made, kill_s=0.05)
     model, loop = opened(one, stubborn(tmp_path / "stubborn.onnx")), opened(one, turning(tmp_path / "turning.onnx"))
     lanes, heard, beside = [one.lane(0), one.lane(1)], Heard(), Heard()
-    assert ended(model, lanes[0], 0, BatchPart(long_input(1))).error is None
-    run = model.start(Step(0, (BatchPart(long_input(10**6)),), 1), lanes[0], heard)
+    assert ended(model, lanes[0], 0, BatchPart(boxes(1))).error is None
+    run = model.start(Step(0, (BatchPart(boxes(HOURS)),), 1), lanes[0], heard)
+    until_it_computes(pid(model.group))
     loop.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lanes[1], beside)
     run.stop()
     error, innocent = heard.end().error, beside.end().error
@@ -309,13 +320,14 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
 
 
 LIAR = """
-import socket, sys, time
+import socket, sys
+kept = []  # files that came with what it heard
 line = socket.socket(fileno=int(sys.argv[1]))
 def say(head):
     line.send(len(head).to_bytes(4, "little") + head)
 say(b'["hello", [], []]')
 for head in sys.argv[2:]:
-    line.recv(1 << 17)
+    kept.append(line.recvmsg(1 << 17, 64))
     say(head.encode())
 line.recv(1 << 17)
 """

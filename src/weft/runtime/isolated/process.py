@@ -67,6 +67,9 @@ class HeldValues:
         self.worker.free(self.number)
 
 
+_NO_STEP = Step(0, (), 0)
+
+
 class WorkerRun:
     """A step that a worker was given."""
 
@@ -98,6 +101,7 @@ class WorkerRun:
         ended, self._ended = self._ended, None
         if ended is None:
             return
+        self.step = _NO_STEP  # whoever hears of the end may free its values
         try:
             ended(end)
         except Exception:
