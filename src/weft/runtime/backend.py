@@ -150,6 +150,8 @@ class LoadedModel(Protocol):
     """Rows of a batch -> seconds of each segment, as measured."""
     batchable: bool
     max_batch: int
+    any_shapes: bool
+    """Whether samples of other shapes than the measured ones may be computed together, too."""
     exits: tuple[ExitSpec, ...]
     """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
     confidence: Kind

@@ -1,300 +1,344 @@
-"""Whether a graph has an operator that computes with all rows of a batch at once.
+"""Whether the rows of a batch are kept apart all the way from the inputs of a graph to its outputs.
 
 Two samples that were made up may come out together as they do alone, although one with larger values would have moved
-the other's answer: by a scale that is taken from the largest value in a tensor, for instance. So operators are judged
-by what they do, given along which axes of a tensor the samples of a batch lie: those that grow with it. What only
-depends on how many rows there are, and not on what they hold, is left to the comparison of real runs.
+the other's answer: by a scale that is taken from the largest value in a tensor, for instance. So a run of several
+samples is followed node by node. Every element of an input belongs to its sample, and ``row_rules`` say whom that
+belongs to which a node makes of it. Rows are independent where no element comes to belong to two samples, and each row
+of an output belongs to its own. What only depends on how many rows there are is left to the comparison of real runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from weft.errors import first_line
 from weft.models.onnx_import.attributes import Attributes
-from weft.runtime.values import FIXED, Fact, Facts, Follower, bodies, inputs_of
+from weft.runtime.owners import Mixed, Owners, Shape, collapsed, joined, numbered
+from weft.runtime.row_rules import ASKED, LOTS, Case, whom
+from weft.runtime.stitched import TaskSpec
+from weft.runtime.tensors import Array
+from weft.runtime.values import KNOWN_DOMAINS
 
 METADATA_KEY = "weft.rows"
 INDEPENDENT = "independent"
 """What a file says there whose rows may be computed together all the same."""
 
-Shape = tuple[int, ...]
+Feed = Mapping[str, Array]
+
+_BY_NUMBERS = frozenset(
+    "CenterCropPad Compress Expand Gather GatherElements GatherND Pad Resize Scatter ScatterElements ScatterND Slice "
+    "Split Tile".split()
+)
+"""Operators that move elements by numbers, which may be right for some sizes only."""
+_MOST_TURNS = 8
+"""A loop whose values find no owners in so many turns is given up."""
 
 
-class Spread(NamedTuple):
-    """Where the samples of a batch lie in a tensor."""
+class Seen(NamedTuple):
+    """What was seen of a run."""
 
-    axes: frozenset[int]
-    rank: int | None = None
-
-    def has(self, axis: int) -> bool:
-        """Whether they lie along *axis*, which may be counted from the end."""
-        if axis < 0:
-            axis = axis + self.rank if self.rank is not None else -1
-        return axis in self.axes
+    shapes: Mapping[str, Shape]
+    """Of all tensors that were made."""
+    values: Mapping[str, Array]
+    """Of those that were asked for."""
 
 
-NOWHERE = Spread(frozenset())
-FIRST = Spread(frozenset({0}))
-"""Taken where nothing tells."""
+class Runner(Protocol):
+    """Runs graphs to look at them."""
+
+    def trace(self, model: ModelProto, feed: Feed, wanted: Collection[str]) -> Seen: ...
+
+    def compute(self, model: ModelProto, feed: Feed) -> Sequence[Array]: ...
 
 
-def spreads(alone: Mapping[str, Shape], together: Mapping[str, Shape]) -> dict[str, Spread]:
-    """Tensor by tensor, the axes that are longer in a run of several samples than in that of one."""
-    return {
-        name: Spread(frozenset(axis for axis, size in enumerate(shape) if size != together[name][axis]), len(shape))
-        for name, shape in alone.items()
-        if len(together.get(name, ())) == len(shape)
+class Verdict(NamedTuple):
+    """What ``judged`` finds."""
+
+    mixing: str | None
+    """What stands against batches: the first operator that looks across rows, for instance; None: nothing."""
+    by_size: bool = False
+    """Whether samples were moved by numbers that may not be right for inputs of other sizes."""
+
+
+class _Refused(Exception):
+    """Says which operator it is that mixes rows."""
+
+
+def judged(model: ModelProto, feeds: Sequence[Feed], runner: Runner, tasks: Sequence[TaskSpec] = ()) -> Verdict:
+    """Whether the rows of each of the *feeds*, batches of several sizes, are kept apart."""
+    for node in _all_nodes(model.graph):
+        if node.op_type in LOTS:
+            return Verdict(f"{node.op_type} {node.name!r} draws lots")
+    try:
+        runs = [_followed(model, feed, runner, tasks) for feed in feeds]
+    except _Refused as refusal:
+        return Verdict(str(refusal))
+    except Exception as error:  # what cannot be followed is not known to keep rows apart
+        return Verdict(f"its rows cannot be followed: {first_line(error)}")
+    if any(run.ways != runs[0].ways for run in runs):
+        return Verdict("an If goes another way for another number of rows")
+    return Verdict(None, any(run.by_size for run in runs))
+
+
+def _followed(model: ModelProto, feed: Feed, runner: Runner, tasks: Sequence[TaskSpec]) -> _Run:
+    most = max(len(each) for each in feed.values())
+    first = {
+        name: 1 + number * most
+        for number, task in enumerate(tasks)
+        for name in (*task.inputs.values(), *task.outputs.values())
     }
+    owners = {name: numbered(first.get(name, 1), len(each), each.ndim) for name, each in feed.items()}
+    run = _Run(model, runner, feed, dict(owners))
+    for spec, found in zip(model.graph.output, run.follow(), strict=True):
+        if found is not None and not _in_order(found, run.shape(spec.name), first.get(spec.name, 1)):
+            raise _Refused(f"output {spec.name!r} has no row for each sample")
+    return run
 
 
-def mixing(model: ModelProto, known: Mapping[str, Spread]) -> str | None:
-    """What stands against batches: an operator that looks across rows; None where there is none."""
-    versions = {each.domain: each.version for each in model.opset_import}
-    judge = _Judge(Follower(model.functions), known, versions.get("", versions.get("ai.onnx", 1)))
-    return judge.first(model.graph, inputs_of(model.graph))
+def _in_order(owners: Owners, shape: Shape | None, first: int) -> bool:
+    """Whether the first row belongs to the first sample or nobody, and so on."""
+    try:
+        rows = collapsed(owners, range(1, owners.ndim)).ravel()
+    except Mixed:
+        return False
+    rows = np.broadcast_to(rows, shape[:1] if shape else ())
+    return bool(np.all((rows == 0) | (rows == np.arange(first, first + len(rows)))))
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A node with all that its rule may ask for."""
+@dataclass(slots=True)
+class _Run:
+    """One run of a graph on several samples, and whom its tensors belong to."""
 
-    node: NodeProto
-    version: int
-    """The version of the standard operators."""
-    facts: Sequence[Fact]
-    spreads: Sequence[Spread]
-    weights: Mapping[str, TensorProto]
-    go_on: bool
-    """Whether values decide, inside a loop, that it goes on."""
+    model: ModelProto
+    runner: Runner
+    feed: Feed
+    owners: dict[str, Owners]
+    ways: list[bool] = field(default_factory=list)
+    """Which way each If went."""
+    by_size: bool = False
+    weights: Mapping[str, TensorProto] = field(init=False)
+    seen: Seen = field(init=False)
 
-    @property
-    def attributes(self) -> Attributes:
-        return Attributes(self.node)
+    def __post_init__(self) -> None:
+        graph = self.model.graph
+        self.weights = _weights(graph)
+        made = {name for node in graph.node for name in node.output}
+        self.seen = self.runner.trace(self.model, self.feed, _asked(graph) & made)
 
-    def spread(self, place: int) -> Spread:
-        return self.spreads[place] if place < len(self.spreads) else NOWHERE
+    def follow(self) -> list[Owners | None]:
+        """Whom the outputs belong to."""
+        for node in self.model.graph.node:
+            if any(name in self.owners for name in (*node.input, *_captured(node))):
+                self._pass(node)
+        return [self.owners.get(each.name) for each in self.model.graph.output]
 
-    def valued(self, place: int) -> bool:
-        return place < len(self.facts) and self.facts[place].valued
+    def shape(self, name: str) -> Shape | None:
+        if name in self.feed:
+            return self.feed[name].shape
+        return tuple(self.weights[name].dims) if name in self.weights else self.seen.shapes.get(name)
 
-    def over(self, axes: Iterable[int], of: int = 0) -> bool:
-        """Whether samples lie along one of these axes of an input."""
-        return any(self.spread(of).has(axis) for axis in axes)
+    def _pass(self, node: NodeProto) -> None:
+        taken = [self.owners.get(name) for name in node.input]
+        try:
+            made = self._made(node, taken)
+        except Mixed as mixed:
+            what = str(mixed) or "computes with several rows at once"
+            raise _Refused(f"{node.op_type} {node.name!r} {what}") from mixed
+        found = {name: each for name, each in zip(filter(None, node.output), made, strict=True) if each is not None}
+        self.owners |= found
+        self.by_size = self.by_size or _by_size(node, taken, found.values())
 
-    def given(self, place: int) -> tuple[int, ...] | None:
-        """The whole numbers of an input that is a weight; None where it is none, or left out."""
-        name = self.node.input[place] if place < len(self.node.input) else ""
-        return tuple(numpy_helper.to_array(self.weights[name]).ravel().tolist()) if name in self.weights else None
+    def _made(self, node: NodeProto, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        own = any((each.domain, each.name) == (node.domain, node.op_type) for each in self.model.functions)
+        if node.domain not in KNOWN_DOMAINS or own:
+            raise Mixed("is not known to keep rows apart")
+        control = {"If": self._if, "Loop": self._loop, "Scan": self._scan}.get(node.op_type)
+        if control:
+            return control(node, taken)
+        made = [self.shape(name) for name in node.output if name]
+        shapes = [self.shape(name) if name else None for name in node.input]
+        versions = {each.domain: each.version for each in self.model.opset_import}
+        version = versions.get("", versions.get("ai.onnx", 1))
+        return whom(
+            Case(
+                node, version, taken, shapes, made,
+                value=lambda place: self._value(node.input[place]),
+                compute=lambda plain, fed: self._computed(node, plain, fed),
+            )
+        )  # fmt: skip
 
-    def has(self, attribute: str) -> bool:
-        return any(each.name == attribute for each in self.node.attribute)
+    def _value(self, name: str) -> Array:
+        for known in (self.feed, self.seen.values):
+            if name in known:
+                return known[name]
+        if name not in self.weights:
+            raise Mixed("is not known to keep rows apart")
+        return numpy_helper.to_array(self.weights[name])
 
-
-Rule = Callable[[_Case], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    follower: Follower
-    known: Mapping[str, Spread]
-    version: int
-
-    def first(self, graph: GraphProto, facts: Facts) -> str | None:
-        """The first operator of a graph, or of the bodies in it, that looks across rows."""
-        weights = _weights(graph)
-        for node in graph.node:
-            self.follower.through([node], facts)
-            rule = _RULES.get(node.op_type)
-            if rule and rule(self._case(node, facts, weights)):
-                return f"{node.op_type} {node.name!r} computes with all rows at once"
-            for body in bodies(node):
-                if (reason := self.first(body, _inside(body, facts))) is not None:
-                    return reason
-        return None
-
-    def _case(self, node: NodeProto, facts: Facts, weights: Mapping[str, TensorProto]) -> _Case:
-        taken = [facts.get(name, FIXED) for name in node.input]
-        places = [
-            self.known.get(name, FIRST) if fact.valued else NOWHERE
-            for name, fact in zip(node.input, taken, strict=True)
+    def _computed(self, node: NodeProto, plain: NodeProto, fed: Mapping[int, Array]) -> Sequence[Array]:
+        """What *plain*, a node much like *node*, makes of some inputs and of what the others held in the run."""
+        single = NodeProto()
+        single.CopyFrom(plain)
+        del single.input[:]
+        single.input.extend(f"in{place}" if name else "" for place, name in enumerate(plain.input))
+        inputs = [
+            helper.make_tensor_value_info(f"in{place}", TensorProto.FLOAT, each.shape) for place, each in fed.items()
         ]
-        return _Case(node, self.version, taken, places, weights, self._goes_on(node, facts))
+        others = [place for place, name in enumerate(plain.input) if name and place not in fed]
+        given = [numpy_helper.from_array(self._value(node.input[place]), f"in{place}") for place in others]
+        outputs = [ValueInfoProto(name=name) for name in single.output if name]
+        graph = helper.make_graph([single], "one", inputs, outputs, given)
+        return self.runner.compute(self._like(graph), {f"in{place}": each for place, each in fed.items()})
 
-    def _goes_on(self, node: NodeProto, facts: Facts) -> bool:
-        if node.op_type != "Loop":
-            return False
-        (body,) = bodies(node)
-        inner = _inside(body, facts)
-        inner.update((each.name, FIXED) for each in body.input[:2])
-        self.follower.through(body.node, inner)
-        return inner.get(str(body.output[0].name), FIXED).valued
+    def _like(self, graph: GraphProto) -> ModelProto:
+        return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 4))
+
+    # Control flow: a body is followed as a graph of its own, once or until nothing changes
+
+    def _if(self, node: NodeProto, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        if taken[0] is not None:
+            raise Mixed
+        self.ways.append(bool(np.ravel(self._value(node.input[0]))[0]))
+        return self._inside(_body(node, "then_branch" if self.ways[-1] else "else_branch"), {}, {}).follow()
+
+    def _loop(self, node: NodeProto, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """Of which neither the number of turns nor whether it goes on is a sample's."""
+        if any(each is not None for each in taken[:2]):
+            raise Mixed
+        body = _body(node, "body")
+        given = {body.input[0].name: np.array(0), body.input[1].name: np.array(True)}
+        states, made = self._turned(body, node.input[2:], taken[2:], given, {}, skipped=1)
+        return [*states, *(None if each is None else each[np.newaxis] for each in made)]
+
+    def _scan(self, node: NodeProto, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """Along axes of no samples."""
+        attributes, body = Attributes(node), _body(node, "body")
+        count = len(node.input) - attributes.integer("num_scan_inputs", 1)
+        axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - count))
+        given: dict[str, Array] = {}
+        owners: dict[str, Owners] = {}
+        for spec, name, owner, axis in zip(body.input[count:], node.input[count:], taken[count:], axes, strict=True):
+            given[spec.name] = self._value(name).take(0, axis)
+            if owner is not None:
+                owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
+        states, made = self._turned(body, node.input[:count], taken[:count], given, owners, skipped=0)
+        ends = attributes.integers("scan_output_axes", (0,) * len(made))
+        stacked = [None if each is None else np.expand_dims(each, axis) for each, axis in zip(made, ends, strict=True)]
+        return [*states, *stacked]
+
+    def _turned(
+        self,
+        body: GraphProto,
+        names: Sequence[str],
+        taken: Sequence[Owners | None],
+        given: Feed,
+        owners: Mapping[str, Owners],
+        *,
+        skipped: int,
+    ) -> tuple[list[Owners | None], list[Owners | None]]:
+        """Whom the states of a loop and the rest that it makes belong to; outputs that are *skipped* must be nobody's."""
+        inner = [each.name for each in body.input if each.name not in given]
+        feed = {**given, **{place: self._value(name) for place, name in zip(inner, names, strict=True)}}
+        states = list(taken)
+        for _ in range(_MOST_TURNS):
+            known = {place: each for place, each in zip(inner, states, strict=True) if each is not None}
+            run = self._inside(body, feed, {**owners, **known})
+            made = run.follow()
+            ends = [run.shape(each.name) for each in body.output[skipped : skipped + len(states)]]
+            if any(each is not None for each in made[:skipped]) or ends != [feed[place].shape for place in inner]:
+                raise Mixed
+            after = [joined(*pair) for pair in zip(states, made[skipped:], strict=False)]
+            if all(_alike(*pair) for pair in zip(states, after, strict=True)):
+                return states, made[skipped + len(states) :]
+            states = after
+        raise Mixed
+
+    def _inside(self, body: GraphProto, feed: Feed, owners: Mapping[str, Owners]) -> _Run:
+        """A run of a body, with what it takes from around it."""
+        outer = [name for name in sorted(_free(body)) if name not in self.weights]
+        taken = {**{name: self._value(name) for name in outer}, **feed}
+        known = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
+        inner = GraphProto()
+        inner.CopyFrom(body)
+        del inner.input[:]
+        inner.input.extend(_declared(name, each) for name, each in taken.items())
+        inner.initializer.extend(self.weights[name] for name in sorted(_free(body)) if name in self.weights)
+        run = _Run(self._like(inner), self.runner, taken, known, self.ways)
+        self.by_size = True
+        return run
 
 
-def _inside(body: GraphProto, facts: Facts) -> Facts:
-    return {**facts, **dict.fromkeys([each.name for each in body.input], Fact(valued=True))}
+def _by_size(node: NodeProto, taken: Sequence[Owners | None], made: Iterable[Owners]) -> bool:
+    """Whether a node puts samples elsewhere than they were, or may do so for other sizes."""
+    if node.op_type == "Reshape":
+        return True
+    if node.op_type not in _BY_NUMBERS or taken[0] is None:
+        return False
+    return any(not np.array_equal(np.squeeze(taken[0]), np.squeeze(each)) for each in made)
+
+
+def _alike(one: Owners | None, other: Owners | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)
+
+
+def _declared(name: str, value: Array) -> ValueInfoProto:
+    kind = TensorProto.STRING if value.dtype == np.object_ else helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, kind, value.shape)
+
+
+def _body(node: NodeProto, name: str) -> GraphProto:
+    return next(each.g for each in node.attribute if each.name == name)
+
+
+def _bodies(node: NodeProto) -> list[GraphProto]:
+    """The graphs inside a node, those without nodes included: they may hand on what is around them."""
+    single = [each.g for each in node.attribute if each.type == AttributeProto.GRAPH]
+    return [*single, *(body for each in node.attribute for body in each.graphs)]
+
+
+def _all_nodes(graph: GraphProto) -> Iterable[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in _bodies(node):
+            yield from _all_nodes(body)
+
+
+def _asked(graph: GraphProto) -> set[str]:
+    """What rules want to know the values of."""
+    found = set[str]()
+    for node in graph.node:
+        found |= {node.input[place] for place in ASKED.get(node.op_type, ()) if place < len(node.input)}
+        if _bodies(node):
+            found |= {*node.input, *_captured(node)}
+    return found
+
+
+def _captured(node: NodeProto) -> set[str]:
+    """What the bodies of a node take from around it."""
+    return set[str]().union(*map(_free, _bodies(node)))
+
+
+def _free(body: GraphProto) -> set[str]:
+    known = {each.name for each in (*body.input, *body.initializer)} | {""}
+    known |= {name for node in body.node for name in node.output}
+    read = {name for node in body.node for name in (*node.input, *_captured(node))}
+    return (read | {each.name for each in body.output}) - known
 
 
 def _weights(graph: GraphProto) -> dict[str, TensorProto]:
     """The graph's initialisers and constants by name."""
-    constants = {
-        node.output[0]: each.t
-        for node in graph.node
-        if node.op_type == "Constant"
-        for each in node.attribute
-        if each.name == "value"
-    }
-    return constants | {each.name: each for each in graph.initializer}
-
-
-# The rules
-
-
-def _everything(case: _Case) -> bool:
-    """It looks at whole tensors."""
-    return any(spread.axes for spread in case.spreads)
-
-
-def _always(case: _Case) -> bool:
-    return True
-
-
-def _reduced(case: _Case) -> bool:
-    axes = case.attributes.integers("axes", ()) or case.given(1)
-    if axes is None and case.valued(1):
-        return _everything(case)
-    if not axes:
-        return not case.attributes.integer("noop_with_empty_axes", 0) and bool(case.spread(0).axes)
-    return case.over(axes)
-
-
-def _along(default: int) -> Rule:
-    return lambda case: case.over([case.attributes.integer("axis", default)])
-
-
-def _from(default: int) -> Rule:
-    """All axes from one to the last are taken as one."""
-
-    def rule(case: _Case) -> bool:
-        axis, spread = case.attributes.integer("axis", default), case.spread(0)
-        if axis < 0:
-            axis += spread.rank if spread.rank is not None else 1 << 10
-        return any(each >= axis for each in spread.axes)
-
-    return rule
-
-
-def _softmax(case: _Case) -> bool:
-    return (_from(1) if case.version < 13 else _along(-1))(case)
-
-
-def _summed_up(case: _Case) -> bool:
-    axes = case.given(1)
-    return _everything(case) if axes is None else case.over(axes)
-
-
-def _mean_variance(case: _Case) -> bool:
-    return case.over(case.attributes.integers("axes", (0, 2, 3)))
-
-
-def _batch_statistics(case: _Case) -> bool:
-    return case.attributes.integer("training_mode", 0) == 1 and bool(case.spread(0).axes)
-
-
-def _product(left: int, right: int) -> Rule:
-    """The rule of a product of matrices: the axis that is summed over."""
-
-    def rule(case: _Case) -> bool:
-        flip_left, flip_right = (case.attributes.integer(name, 0) for name in ("transA", "transB"))
-        inner = -1 if flip_right or case.spread(right).rank == 1 else -2
-        return case.over([-2 if flip_left else -1], left) or case.over([inner], right)
-
-    return rule
-
-
-def _einsum(case: _Case) -> bool:
-    taken, arrow, made = case.attributes.text("equation").replace(" ", "").partition("->")
-    if "." in taken:
-        return False
-    if not arrow:
-        made = "".join(letter for letter in taken if taken.count(letter) == 1)
-    summed = [[axis for axis, letter in enumerate(term) if letter not in made] for term in taken.split(",")]
-    return any(case.over(axes, place) for place, axes in enumerate(summed))
-
-
-def _convolution(case: _Case) -> bool:
-    """Samples beside each other as channels are kept apart by groups."""
-    return case.attributes.integer("group", 1) == 1 and any(axis > 0 for axis in case.spread(0).axes)
-
-
-def _picked(case: _Case) -> bool:
-    """Whether values are picked by numbers that a request brings, along an axis of samples."""
-    return case.valued(1) and case.over([case.attributes.integer("axis", 0)])
-
-
-def _compressed(case: _Case) -> bool:
-    return _along(0)(case) if case.has("axis") else _everything(case)
-
-
-def _recurrent(case: _Case) -> bool:
-    return case.over([1 if case.attributes.integer("layout", 0) else 0])
-
-
-def _scanned(case: _Case) -> bool:
-    count = case.attributes.integer("num_scan_inputs", 1)
-    axes = case.attributes.integers("scan_input_axes", (0,) * count)
-    first = len(case.node.input) - count
-    return any(case.over([axis], first + place) for place, axis in enumerate(axes))
-
-
-def _decided(case: _Case) -> bool:
-    """Control flow goes one way for all rows."""
-    return case.valued(0) or (case.node.op_type == "Loop" and case.valued(1)) or case.go_on
-
-
-def _dropped_out(case: _Case) -> bool:
-    return case.given(2) not in (None, (0,), (False,))
-
-
-_RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(
-        (
-            "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "NonMaxSuppression", "NonZero",
-            "Unique",
-        ),
-        _everything,
-    ),
-    **dict.fromkeys(
-        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _always
-    ),
-    **dict.fromkeys(
-        (
-            "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
-            "ReduceProd", "ReduceSum", "ReduceSumInteger", "ReduceSumSquare",
-        ),
-        _reduced,
-    ),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _along(0)),
-    **dict.fromkeys(("LpNormalization", "TopK"), _along(-1)),
-    **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _softmax),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _from(-1)),
-    **dict.fromkeys(("CumProd", "CumSum"), _summed_up),
-    "MeanVarianceNormalization": _mean_variance,
-    "BatchNormalization": _batch_statistics,
-    **dict.fromkeys(
-        ("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat"), _product(0, 1)
-    ),
-    **dict.fromkeys(("QGemm", "QLinearMatMul"), _product(0, 3)),
-    "Einsum": _einsum,
-    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "QLinearConv"), _convolution),
-    **dict.fromkeys(("Gather", "GatherElements", "Scatter", "ScatterElements"), _picked),
-    "Compress": _compressed,
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
-    "Scan": _scanned,
-    **dict.fromkeys(("If", "Loop"), _decided),
-    "Dropout": _dropped_out,
-}  # fmt: skip
-"""Operator -> whether it computes with several rows; one that is not here does not, by all that is known."""
+    found = {each.name: each for each in graph.initializer}
+    for node in graph.node:
+        for each in node.attribute:
+            if node.op_type == "Constant" and each.name == "value":
+                found[node.output[0]] = TensorProto()
+                found[node.output[0]].CopyFrom(each.t)
+                found[node.output[0]].name = node.output[0]
+    return found

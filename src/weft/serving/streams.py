@@ -228,7 +228,8 @@ class ServedStreams:
         rows, batches = 1, 1
         if loaded.batchable:
             rows = _rows(model.name, shapes)
-            batches = 1 if alone else max(1, loaded.max_batch // max(1, rows))
+            joins = not alone and (loaded.any_shapes or _as_measured(loaded, shapes))
+            batches = max(1, loaded.max_batch // max(1, rows)) if joins else 1
         programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
         measured = loaded.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.leaving.steered if model.leaving else None
@@ -281,6 +282,12 @@ class Remaining(Sequence[Sequence[int]]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._programs[index].remaining
+
+
+def _as_measured(loaded: LoadedModel, shapes: Shapes) -> bool:
+    """Whether the rows of a request have the shapes that the model was measured with."""
+    warm = loaded.warm_shapes or {}
+    return all(shape[1:] == warm.get(name, shape)[1:] for name, shape in shapes)
 
 
 def _commonest(model: ServedModel) -> ServedStream | None:

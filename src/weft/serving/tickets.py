@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from weft.engine.tickets import Ticket
-from weft.errors import RequestError
+from weft.errors import RequestError, UnfitInputs
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
@@ -99,10 +99,19 @@ class BatchWork:
 
     def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         """A segment was computed; one that was stopped changes nothing, so that others may still join it."""
+        if len(self.tickets) > 1 and segment == len(self.model.loaded.segments) - 1:
+            self._check_rows(made)
         self._parts = [BatchPart(each.values) for each in made]
         self._answers = [each.answers for each in made]
         leaving = self.model.leaving
         self._reached = leaving.reached(segment, made[0].answers) if leaving else None
+
+    def _check_rows(self, made: Sequence[StepOutput]) -> None:
+        """Refuse outputs that have not one row for each row of the requests: nobody could tell whose they are."""
+        wanted = sum(ticket.rows for ticket in self.tickets)
+        for name in made[0].answers:
+            if (found := sum(len(each.answers[name]) for each in made)) != wanted:
+                raise UnfitInputs(f"output {name!r} has {found} rows for {wanted}")
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Every ticket with its rows of the outputs."""
@@ -171,6 +180,9 @@ class MixedWork(BatchWork):
         super().__init__(model, tickets)
         self._named: list[frozenset[str]] = []
         """For each part that was begun, the outputs of those models that it has samples of."""
+
+    def _check_rows(self, made: Sequence[StepOutput]) -> None:
+        """Each model has as many rows as requests, which was measured."""
 
     def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         super().take(segment, made)

@@ -1,15 +1,16 @@
 """Measuring a prepared model, and whether it can and should be batched.
 
 A model can be batched if the first dimension of all its inputs and outputs is free, a run of several samples gives
-the rows that each sample gives alone, and nothing in it looks across rows (``rows``). It should be as far as time per
-sample falls. Batches can be shrunk and joined between segments if the same holds of all that crosses the cuts. The
-samples of a stitched model are of all its tasks in turn, so that a measured batch is as mixed as it can be.
+the rows that each sample gives alone, and every row is kept apart from the others (``rows``). It should be as far as
+time per sample falls. Samples of other shapes than the measured ones are batched if rows are kept apart whatever their
+shape. Batches can be shrunk and joined between segments if the same holds of all that crosses the cuts. The samples of
+a stitched model are of all its tasks in turn, so that a measured batch is as mixed as it can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from time import get_clock_info, perf_counter, thread_time
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from weft.runtime.exits import Counted
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.samples import Shapes, sample
 from weft.runtime.onnxruntime_cpu.sessions import first_line
+from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array
 
 Clock = Callable[[], float]
@@ -48,6 +50,8 @@ class BatchTimes:
     batchable: bool = False
     max_batch: int = 1
     remarks: tuple[str, ...] = ()
+    any_shapes: bool = False
+    """Whether samples of other shapes than the measured ones may be batched, too."""
 
 
 class Crossing(NamedTuple):
@@ -71,9 +75,11 @@ class _Workbench:
         self._alone: list[dict[str, Array]] = []
         self._verdicts: dict[int, str | None] = {}
 
-    def grown(self) -> tuple[Feed, Feed]:
-        """One sample and two; of a stitched model, of each task."""
-        return self.model.gather(self.samples[: self._kinds]), self.model.gather(self.samples)
+    def crowds(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
+        """Batches of so many samples; of a stitched model, of each task. Their shapes are others where *shapes* are given."""
+        samples = self.samples if shapes is None else _samples(self.model, shapes)
+        counts = [size * self._kinds for size in sizes]
+        return [self.model.gather([samples[index % len(samples)] for index in range(count)]) for count in counts]
 
     def repeat(self, *sizes: int) -> None:
         """Time runs of these sizes, in turns; of several mixes of tasks, what they take on average."""
@@ -143,22 +149,40 @@ def measure(
     shapes: Shapes,
     max_batch: int | None,
     clock_s: Clock,
-    mixing: Callable[[Feed, Feed], str | None] = lambda alone, together: None,
+    judge: Callable[[Sequence[Feed]], Verdict] = lambda feeds: Verdict(None),
 ) -> BatchTimes:
     """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be.
 
-    *mixing* tells what in the model looks across rows, given inputs of a sample and of two.
+    *judge* tells whether rows are kept apart, given batches of several sizes.
     """
     bench = _Workbench(model, shapes, clock_s)
-    reason = _unbatchable(model, shapes) or bench.differs(2) or (None if max_batch == 1 else mixing(*bench.grown()))
+    reason, by_size = _unbatchable(model, shapes) or bench.differs(2), False
+    if reason is None and max_batch != 1:
+        reason, by_size = judge(bench.crowds(_judged(max_batch)))
     if reason is None:
-        return _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
+        found = _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
+        return replace(found, any_shapes=not by_size or _whatever_the_shape(bench, shapes, judge))
     if model.tasks:
         raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
     if max_batch is not None and max_batch > 1:
         raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched: {reason}")
     bench.repeat(1)
     return BatchTimes(bench.medians_s(), remarks=() if max_batch == 1 else (f"not batched: {reason}",))
+
+
+def _judged(max_batch: int | None) -> list[int]:
+    """Sizes of batches that are looked at: two that have no factor in common, and the largest."""
+    return sorted({2, 3, max_batch or SIZES[-1]})
+
+
+def _whatever_the_shape(bench: _Workbench, shapes: Shapes, judge: Callable[[Sequence[Feed]], Verdict]) -> bool:
+    """Whether rows are kept apart if all free dimensions have a size of no factor in common with the measured one."""
+    free = {spec.name: spec.shape for spec in bench.model.inputs}
+    others = {
+        name: (shape[0], *(size + (free[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
+        for name, shape in shapes.items()
+    }
+    return others == dict(shapes) or judge(bench.crowds((2, 3), others)).mixing is None
 
 
 def _as_far_as_it_pays(bench: _Workbench) -> BatchTimes:

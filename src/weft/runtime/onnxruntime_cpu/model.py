@@ -49,6 +49,8 @@ class Blueprint(BaseModel):
     """Inputs that hold a certain number when it is warmed up."""
     batchable: bool = False
     max_batch: int = 1
+    any_shapes: bool = False
+    """Whether samples of other shapes than the measured ones may be computed together, too."""
     times_s: dict[int, tuple[float, ...]] = {}
     memory_bytes: int = 0
     exits: tuple[ExitSpec, ...] = ()
@@ -80,6 +82,7 @@ class CpuModel:
         self.blueprint, self.learned = blueprint, learned
         self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
         self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
+        self.any_shapes = blueprint.any_shapes
         self.segments = tuple(segment.name for segment in blueprint.segments)
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from weft.runtime.cutting import SeenTensor
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.sessions import open_session
+from weft.runtime.rows import Seen
 from weft.runtime.tensors import Array
 
 _BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12
@@ -57,25 +57,30 @@ def profile(
     return NodeProfile(tuple(times_us.get(place, 0.0) / 1e6 for place in range(len(model.graph.node))), tensors)
 
 
-def made_shapes(
-    model: ModelProto,
-    folder: Path,
-    threads: int,
-    feeds: Sequence[Mapping[str, Array]],
-    allowance: Allowance | None = None,
-) -> list[dict[str, tuple[int, ...]]]:
-    """The shape of every tensor that is taken or made when *model* runs on each of the *feeds*."""
-    allowance = allowance or Allowance()
-    session = _opened(model, folder, threads)
-    for feed in feeds:
-        allowance.run(session, None, dict(feed))
-    found = [{name: each.shape for name, each in feed.items()} for feed in feeds]
-    seen = Counter[int]()
-    for place, event in _events(session):
-        made = _made(model.graph.node[place], event)
-        found[seen[place]] |= {name: tuple(shape) for name, entry in made.items() for shape in entry.values()}
-        seen[place] += 1
-    return found
+class Tracer:
+    """Runs graphs to look at them; large weights lie in its folder."""
+
+    def __init__(self, folder: Path, threads: int, allowance: Allowance | None = None) -> None:
+        self._folder, self._threads, self._allowance = folder, threads, allowance or Allowance()
+
+    def trace(self, model: ModelProto, feed: Mapping[str, Array], wanted: Collection[str]) -> Seen:
+        """The shapes of all tensors that *model* makes of *feed*, and the values of those that are *wanted*."""
+        asked = ModelProto()
+        asked.CopyFrom(model)
+        outputs = [each.name for each in model.graph.output]
+        asked.graph.output.extend(ValueInfoProto(name=name) for name in sorted({*wanted} - {*outputs}))
+        session = _opened(asked, self._folder, self._threads)
+        values = self._allowance.run(session, None, dict(feed))
+        shapes: dict[str, tuple[int, ...]] = {}
+        for place, event in _events(session):
+            made = _made(model.graph.node[place], event)
+            shapes |= {name: tuple(shape) for name, entry in made.items() for shape in entry.values()}
+        return Seen(shapes, dict(zip([each.name for each in asked.graph.output], values, strict=True)))
+
+    def compute(self, model: ModelProto, feed: Mapping[str, Array]) -> list[Array]:
+        """All outputs of a small *model*."""
+        session = open_session(model.SerializeToString(), self._threads, optimise=False)
+        return list(self._allowance.run(session, None, dict(feed)))
 
 
 def _opened(model: ModelProto, folder: Path, threads: int) -> Any:

@@ -30,12 +30,13 @@ from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, BoundedSession, OutOfTime
 from weft.runtime.onnxruntime_cpu.measuring import Clock, Crossing, Feed, clock, crossing, measure
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
-from weft.runtime.onnxruntime_cpu.node_times import made_shapes, profile
+from weft.runtime.onnxruntime_cpu.node_times import Tracer, profile
 from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
 from weft.runtime.onnxruntime_cpu.whole import named_exits, open_whole, says_independent, whole_blueprint
 from weft.runtime.own_folder import LOCK, remove
-from weft.runtime.rows import INDEPENDENT, mixing, spreads
+from weft.runtime.rows import INDEPENDENT, Verdict, judged
+from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 
 
@@ -243,11 +244,12 @@ class _Workshop:
         model = model or self._again(whole)
         self.say("measuring it")
         shapes = model.blueprint.warm_shapes or {}
-        found_in = partial(self._mixing, optimised)
-        found = measure(model, shapes, self.options.max_batch, clock(self.options.threads), found_in)
+        judge = partial(self._judged, optimised, model.tasks)
+        found = measure(model, shapes, self.options.max_batch, clock(self.options.threads), judge)
         changes = {
             "batchable": found.batchable,
             "max_batch": found.max_batch,
+            "any_shapes": found.any_shapes,
             "times_s": found.times_s,
             "remarks": found.remarks,
             "memory_bytes": model.memory_bytes + inner_bytes * found.max_batch // max(1, len(model.tasks)),
@@ -256,16 +258,15 @@ class _Workshop:
             changes |= _as_fields(crossing(model, shapes))
         return CpuModel(model.blueprint.model_copy(update=changes), model.sessions)
 
-    def _mixing(self, optimised: ModelProto | None, alone: Feed, together: Feed) -> str | None:
-        """What in the graph looks across rows, unless somebody knows that it may."""
+    def _judged(self, optimised: ModelProto | None, tasks: Sequence[TaskSpec], feeds: Sequence[Feed]) -> Verdict:
+        """Whether the graph keeps rows apart, or somebody knows that it may be batched all the same."""
         if self.independent:
-            return None
-        if optimised is None:
-            reason = mixing(onnx.load(str(self.path), load_external_data=False), {})
-        else:
-            shapes = made_shapes(optimised, self.folder, self.options.threads, (alone, together), self.allowance)
-            reason = mixing(optimised, spreads(*shapes))
-        return reason and f'{reason}; set rows = "{INDEPENDENT}" to batch it all the same'
+            return Verdict(None)
+        found = Verdict("its optimised graph cannot be saved, so that nothing shows that rows are kept apart")
+        if optimised is not None:
+            found = judged(optimised, feeds, Tracer(self.folder, self.options.threads, self.allowance), tasks)
+        hint = f'; set rows = "{INDEPENDENT}" to batch it all the same'
+        return found._replace(mixing=found.mixing and found.mixing + hint)
 
     def _in_segments(
         self, whole: CpuModel, optimised: ModelProto, feed: dict[str, Array], wanted: dict[str, Array]
