@@ -170,7 +170,12 @@ def recurrent(operator: str, outputs: str, gates: int, answer: str) -> ModelProt
 
 def with_branches(condition: str) -> ModelProto:
     made = graph(
-        f"(float[n,6] x) => (float[n,6] y) {{ {condition} }}", zero=ints(0), one=ints(1), two=ints(2), four=ints(4), flat=ints(-1)
+        f"(float[n,6] x) => (float[n,6] y) {{ {condition} }}",
+        zero=ints(0),
+        one=ints(1),
+        two=ints(2),
+        four=ints(4),
+        flat=ints(-1),
     )
     bodies = {
         name: parser.parse_graph(f"{name} () => (float[n,6] {name}_y) {{ {name}_y = {operator}(x) }}")
@@ -245,6 +250,16 @@ def rowwise_range() -> ModelProto:
         "(float[n,32] x) => (float[n,8] y) { a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, top) t = Add(s, eps) "
         "d = Div(x, t) r = Round(d) p = MatMul(r, w) y = Mul(p, t) }",
         one=ints(1), top=np.float32(127), eps=np.float32(1e-6), w=drawn(32, 8),
+    )  # fmt: skip
+
+
+def wide_rows() -> ModelProto:
+    """A softmax of each row of four numbers; of longer rows, of all together."""
+    return graph(
+        "(float[n,s] x) => (float[n,t] y) { shape = Shape(x) rows = Gather(shape, zero) width = Gather(shape, one) "
+        "fours = Div(four, width) known = Mul(fours, rows) count = Max(known, one) to = Concat<axis = 0>(count, rest) "
+        "p = Reshape(x, to) q = Softmax<axis = 1>(p) y = Reshape(q, shape) }",
+        zero=ints(0), one=ints(1), four=ints(4), rest=ints(-1),
     )  # fmt: skip
 
 
@@ -376,8 +391,6 @@ SPECIAL: tuple[Special, ...] = (
     Special("rows-against-each-other", text(
         "r = Slice(x, last, first, zero, back) y = Sub(x, r)",
         last=ints(-1), first=ints(-(2**40)), zero=ints(0), back=ints(-1)), batched=False),
-    Special("halves", lambda: graph(
-        "(float[n,s] x) => (float[n,t] y) { p = Reshape(x, pairs) m = Softmax<axis = 1>(p) k = Shape(x) y = Reshape(m, k) }",
-        pairs=ints(-1, 4)), shapes={"x": (1, 4)}),
+    Special("wide-rows", wide_rows, shapes={"x": (1, 4)}),
     Special("large", lambda: large(4)),
 )  # fmt: skip

@@ -15,15 +15,15 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 
-from tests.runtime.special_models import MOODS, Special, drawn, graph, ints, whole
+from tests.runtime.special_models import MOODS, SPECIAL, Special, drawn, graph, ints, whole
 from weft.errors import ModelError
 from weft.runtime.onnxruntime_cpu.node_times import Tracer
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.runtime.onnxruntime_cpu.samples import specs
 from weft.runtime.onnxruntime_cpu.sessions import open_session
-from weft.runtime.owners import Mixed, Owners, collapsed, joined, numbered, shrunk
+from weft.runtime.owners import Mixed, collapsed, joined, numbered, shrunk
 from weft.runtime.row_rules import LOTS, RULES, WHOLE
-from weft.runtime.rows import METADATA_KEY, judged
+from weft.runtime.rows import METADATA_KEY, Seen, judged
+from weft.runtime.tensors import TensorSpec
 
 ROWS = 3
 
@@ -41,6 +41,8 @@ WEIGHTS: dict[str, Any] = {
     "signal": ints(-1, 12, 1), "step": np.array(2), "long": np.array(4), "sizes0": ints(1, 2), "ends": ints(-1),
     "grown": ints(1, 3, 4), "boxes": ints(-1, 1, 3), "most": ints(2), "filled": drawn(1), "c4": drawn(3, 1), "nil": np.float32(0), "w3": drawn(3, 4, seed=5), "lens3": ints(2, 1, 2),
     "put3": drawn(3, 4, seed=6), "grown0": ints(-1, 2, 4), "zero0": np.array(0),
+    "k4": drawn(6, 3, 1, 1), "picture": ints(1, 6), "block": ints(1, 3), "even": ints(0, 0, 1, 0, 0, 0, 0, 0),
+    "grid": ints(1, 2, 2), "wide": ints(1, 3), "turn": drawn(3, 2), "after": np.array(True),
 }  # fmt: skip
 
 
@@ -57,9 +59,13 @@ def model(text: str, version: int = 18) -> ModelProto:
 
 
 def row(made: ModelProto, mood: str, seed: int) -> dict[str, np.ndarray]:
-    session = open_session(made.SerializeToString(), 1, optimise=False)
-    special = Special("", lambda: made, whole=(0, 3))
-    return special.rows(specs(session.get_inputs()), 1, mood, np.random.default_rng(seed))
+    special, kinds = Special("", lambda: made, whole=(0, 3)), {1: "FP32", 7: "INT64", 9: "BOOL"}
+    tensors = [(each.name, each.type.tensor_type) for each in made.graph.input]
+    inputs = [
+        TensorSpec(name, kinds[kind.elem_type], tuple(each.dim_value for each in kind.shape.dim))
+        for name, kind in tensors
+    ]
+    return special.rows(inputs, 1, mood, np.random.default_rng(seed))
 
 
 def batch(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -178,6 +184,34 @@ KEEPS = (
     # quantised twice by the same numbers
     "c = QuantizeLinear(x, s, z) y = com.microsoft.QLinearAdd(c, s, z, c, s, z, s, z)",
     "c = QuantizeLinear(x, s, z) y = com.microsoft.QLinearConcat<axis = 1>(s, z, c, s, z, c, s, z)",
+    "f = Flatten<axis = 2>(x) c = QuantizeLinear(f, s, z) y = com.microsoft.QGemm(c, s, z, q, s, z8, , s, z)",
+    "c = QuantizeLinear(x, s, z) y = com.microsoft.QLinearMul(c, s, z, c, s, z, s, z)",
+    "c = QuantizeLinear(x, s, z) y = com.microsoft.QLinearSigmoid(c, s, z, s, z)",
+    "c = QuantizeLinear(x, s, z) y = com.microsoft.QLinearLeakyRelu(c, s, z, s, z)",
+    "c = QuantizeLinear(x, s, z) y = com.microsoft.QLinearSoftmax<axis = -1, opset = 13>(c, s, z, s, z)",
+    "u = Unsqueeze(x, last) c = QuantizeLinear(u, s, z) y = com.microsoft.QLinearGlobalAveragePool(c, s, z, s, z)",
+    "u = Unsqueeze(x, last) c = QuantizeLinear(u, s, z) y = com.microsoft.QLinearAveragePool<kernel_shape = [2,1]>(c, s, z, s, z)",
+    "u = Unsqueeze(x, last) c = QuantizeLinear(u, s, z) y = com.microsoft.NhwcMaxPool<kernel_shape = [2,2]>(c)",
+    # fused by the optimiser
+    "f = Flatten<axis = 2>(x) y = com.microsoft.FusedGemm<activation = \"Relu\">(f, w, v)", "y = com.microsoft.QuickGelu(x)",
+    "u = Unsqueeze(x, last) y = com.microsoft.FusedConv<activation = \"Relu\">(u, k4)", "y = SimplifiedLayerNormalization(x, v)",
+    "y = com.microsoft.SkipSimplifiedLayerNormalization(x, x, v)", "c = Slice(x, zero, three, two) y = com.microsoft.Inverse(c)",
+    "e = Cast<to = 6>(i) y, m = com.microsoft.EmbedLayerNormalization(e, , w, w, , v, v)",
+    "y = Col2Im(x, picture, block)", "u = Unsqueeze(x, zero) t = Transpose<perm = [1,0,2,3]>(u) p = Pad(t, even) y = SpaceToDepth<blocksize = 2>(p)",
+    # tables of features
+    "f = Flatten(x) y = ai.onnx.ml.Normalizer<norm = \"MAX\">(f)",
+    "f = Flatten(x) y = ai.onnx.ml.Scaler<offset = [0.5], scale = [2.0]>(f)", "y = ai.onnx.ml.OneHotEncoder<cats_int64s = [0,1]>(i)",
+    "f = Flatten(x) y = ai.onnx.ml.Imputer<imputed_value_floats = [1.0], replaced_value_float = 0.0>(f)",
+    "f = Flatten(x) y = ai.onnx.ml.ArrayFeatureExtractor(f, idx)",
+    "f = ReduceMax<keepdims = 0>(x, two) l, y = ai.onnx.ml.LinearClassifier<coefficients = [1.0,2.0,-1.0,0.5,0.25,1.5], "
+    "intercepts = [0.5,0.25], classlabels_ints = [0,1], multi_class = 1>(f)",
+    "f = Flatten(x) y = ai.onnx.ml.TreeEnsembleRegressor<nodes_treeids = [0,0,0], nodes_nodeids = [0,1,2], "
+    "nodes_featureids = [1,0,0], nodes_values = [0.1,0.0,0.0], nodes_modes = [\"BRANCH_LEQ\",\"LEAF\",\"LEAF\"], "
+    "nodes_truenodeids = [1,0,0], nodes_falsenodeids = [2,0,0], nodes_hitrates = [1.0,1.0,1.0], "
+    "nodes_missing_value_tracks_true = [0,0,0], target_treeids = [0,0], target_nodeids = [1,2], target_ids = [0,0], "
+    "target_weights = [1.5,-2.5], n_targets = 1>(f)",
+    "y = TfIdfVectorizer<mode = \"TF\", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0, ngram_counts = [0], "
+    "ngram_indexes = [0,1,2], pool_int64s = [0,1,2]>(i)",
     # what is nobody's may be looked at as a whole
     "c, s1, z1 = DynamicQuantizeLinear(w) m = DequantizeLinear(c, s1, z1) y = MatMul(x, m)", "s1 = Shape(x) y = ReduceProd(s1)",
     "s1 = Shape(x) c = ConstantOfShape(s1) y = NonZero(c)",
@@ -190,6 +224,20 @@ CAUTIOUS = (
     'y = Einsum<equation = "...b,bc->...c">(x, w)',
 )  # fmt: skip
 """Of these it is not known, or not found out, that they keep rows apart."""
+
+
+OTHER_VERSIONS = (
+    (7, "y = Upsample<scales = [1.0, 1.0, 2.0]>(x)"), (9, "y = Upsample(x, up)"), (10, "y = Resize(x, up)"),
+    (11, "y = Softmax<axis = 2>(x)"), (11, "y = ReduceMax<axes = [1]>(x)"), (9, "y = Slice<axes = [1], starts = [0], ends = [2]>(x)"),
+    (9, "y = Pad<pads = [0,0,1,0,0,1], value = 7.0>(x)"), (7, "y, u = Split<axis = 1, split = [1,2]>(x)"),
+    (20, "u = Unsqueeze(x, last) y = DFT(u, , scalar1)"),
+    (20, "a = Slice(x, zero, two, one) t = Slice(a, zero, three, two) s1 = Shape(x) r = Gather(s1, zero) "
+         "e = Concat<axis = 0>(r, grid) y = AffineGrid(t, e)"),
+    (23, "u = Unsqueeze(x, one) y = Attention(u, u, u)"), (23, "y = RMSNormalization(x, v)"),
+    (23, "u = Unsqueeze(x, one) e = Expand(i, wide) y = RotaryEmbedding(u, turn, turn, e)"),
+    (24, "u = Unsqueeze(x, one) p = Slice(u, zero, one, two) f = Squeeze(i, one) y = TensorScatter(u, p, f)"),
+)  # fmt: skip
+"""What keeps rows apart in other versions of the operators."""
 
 
 @pytest.mark.parametrize("text", MIXES)
@@ -206,9 +254,132 @@ def test_operators_that_keep_to_their_rows_are_not(text: str, tmp_path: Path) ->
     assert not really_mixes(made)
 
 
+@pytest.mark.parametrize(("version", "text"), OTHER_VERSIONS)
+def test_nor_are_they_in_other_versions(version: int, text: str, tmp_path: Path) -> None:
+    made = model(text, version)
+    assert verdict(made, tmp_path) is None
+    assert not really_mixes(made)
+
+
 @pytest.mark.parametrize("text", CAUTIOUS)
 def test_what_is_not_known_counts_as_mixing(text: str, tmp_path: Path) -> None:
     assert verdict(model(text), tmp_path)
+
+
+@pytest.mark.parametrize(("version", "mixes"), [(11, True), (13, False)])
+def test_before_opset_13_a_softmax_takes_all_axes_from_its_own_on(version: int, mixes: bool, tmp_path: Path) -> None:
+    flat = model("t = Transpose<perm = [1,0,2]>(x) u = Transpose<perm = [0,2,1]>(t) y = Softmax<axis = 1>(u)", version)
+    assert (verdict(flat, tmp_path) is not None) == really_mixes(flat) == mixes
+    last = model("t = Transpose<perm = [1,0,2]>(x) y = Softmax<axis = 2>(t)", version)
+    assert verdict(last, tmp_path) is None and not really_mixes(last)
+
+
+NOT_KNOWN = {
+    "BitCast", "CastLike", "CastMap", "CategoryMapper", "CenterCropPad", "ConcatFromSequence", "DeformConv",
+    "DictVectorizer", "FeatureVectorizer", "GroupNormalization", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
+    "NegativeLogLikelihoodLoss", "Optional", "OptionalGetElement", "OptionalHasElement", "RoiAlign", "SVMClassifier",
+    "SVMRegressor", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+    "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "TreeEnsemble", "ZipMap",
+    "Binarizer",
+}  # fmt: skip
+BY_VALUE = {
+    "BlackmanWindow", "Constant", "ConstantOfShape", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range",
+}  # fmt: skip
+"""What makes more or less by a number: nobody's of what is nobody's, and not known to keep rows apart else."""
+
+
+def test_of_every_operator_it_is_said_what_it_does_or_that_it_is_not_known() -> None:
+    kinds = [{*RULES}, {*WHOLE}, {*LOTS}, {"If", "Loop", "Scan"}, NOT_KNOWN, BY_VALUE]
+    assert len(set().union(*kinds)) == sum(map(len, kinds))
+    schemas = onnx.defs.get_all_schemas_with_history()
+    names = {each.name for each in schemas if each.domain in ("", "ai.onnx.ml") and each.since_version <= 26}
+    assert names - set().union(*kinds) == set()
+
+
+def test_operators_of_other_domains_are_not_known(tmp_path: Path) -> None:
+    made = model("y = Relu(x)")
+    made.graph.node[0].domain = "elsewhere"
+    rows = batch([row(model("y = Relu(x)"), "plain", seed) for seed in range(2)])
+
+    class Blind:
+        """A run of which nothing can be seen."""
+
+        def trace(self, *_: Any) -> Seen:
+            return Seen({}, {})
+
+        def compute(self, *_: Any) -> list[np.ndarray]:
+            raise AssertionError
+
+    assert judged(made, [rows], Blind()).mixing == "Relu '' is not known to keep rows apart"
+    made.graph.node[0].domain = ""
+    assert judged(made, [rows], Blind()).mixing == "Relu '' is not known to keep rows apart"
+
+
+def test_groups_keep_samples_apart_that_lie_beside_each_other_as_channels(tmp_path: Path) -> None:
+    """Two samples of three channels as one of six: in two groups, or in three, of which one has both."""
+    for groups, mixes in ((2, False), (3, True), (6, False), (1, True)):
+        made = graph(
+            f"(float[n,3,4] x) => (float[a,b,c] y) {{ t = Reshape(x, six) y = Conv<group = {groups}>(t, w) }}",
+            six=ints(1, 6, 4), w=drawn(6, 6 // groups, 2),
+        )  # fmt: skip
+        said = judged(made, [{"x": drawn(2, 3, 4)}], Tracer(tmp_path, 1)).mixing
+        assert str(said).startswith("Conv ") == mixes
+
+
+def summing(part: str) -> ModelProto:
+    """A loop over the samples that adds something up in every turn; the sum is put in the place of the first row."""
+    body = parser.parse_graph(
+        f"body (int64 turn, bool before, float[3,4] sum) => (bool after, float[3,4] next) "
+        f"{{ {part} next = Add(sum, part) after = Identity(before) }}"
+    )
+    made = graph(
+        "(float[n,3,4] x) => (float[n,3,4] y) { s = Shape(x) turns = Gather(s, first) }",
+        first=np.array(0), begin=np.zeros((3, 4), np.float32), zero=ints(0), corner=ints(0)[None],
+    )  # fmt: skip
+    made.graph.node.append(helper.make_node("Loop", ["turns", "", "begin"], ["total"], body=body))
+    made.graph.node.append(helper.make_node("Unsqueeze", ["total", "zero"], ["u"]))
+    made.graph.node.append(helper.make_node("ScatterND", ["x", "corner", "u"], ["y"]))
+    return made
+
+
+def test_a_loop_that_takes_another_row_in_every_turn_is_found(tmp_path: Path) -> None:
+    picking, fixed = summing("part = Gather(x, turn)"), summing("part = Gather(x, first)")
+    rows = [batch([{"x": drawn(1, 3, 4, seed=seed)} for seed in range(count)]) for count in (2, 3)]
+    assert "turn to turn" in str(judged(picking, rows, Tracer(tmp_path, 1)).mixing)
+    assert judged(fixed, rows, Tracer(tmp_path, 1)).mixing is None
+    assert really_mixes(picking) and not really_mixes(fixed)
+
+
+def test_what_was_asked_for_is_seen_in_a_run(tmp_path: Path) -> None:
+    made = graph(
+        "(float[n,3,4] x) => (float[m] y) { t = Transpose<perm = [1, 0, 2]>(x) s = Shape(t) y = Reshape(t, flat) }",
+        flat=ints(-1),
+    )
+    seen = Tracer(tmp_path, 1).trace(made, {"x": np.zeros((2, 3, 4), np.float32)}, {"s", "y"})
+    assert seen.shapes == {"t": (3, 2, 4), "s": (3,), "y": (24,)}
+    assert seen.values["s"].tolist() == [3, 2, 4] and seen.values["y"].shape == (24,)
+
+
+def test_elements_belong_to_one_sample_or_nobody() -> None:
+    rows, columns = numbered(1, 2, 2), numbered(1, 2, 2).T
+    assert joined(None, rows, np.array([[0], [2]], np.int32)).tolist() == [[1], [2]]  # type: ignore[union-attr]
+    assert collapsed(rows, [1]).tolist() == [[1], [2]] and joined(None, None) is None
+    for mixed in (lambda: joined(rows, columns), lambda: collapsed(rows, [0]), lambda: collapsed(rows, [2])):
+        with pytest.raises(Mixed):
+            mixed()
+    spread = np.broadcast_to(rows[:, :, None], (2, 3, 4))
+    found = shrunk(np.ascontiguousarray(spread))
+    assert found is not None and found.shape == (2, 1, 1)
+    assert shrunk(np.zeros((2, 3), np.int32)) is None
+
+
+@pytest.mark.parametrize(("name", "joins"), [("attention", True), ("wide-rows", False), ("perceptron", True)])
+def test_rows_of_other_shapes_are_joined_if_they_are_kept_apart_whatever_the_shape(
+    name: str, joins: bool, tmp_path: Path
+) -> None:
+    (special,) = (each for each in SPECIAL if each.name == name)
+    found = prepare(special.save(tmp_path), LoadOptions(max_batch=2, shapes=special.shapes))
+    assert found.any_shapes == joins
 
 
 # Real files

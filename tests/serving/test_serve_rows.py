@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.runtime.special_models import SPECIAL, Special, graph, ints
 from tests.runtime.test_rows import quantised
 from tests.serving import live
 from tests.serving.test_serve_endless import one_that_never_ends, turning
@@ -60,3 +61,29 @@ def test_settings_that_say_so_do_the_same(tmp_path: Path) -> None:
     with live.running(tmp_path, grpc_port=None) as server:
         asked(path, server)
         assert executions(server) == 1
+
+
+def asked_for(server: live.Live, name: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What clients who wait together for a model get."""
+    with one_that_never_ends(server):
+        waiting = [Background(lambda each=each: infer(server, name, {"x": each})) for each in inputs]
+        until(lambda: model(server, name)["queued"] == len(inputs), "all of them wait")
+    return [each.result()["y"] for each in waiting]
+
+
+def test_rows_of_other_shapes_than_the_measured_ones_are_joined_only_if_no_shape_mixes_them(tmp_path: Path) -> None:
+    turning(tmp_path / "turning.onnx")
+    (wide,) = (each for each in SPECIAL if each.name == "wide-rows")
+    alone = session(wide.save(tmp_path))
+    folded = Special("folded", lambda: graph("(float[n,s] x) => (float[m,4] y) { y = Reshape(x, c) }", c=ints(-1, 4)))
+    folded.save(tmp_path)
+    (tmp_path / "wide-rows.toml").write_text("max_batch = 4\n[shapes]\nx = [1, 4]\n")
+    (tmp_path / "folded.toml").write_text('max_batch = 4\nrows = "independent"\n[shapes]\nx = [1, 4]\n')
+    rng = np.random.default_rng(2)
+    with live.running(tmp_path, grpc_port=None) as server:
+        for size in (4, 8):
+            inputs = [rng.normal(size=(1, size)).astype(np.float32) for _ in range(4)]
+            got = asked_for(server, "wide-rows", inputs)
+            assert [each.tobytes() for each in got] == [plain(alone, {"x": each})["y"].tobytes() for each in inputs]
+        long = [rng.normal(size=(1, 8)).astype(np.float32) for _ in range(3)]
+        assert [each.shape for each in asked_for(server, "folded", long)] == [(2, 4)] * 3

@@ -163,8 +163,8 @@ def _picked(case: Case) -> Made:
         return _moved(0)(case)
     axis = case.attributes.integer("axis", 0) % max(1, case.rank())
     before, after = case.rank(1), case.rank() - axis - 1
-    chosen = np.asarray(case.owner(1)).reshape(*np.shape(case.owner(1)), *(1,) * after)
-    data = case.owner(0)
+    data, chosen = case.owner(0), case.owner(1)
+    chosen = None if chosen is None else chosen.reshape(*chosen.shape, *(1,) * after)
     if data is not None:
         data = collapsed(data, [axis])
         data = data.reshape(*data.shape[:axis], *(1,) * before, *data.shape[axis + 1 :])
@@ -353,7 +353,7 @@ def _convolution(case: Case) -> Made:
     made = case.made[0]
     if owners is None or made is None:
         raise Mixed
-    owners = collapsed(owners, range(2, owners.ndim))
+    owners = collapsed(owners, range(1 if case.attributes.integer("channels_last", 0) else 2, owners.ndim))
     if owners.shape[1] > 1:
         each = collapsed(owners.reshape(owners.shape[0], groups, -1), [2])[..., 0]
         owners = np.repeat(each, made[1] // groups, axis=1).reshape(owners.shape[0], -1, *(1,) * (owners.ndim - 2))
@@ -443,19 +443,19 @@ def _names(rule: Rule, text: str) -> dict[str, Rule]:
 RULES: Mapping[str, Rule] = {
     **_names(
         _elementwise,
-        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BiasGelu BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
-        "Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid "
-        "HardSwish Identity IsInf IsNaN LabelEncoder LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or "
-        "PRelu Pow QuickGelu Reciprocal RegexFullMatch Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign "
-        "Sqrt StringConcat Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor",
+        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BiasGelu BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor "
+        "Cast Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid "
+        "HardSwish Identity IsInf IsNaN LabelEncoder LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not "
+        "Or PRelu Pow QuickGelu Reciprocal RegexFullMatch Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus "
+        "Softsign Sqrt StringConcat Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor",
     ),
-    **_names(_of(0), "Binarizer DequantizeLinear QLinearLeakyRelu QLinearSigmoid QuantizeLinear"),
+    **_names(_of(0), "DequantizeLinear QLinearLeakyRelu QLinearSigmoid QuantizeLinear"),
     **_names(_of(0, 3), "QLinearAdd QLinearMul"),
     "BatchNormalization": _batch_norm,
     "Dropout": _dropout,
     "OneHot": _one_hot,
     **_names(_reshaped, "Flatten Reshape Squeeze Unsqueeze"),
-    **_names(_moved(0), "CenterCropPad Compress DepthToSpace Expand Pad Slice SpaceToDepth Split Tile Transpose Trilu"),
+    **_names(_moved(0), "Compress DepthToSpace Expand Pad Slice SpaceToDepth Split Tile Transpose Trilu"),
     "Concat": _moved(),
     "QLinearConcat": _joined_quantised,
     **_names(_scattered, "Scatter ScatterElements ScatterND"),
@@ -466,15 +466,15 @@ RULES: Mapping[str, Rule] = {
     **_names(
         _lines(_reduced),
         "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-        "ReduceSumInteger ReduceSumSquare",
+        "ReduceSumSquare",
     ),
     **_names(_lines(_axis(0)), "ArgMax ArgMin"),
-    **_names(_lines(_axis(-1)), "LpNormalization MatMulNBits TopK"),
+    **_names(_lines(_axis(-1)), "LpNormalization TopK"),
     **_names(_lines(_softmax), "Hardmax LogSoftmax QLinearSoftmax Softmax"),
     **_names(_lines(_from_axis(-1)), "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
     **_names(_lines(_axis(-1), 0, 1), "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
     **_names(_lines(_summed_up), "CumProd CumSum"),
-    **_names(_lines(_from(1)), "GroupNormalization LRN QLinearAveragePool QLinearGlobalAveragePool"),
+    **_names(_lines(_from(1)), "LRN QLinearAveragePool QLinearGlobalAveragePool"),
     **_names(
         _lines(_from(2)),
         "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool InstanceNormalization LpPool MaxPool",
@@ -490,44 +490,51 @@ RULES: Mapping[str, Rule] = {
     "Einsum": _einsum,
     **_names(_convolution, "Conv ConvInteger ConvTranspose FusedConv QLinearConv"),
     **_names(_recurrent, "GRU LSTM RNN"),
-    **_names(_attention, "Attention MultiHeadAttention QAttention"),
+    **_names(_attention, "Attention MultiHeadAttention"),
     **_names(_rows(), "EmbedLayerNormalization RotaryEmbedding"),
     **_names(_rows({0: 0}), "AffineGrid Col2Im NhwcMaxPool STFT"),
     **_names(_rows({0: 0, 1: 0}), "GridSample"),
     **_names(_rows({0: 0, 1: 0, 2: 0}), "TensorScatter"),
-    **_names(_rows({0: 0, 3: 0}), "NhwcFusedConv"),
     **_names(
         _tables,
-        "ArrayFeatureExtractor Imputer LinearClassifier LinearRegressor Normalizer OneHotEncoder SVMClassifier "
-        "SVMRegressor Scaler TfIdfVectorizer TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
+        "ArrayFeatureExtractor Imputer LinearClassifier LinearRegressor Normalizer OneHotEncoder Scaler "
+        "TfIdfVectorizer TreeEnsembleClassifier TreeEnsembleRegressor",
     ),
     **_names(_nobody, "EyeLike Shape Size"),
 }
 """Operator -> what it does with rows."""
 
+ELEMENTWISE = frozenset(name for name, rule in RULES.items() if rule is _elementwise)
+
 BLOCKED = _rows({0: 0, 3: 0})
 """The rule of operators on images in blocks of channels (``com.microsoft.nchwc``)."""
 
 WHOLE = frozenset(
-    "DynamicQuantizeLSTM DynamicQuantizeLinear DynamicQuantizeMatMul NonMaxSuppression NonZero StringNormalizer "
-    "StringSplit Unique".split()
-)
+    {
+        "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "NonMaxSuppression", "NonZero",
+        "StringNormalizer", "StringSplit", "Unique",
+    }
+)  # fmt: skip
 """Operators that look at whole tensors: at their ranges, or at how much of them there is."""
 
-LOTS = frozenset("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+LOTS = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 """Operators that draw lots, so that it counts how many were drawn before."""
 
 ASKED: Mapping[str, Sequence[int]] = {
-    **dict.fromkeys("CenterCropPad Compress Expand Gather GatherElements GatherND Split Tile Trilu".split(), (1,)),
-    **dict.fromkeys("Scatter ScatterElements ScatterND ReverseSequence".split(), (1,)),
-    **dict.fromkeys([name for name in RULES if name.startswith("Reduce") or name.startswith("Cum")], (1,)),
+    **dict.fromkeys(
+        [
+            "Compress", "Expand", "Gather", "GatherElements", "GatherND", "ReverseSequence", "Scatter",
+            "ScatterElements", "ScatterND", "Split", "Tile", "Trilu", "Upsample",
+            *(name for name in RULES if name.startswith(("Cum", "Reduce"))),
+        ],
+        (1,),
+    ),
     "DFT": (2,),
     "Dropout": (2,),
     "Pad": (1, 3),
     "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4),
-    "Upsample": (1,),
-}
+}  # fmt: skip
 """Operator -> the inputs of which the rules want to know what they hold."""
 
 

@@ -19,7 +19,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from weft.errors import first_line
 from weft.models.onnx_import.attributes import Attributes
 from weft.runtime.owners import Mixed, Owners, Shape, collapsed, joined, numbered
-from weft.runtime.row_rules import ASKED, LOTS, Case, whom
+from weft.runtime.row_rules import ASKED, ELEMENTWISE, LOTS, Case, whom
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array
 from weft.runtime.values import KNOWN_DOMAINS
@@ -31,9 +31,11 @@ INDEPENDENT = "independent"
 Feed = Mapping[str, Array]
 
 _BY_NUMBERS = frozenset(
-    "CenterCropPad Compress Expand Gather GatherElements GatherND Pad Resize Scatter ScatterElements ScatterND Slice "
-    "Split Tile".split()
-)
+    {
+        "Compress", "Expand", "Gather", "GatherElements", "GatherND", "Pad", "Resize", "Scatter",
+        "ScatterElements", "ScatterND", "Slice", "Split", "Tile",
+    }
+)  # fmt: skip
 """Operators that move elements by numbers, which may be right for some sizes only."""
 _MOST_TURNS = 8
 """A loop whose values find no owners in so many turns is given up."""
@@ -62,7 +64,7 @@ class Verdict(NamedTuple):
     mixing: str | None
     """What stands against batches: the first operator that looks across rows, for instance; None: nothing."""
     by_size: bool = False
-    """Whether samples were moved by numbers that may not be right for inputs of other sizes."""
+    """Whether samples were moved by numbers, or a way was chosen, that may be another for other sizes."""
 
 
 class _Refused(Exception):
@@ -120,6 +122,8 @@ class _Run:
     owners: dict[str, Owners]
     ways: list[bool] = field(default_factory=list)
     """Which way each If went."""
+    varying: set[str] = field(default_factory=set)
+    """In the body of a loop, what is nobody's and holds something else in every turn."""
     by_size: bool = False
     weights: Mapping[str, TensorProto] = field(init=False)
     seen: Seen = field(init=False)
@@ -133,8 +137,11 @@ class _Run:
     def follow(self) -> list[Owners | None]:
         """Whom the outputs belong to."""
         for node in self.model.graph.node:
-            if any(name in self.owners for name in (*node.input, *_captured(node))):
+            read = {*node.input, *_captured(node)}
+            if read & self.owners.keys():
                 self._pass(node)
+            if read & self.varying:
+                self.varying |= {name for name in node.output if name not in self.owners}
         return [self.owners.get(each.name) for each in self.model.graph.output]
 
     def shape(self, name: str) -> Shape | None:
@@ -157,6 +164,8 @@ class _Run:
         own = any((each.domain, each.name) == (node.domain, node.op_type) for each in self.model.functions)
         if node.domain not in KNOWN_DOMAINS or own:
             raise Mixed("is not known to keep rows apart")
+        if self.varying.intersection(node.input) and node.op_type not in ELEMENTWISE:
+            raise Mixed("takes what changes from turn to turn")
         control = {"If": self._if, "Loop": self._loop, "Scan": self._scan}.get(node.op_type)
         if control:
             return control(node, taken)
@@ -204,7 +213,8 @@ class _Run:
         if taken[0] is not None:
             raise Mixed
         self.ways.append(bool(np.ravel(self._value(node.input[0]))[0]))
-        return self._inside(_body(node, "then_branch" if self.ways[-1] else "else_branch"), {}, {}).follow()
+        body = _body(node, "then_branch" if self.ways[-1] else "else_branch")
+        return self._inside(body, {}, {}).follow()
 
     def _loop(self, node: NodeProto, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """Of which neither the number of turns nor whether it goes on is a sample's."""
@@ -223,7 +233,7 @@ class _Run:
         given: dict[str, Array] = {}
         owners: dict[str, Owners] = {}
         for spec, name, owner, axis in zip(body.input[count:], node.input[count:], taken[count:], axes, strict=True):
-            given[spec.name] = self._value(name).take(0, axis)
+            given[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
         states, made = self._turned(body, node.input[:count], taken[:count], given, owners, skipped=0)
@@ -241,7 +251,7 @@ class _Run:
         *,
         skipped: int,
     ) -> tuple[list[Owners | None], list[Owners | None]]:
-        """Whom the states of a loop and the rest that it makes belong to; outputs that are *skipped* must be nobody's."""
+        """Whom the states of a loop and the rest that it makes belong to; the outputs *skipped* must be nobody's."""
         inner = [each.name for each in body.input if each.name not in given]
         feed = {**given, **{place: self._value(name) for place, name in zip(inner, names, strict=True)}}
         states = list(taken)
@@ -268,7 +278,8 @@ class _Run:
         del inner.input[:]
         inner.input.extend(_declared(name, each) for name, each in taken.items())
         inner.initializer.extend(self.weights[name] for name in sorted(_free(body)) if name in self.weights)
-        run = _Run(self._like(inner), self.runner, taken, known, self.ways)
+        varying = {name for name in taken if name not in known and (name in feed or name in self.varying)}
+        run = _Run(self._like(inner), self.runner, taken, known, self.ways, varying)
         self.by_size = True
         return run
 
@@ -294,7 +305,8 @@ def _declared(name: str, value: Array) -> ValueInfoProto:
 
 
 def _body(node: NodeProto, name: str) -> GraphProto:
-    return next(each.g for each in node.attribute if each.name == name)
+    found: GraphProto = next(each.g for each in node.attribute if each.name == name)
+    return found
 
 
 def _bodies(node: NodeProto) -> list[GraphProto]:

@@ -30,6 +30,8 @@ Feed = dict[str, Array]
 
 SIZES = (2, 4, 8)
 """Batch sizes to try where none is asked for."""
+_MANY = 16
+"""Up to this size, batches of every size are looked at where numbers decide in the graph."""
 CLOCK_STEP_S = 1e-6
 """A clock may stand still for the length of a very short run."""
 LEAST_GAIN = 0.05
@@ -76,7 +78,7 @@ class _Workbench:
         self._verdicts: dict[int, str | None] = {}
 
     def crowds(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
-        """Batches of so many samples; of a stitched model, of each task. Their shapes are others where *shapes* are given."""
+        """Batches of so many samples, of *shapes* or those that are measured; of a stitched model, of each task."""
         samples = self.samples if shapes is None else _samples(self.model, shapes)
         counts = [size * self._kinds for size in sizes]
         return [self.model.gather([samples[index % len(samples)] for index in range(count)]) for count in counts]
@@ -144,38 +146,53 @@ def clock(threads: int) -> Clock:
     return thread_time if threads == 1 and fine else perf_counter
 
 
+Judge = Callable[[Sequence[Feed]], Verdict]
+"""Tells whether rows are kept apart, given batches of several sizes."""
+
+
 def measure(
     model: CpuModel,
     shapes: Shapes,
     max_batch: int | None,
     clock_s: Clock,
-    judge: Callable[[Sequence[Feed]], Verdict] = lambda feeds: Verdict(None),
+    judge: Judge = lambda feeds: Verdict(None),
 ) -> BatchTimes:
-    """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be.
-
-    *judge* tells whether rows are kept apart, given batches of several sizes.
-    """
+    """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be."""
     bench = _Workbench(model, shapes, clock_s)
-    reason, by_size = _unbatchable(model, shapes) or bench.differs(2), False
+    reason = _unbatchable(model, shapes) or bench.differs(2)
     if reason is None and max_batch != 1:
-        reason, by_size = judge(bench.crowds(_judged(max_batch)))
-    if reason is None:
-        found = _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
-        return replace(found, any_shapes=not by_size or _whatever_the_shape(bench, shapes, judge))
-    if model.tasks:
+        reason = judge(bench.crowds([2])).mixing
+    if reason is not None:
+        return _alone(bench, max_batch, reason)
+    found = _as_far_as_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
+    return found if found.max_batch == 1 else _proved(bench, found, shapes, max_batch, judge)
+
+
+def _alone(bench: _Workbench, max_batch: int | None, reason: str) -> BatchTimes:
+    """The times of a model that cannot be batched; if it shall be, it is refused."""
+    if bench.model.tasks:
         raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
     if max_batch is not None and max_batch > 1:
         raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched: {reason}")
     bench.repeat(1)
-    return BatchTimes(bench.medians_s(), remarks=() if max_batch == 1 else (f"not batched: {reason}",))
+    times_s = {1: bench.medians_s()[1]}
+    return BatchTimes(times_s, remarks=() if max_batch == 1 else (f"not batched: {reason}",))
 
 
-def _judged(max_batch: int | None) -> list[int]:
-    """Sizes of batches that are looked at: two that have no factor in common, and the largest."""
-    return sorted({2, 3, max_batch or SIZES[-1]})
+def _proved(bench: _Workbench, found: BatchTimes, shapes: Shapes, max_batch: int | None, judge: Judge) -> BatchTimes:
+    """What was found, if rows are kept apart in batches of two sizes without a common factor and of the largest.
+
+    Where numbers decide in the graph, it is looked at in many sizes.
+    """
+    reason, by_size = judge(bench.crowds(sorted({2, 3, found.max_batch})))
+    if reason is None and by_size:
+        reason = judge(bench.crowds(range(2, min(found.max_batch, _MANY) + 1))).mixing
+    if reason is not None:
+        return _alone(bench, max_batch, reason)
+    return replace(found, any_shapes=not by_size or _whatever_the_shape(bench, shapes, judge))
 
 
-def _whatever_the_shape(bench: _Workbench, shapes: Shapes, judge: Callable[[Sequence[Feed]], Verdict]) -> bool:
+def _whatever_the_shape(bench: _Workbench, shapes: Shapes, judge: Judge) -> bool:
     """Whether rows are kept apart if all free dimensions have a size of no factor in common with the measured one."""
     free = {spec.name: spec.shape for spec in bench.model.inputs}
     others = {
