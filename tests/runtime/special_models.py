@@ -122,7 +122,8 @@ def perceptron(kind: str = "float", numpy_kind: Any = np.float32, version: int =
 def image_net(version: int) -> ModelProto:
     """A convolution, a pool and a classifier, as every version of the operators has them."""
     return graph(
-        "(float[n,3,8,8] x) => (float[n,10] y) { c = Conv<pads = [1,1,1,1]>(x, w) b = BatchNormalization(c, s, z, z, s) "
+        "(float[n,3,8,8] x) => (float[n,10] y) { c = Conv<pads = [1,1,1,1]>(x, w) "
+        "b = BatchNormalization(c, s, z, z, s) "
         "r = Relu(b) p = MaxPool<kernel_shape = [2,2], strides = [2,2]>(r) f = Flatten(p) "
         "l = Gemm(f, v, o) y = Softmax(l) }",
         version,
@@ -151,7 +152,8 @@ def attention_block() -> ModelProto:
         "heads = Concat<axis = 0>(rows, long, two, four) back = Concat<axis = 0>(rows, long, eight) "
         "q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) "
         "q2 = Reshape(q, heads) k2 = Reshape(k, heads) v2 = Reshape(v, heads) "
-        "q3 = Transpose<perm = [0,2,1,3]>(q2) k3 = Transpose<perm = [0,2,3,1]>(k2) v3 = Transpose<perm = [0,2,1,3]>(v2) "
+        "q3 = Transpose<perm = [0,2,1,3]>(q2) k3 = Transpose<perm = [0,2,3,1]>(k2) "
+        "v3 = Transpose<perm = [0,2,1,3]>(v2) "
         "scores = MatMul(q3, k3) weights = Softmax<axis = -1>(scores) out = MatMul(weights, v3) "
         "o2 = Transpose<perm = [0,2,1,3]>(out) y = Reshape(o2, back) }",
         wq=drawn(8, 8), wk=drawn(8, 8, seed=1), wv=drawn(8, 8, seed=2),
@@ -247,8 +249,8 @@ def quantised_image() -> ModelProto:
 def rowwise_range() -> ModelProto:
     """8-bit numbers by a scale of each sample's own."""
     return graph(
-        "(float[n,32] x) => (float[n,8] y) { a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, top) t = Add(s, eps) "
-        "d = Div(x, t) r = Round(d) p = MatMul(r, w) y = Mul(p, t) }",
+        "(float[n,32] x) => (float[n,8] y) { a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, top) "
+        "t = Add(s, eps) d = Div(x, t) r = Round(d) p = MatMul(r, w) y = Mul(p, t) }",
         one=ints(1), top=np.float32(127), eps=np.float32(1e-6), w=drawn(32, 8),
     )  # fmt: skip
 
@@ -320,7 +322,8 @@ SPECIAL: tuple[Special, ...] = (
     Special("text", lambda: graph(
         "(string[n,2] x) => (string[n,2] y) { y = StringConcat(x, x) }", 20)),
     Special("text-split", lambda: graph(
-        "(string[n] x) => (string[n,k] y, int64[n] c) { y, c = StringSplit<delimiter = \"a\">(x) }", 20), batched=False),
+        "(string[n] x) => (string[n,k] y, int64[n] c) { y, c = StringSplit<delimiter = \"a\">(x) }", 20),
+        batched=False),
     Special("labels", lambda: graph(
         "(string[n,3] x) => (float[n,3] y) { y = ai.onnx.ml.LabelEncoder<keys_strings = [\"a\", \"b\"], "
         "values_floats = [1.5, 2.5], default_float = -1.0>(x) }")),
@@ -379,12 +382,14 @@ SPECIAL: tuple[Special, ...] = (
         "(float[n,2,4,4] x, float[n,3,3,2] g) => (float[n,2,3,3] y) { y = GridSample(x, g) }")),
     Special("deconvolved", image("y = ConvTranspose<strides = [2,2]>(x, w)", w=drawn(4, 3, 2, 2))),
     Special("reversed", lambda: graph(
-        "(float[n,5,3] x, int64[n] k) => (float[n,5,3] y) { y = ReverseSequence<batch_axis = 0, time_axis = 1>(x, k) }"),
+        "(float[n,5,3] x, int64[n] k) => (float[n,5,3] y) { "
+        "y = ReverseSequence<batch_axis = 0, time_axis = 1>(x, k) }"),
         whole=(1, 6)),
     Special("dropout-in-training", text("y = Dropout(x, half, yes)", half=np.float32(0.5), yes=np.array(True)),
             batched=False),
     Special("noise", text("r = RandomNormalLike(x) y = Add(x, r)"), batched=False),
-    Special("rows-joined-and-split", text("b = Concat<axis = 0>(x, x) c, d = Split<axis = 0, num_outputs = 2>(b) y = Add(c, d)")),
+    Special("rows-joined-and-split", text(
+        "b = Concat<axis = 0>(x, x) c, d = Split<axis = 0, num_outputs = 2>(b) y = Add(c, d)")),
     Special("rows-turned-round", text(
         "r = Slice(x, last, first, zero, back) y = Slice(r, last, first, zero, back)",
         last=ints(-1), first=ints(-(2**40)), zero=ints(0), back=ints(-1))),
