@@ -16,10 +16,13 @@ WeftError
 └── RequestError          a served request has no result            (an HTTP status and a gRPC code)
     ├── BadRequest        it cannot be understood, or does not fit the model
     ├── Unauthorised      it carries no key, or a wrong one
+    ├── Forbidden         nobody may ask for that here: a foreign host, a repository that is read-only
     ├── NotFound          no such model, version or path
     ├── TooLarge          its body or its headers exceed a limit
     ├── Overloaded        a queue or the memory is full, or the server is going down
-    │   └── LoadFailed    its model cannot be loaded as it is
+    │   ├── LoadFailed    its model cannot be loaded as it is
+    │   ├── OverBudget    its bytes find no room beside those of other requests
+    │   └── OverQuota     its key has asked for as much as it may
     ├── Expired           its deadline passed, or cannot be met any more
     ├── Cancelled         its client went away
     └── Failed            our own fault
@@ -116,6 +119,12 @@ class Unauthorised(RequestError):
     status, code, reason = 401, "UNAUTHENTICATED", "unauthorised"
 
 
+class Forbidden(RequestError):
+    """Nobody may ask for that here, with whatever key."""
+
+    status, code, reason = 403, "PERMISSION_DENIED", "forbidden"
+
+
 class NotFound(RequestError):
     """No such model, version or path."""
 
@@ -143,6 +152,24 @@ class LoadFailed(Overloaded):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason="load_failed")
+
+
+class OverBudget(Overloaded):
+    """Its bytes find no room beside those of other requests."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="bytes")
+
+
+class OverQuota(Overloaded):
+    """Its key has asked for as much as it may; it may be sent again when ``retry_after_s`` have passed."""
+
+    status, code = 429, "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, reason="quota", retry_after_s=retry_after_s)
 
 
 class Expired(RequestError):

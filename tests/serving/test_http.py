@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -99,9 +99,10 @@ def run(
     limits: ClientLimits = ClientLimits(),  # noqa: B008
     context: ssl.SSLContext | None = None,
     log: Callable[[HttpExchange, HttpResponse, int], None] | None = None,
+    **more: Any,
 ) -> None:
     async def main() -> None:
-        server = HttpServer(handler, limits, log)
+        server = HttpServer(handler, limits, log, **more)
         port = await server.start("127.0.0.1", 0, context)
         try:
             await asyncio.wait_for(test(Bench(server, port)), PATIENCE_S)
@@ -480,21 +481,26 @@ def test_a_request_behind_a_refused_one_is_not_served() -> None:
 
 
 def test_connections_over_the_limit_are_told_to_come_back() -> None:
+    later = Later()
+
     async def test(bench: Bench) -> None:
         async with bench.client() as first:
-            assert (await first.ask(GET)).status == 200
+            first.send(b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            exchange = await later.arrived.get()
             async with bench.client() as second:
                 answer = await second.ask(GET)
                 assert answer.status == 503 and answer.headers["retry-after"] == "1"
                 assert "1 connections" in error_of(answer) and await second.ended()
             assert bench.server.connections == 1
-            first.send(b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            exchange.respond(HttpResponse(200))
             await first.answer()
             assert await first.ended()
         async with bench.client() as third:
-            assert (await third.ask(GET)).status == 200
+            third.send(GET)
+            (await later.arrived.get()).respond(HttpResponse(200))
+            assert (await third.answer()).status == 200
 
-    run(test, limits=ClientLimits(connections=1))
+    run(test, later, ClientLimits(connections=1))
 
 
 def test_limits_must_be_above_zero() -> None:

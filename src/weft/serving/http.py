@@ -1,6 +1,7 @@
 """A small HTTP/1.1 server: one event loop, one protocol object per connection, no coroutine per request.
 
-- ``HttpServer`` listens, keeps the connections and sweeps them for timeouts; ``ClientLimits`` bounds their cost.
+- ``HttpServer`` keeps the connections and sweeps them for timeouts; ``ClientLimits`` bounds their cost.
+- A gate judges a request by its head, before a byte of its body is kept.
 - ``HttpExchange`` (``http_messages``) is one request and the way to answer it, now or later.
 
 llhttp (through ``httptools``) does the parsing. It cannot stop between two requests, so a connection feeds it slices
@@ -13,72 +14,60 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from email.utils import formatdate
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from weft.errors import InputError
+from weft.errors import OverBudget
+from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
+from weft.serving.http_limits import ClientLimits
 from weft.serving.http_messages import (
     NO_BODY,
     HttpExchange,
     HttpResponse,
+    Passage,
     RequestTarget,
     error_response,
     header_lines,
     opening,
     parse_target,
 )
+from weft.serving.listening import Listener
+from weft.serving.places import Places
+from weft.serving.progress import Progress, kernel_unsent_bytes
 
 if TYPE_CHECKING:
     import ssl as tls
+
+__all__ = ["ClientLimits", "Gate", "Handler", "HttpServer"]
 
 logger = logging.getLogger("weft.http")
 
 _LINGER_S = 2.0  # a refused client may still be sending; closing at once would reset the answer away from it
 _WAITING_BYTES = 64 * 1024  # pipelined bytes kept here; the rest stays in the kernel
 _JOINED_BYTES = 64 * 1024  # up to here one copy is cheaper than a second system call
+_SKIPPED_BYTES = 64 * 1024  # a body that nobody wants is read over up to here, to keep its connection
+_GROWTH_BYTES = 1 << 20  # room for a chunked body is taken in steps of this
+_CRUMB_BYTES = 4096
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GIVEN_ONCE = frozenset({"authorization", "content-length", "content-type", "expect", "host", "transfer-encoding"})
 _SPENT_PARSER = httptools.HttpRequestParser(object())
 
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """What one client, and all of them together, may cost."""
-
-    header_bytes: int = 16 * 1024
-    """Request line and headers; also what may stand between two chunks or after the last one."""
-    body_bytes: int = 64 * 2**20
-    connections: int = 1024
-    idle_s: float = 75.0
-    """Keep-alive without a request."""
-    read_s: float = 30.0
-    """From the first byte of a request to its last; also how long a client may leave an answer unread."""
-    pipeline: int = 16
-    """Requests of one connection handled in a row before the other connections have their turn."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not value > 0:
-                raise InputError(f"HTTP limit {field.name} is {value!r}; it must be above zero")
-
-
 Handler = Callable[[HttpExchange], None]
+Gate = Callable[[str, RequestTarget, dict[str, str]], "HttpResponse | Passage"]
+"""Judges method, target and headers: an answer for those it does not let in, a passage for those it does."""
 AccessLog = Callable[[HttpExchange, HttpResponse, int], None]
 
-
-class _Refusal(NamedTuple):
-    status: int
-    error: str
-
-
 _NO_TARGET = RequestTarget("", "", "")
+
+
+def _busy(error: str) -> HttpResponse:
+    return error_response(503, error, (("Retry-After", "1"),))
 
 
 def _peer_name(transport: asyncio.Transport) -> str:
@@ -106,11 +95,15 @@ class _Connection(asyncio.Protocol):
         self._tail = b""
         self._framing_bytes = 0
         self._began_s: float | None = None
-        self._idle_since_s = self._moved_s = time.monotonic()
+        self._idle_since_s = time.monotonic()
         self._linger_until_s: float | None = None
-        self._unsent_bytes = 0
+        self._taking: Progress | None = None
+        self._received_bytes = self._unsent_bytes = 0
+        self._held_bytes = self._unread_bytes = 0
+        self._passage: Passage | None = None
+        self._places = server.places
         self._closing = self._write_paused = self._throttled = self._turning = False
-        self._refusal: _Refusal | None = None
+        self._refusal: HttpResponse | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -122,18 +115,22 @@ class _Connection(asyncio.Protocol):
         self._left_bytes = 0
         self._in_body = self._complete = self._expects = self._old = False
         self._keep_alive = True
+        self._declined: HttpResponse | None = None
+        self._body_bytes = self._limits.body_bytes
+        self._reading: Progress | None = None
 
     # What the transport tells us.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._peer = _peer_name(self._transport)
-        error = self._server.admit(self)
-        if error is not None:
-            self._refuse(_Refusal(503, error), (("Retry-After", "1"),))
+        self._places, error = self._server.admit(self)
+        if error:
+            self._refuse(_busy(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose()
+        self._taken()
         self._transport = None
         self._parser = _SPENT_PARSER  # the parser holds our methods; without it no cycle keeps us in memory
         self._server.forget(self)
@@ -143,14 +140,19 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        if self._transport is not None:
+            self._unread_bytes = self._transport.get_write_buffer_size()
+            self._server.budget.add(self._unread_bytes)
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._taken()
         self._turn_later()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
+        self._received_bytes += len(data)
         if self._rest:
             self._rest = self._rest[self._at :] + data
             self._at = 0
@@ -163,7 +165,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            self._refusal = _Refusal(400, "malformed HTTP: a request begins before the last one ended")
+            self._refusal = error_response(400, "malformed HTTP: a request begins before the last one ended")
         self._began_s = time.monotonic()
 
     def on_url(self, url: bytes) -> None:
@@ -177,7 +179,7 @@ class _Connection(asyncio.Protocol):
         if key not in self._headers:
             self._headers[key] = text
         elif key in _GIVEN_ONCE:
-            self._refusal = self._refusal or _Refusal(400, f"header {key} is given more than once; send it once")
+            self._refusal = self._refusal or error_response(400, f"header {key} is given more than once; send it once")
         else:
             self._headers[key] += ", " + text
 
@@ -188,65 +190,129 @@ class _Connection(asyncio.Protocol):
         self._old = version == "1.0"
         self._keep_alive = parser.should_keep_alive()
         self._method = parser.get_method().decode("latin-1")
-        self._refusal = self._refusal or self._judge_request(version) or self._judge_body(parser.should_upgrade())
+        self._places.idle.pop(self, None)
+        self._refusal = (
+            self._refusal
+            or self._judge_request(version)
+            or self._judge_body(parser.should_upgrade())
+            or self._judge_at_the_gate()
+            or self._judge_size()
+        )
 
     def on_body(self, piece: bytes) -> None:
         if self._chunks is None:
             self._left_bytes -= len(piece)
-            self._parts.append(piece)
+            if self._declined is None:
+                self._keep(piece)
             return
         self._framing_bytes = 0
-        if len(self._chunks) + len(piece) > self._limits.body_bytes:
-            self._refusal = self._refusal or self._too_large("body is longer than")
-        elif self._refusal is None:
+        self._refusal = self._refusal or self._judge_growth(len(self._chunks) + len(piece))
+        if self._refusal is None:
             self._chunks += piece
 
     def on_message_complete(self) -> None:
         self._complete = True
 
+    def _keep(self, piece: bytes) -> None:
+        """Crumbs are joined: as objects of their own they would hold many times their size."""
+        parts = self._parts
+        if parts and len(piece) < _CRUMB_BYTES and len(parts[-1]) < _JOINED_BYTES:
+            parts[-1] += piece
+        else:
+            parts.append(piece)
+
     # Judging a request by its head.
 
-    def _judge_request(self, version: str) -> _Refusal | None:
+    def _judge_request(self, version: str) -> HttpResponse | None:
         if version not in ("1.0", "1.1"):
-            return _Refusal(505, f"HTTP version {version} is not served; use 1.1")
+            return error_response(505, f"HTTP version {version} is not served; use 1.1")
         if not self._old and "host" not in self._headers:
-            return _Refusal(400, "header host is missing; HTTP/1.1 asks for it")
+            return error_response(400, "header host is missing; HTTP/1.1 asks for it")
         target = parse_target(self._url)
         if target is None:
-            return _Refusal(400, "request target is not valid; send a path in percent-encoded UTF-8 without controls")
+            return error_response(
+                400, "request target is not valid; send a path in percent-encoded UTF-8 without controls"
+            )
         self._target = target
         return None
 
-    def _judge_body(self, upgrade: bool) -> _Refusal | None:
+    def _judge_body(self, upgrade: bool) -> HttpResponse | None:
         headers = self._headers
         length, coding = headers.get("content-length"), headers.get("transfer-encoding")
         if coding is not None:
             if length is not None or self._old:
-                return _Refusal(400, "transfer-encoding cannot go with content-length, nor with HTTP/1.0; send one")
+                return error_response(
+                    400, "transfer-encoding cannot go with content-length, nor with HTTP/1.0; send one"
+                )
             if coding.lower() != "chunked":
-                return _Refusal(501, f"transfer-encoding {coding!r} is not served; use chunked")
+                return error_response(501, f"transfer-encoding {coding!r} is not served; use chunked")
             self._chunks = bytearray()
         elif length is not None:
             if not (length.isascii() and length.isdigit()):
-                return _Refusal(400, f"content-length {length!r} is not a number of bytes")
+                return error_response(400, f"content-length {length!r} is not a number of bytes")
             self._left_bytes = int(length)
-            if self._left_bytes > self._limits.body_bytes:
-                return self._too_large(f"body has {length} bytes, more than")
         has_body = coding is not None or self._left_bytes > 0
         if upgrade and has_body:  # llhttp takes the body of an upgrade for the new protocol
-            return _Refusal(400, "a request with a body cannot upgrade the connection; send it without upgrade")
+            return error_response(400, "a request with a body cannot upgrade the connection; send it without upgrade")
         return self._judge_expectation(headers.get("expect"), has_body)
 
-    def _judge_expectation(self, expect: str | None, has_body: bool) -> _Refusal | None:
+    def _judge_expectation(self, expect: str | None, has_body: bool) -> HttpResponse | None:
         if expect is None or self._old:
             return None
         if expect.lower() != "100-continue":
-            return _Refusal(417, f"expectation {expect!r} cannot be met; use 100-continue")
+            return error_response(417, f"expectation {expect!r} cannot be met; use 100-continue")
         self._expects = has_body
         return None
 
-    def _too_large(self, what: str) -> _Refusal:
-        return _Refusal(413, f"{what} the limit of {self._limits.body_bytes} bytes; send a smaller one")
+    def _judge_at_the_gate(self) -> HttpResponse | None:
+        server = self._server
+        if self._places is server.reserve:
+            self._keep_alive = False
+            if self._target.raw_path not in server.vital:
+                return _busy(server.all_taken)
+        if server.gate is None:
+            return None
+        try:
+            found = server.gate(self._method, self._target, self._headers)
+        except Exception as error:
+            logger.exception("the gate failed on %s %s", self._method, self._target.path)
+            return error_response(500, f"internal error: {type(error).__name__}; see the server's log")
+        if isinstance(found, HttpResponse):
+            return self._decline(found)
+        self._passage = found
+        self._body_bytes = min(self._body_bytes, found.body_bytes)
+        return None
+
+    def _decline(self, answer: HttpResponse) -> HttpResponse | None:
+        """Answer at once, or behind a body so short that reading over it is cheaper than another connection."""
+        if self._chunks is not None or self._expects or self._left_bytes > _SKIPPED_BYTES:
+            return answer
+        self._declined = answer
+        return None
+
+    def _judge_size(self) -> HttpResponse | None:
+        if self._left_bytes > self._body_bytes and self._declined is None:
+            return self._too_large(f"body has {self._left_bytes} bytes, more than")
+        return self._hold(self._left_bytes) if self._left_bytes > UNCOUNTED_BYTES else None
+
+    def _judge_growth(self, body_bytes: int) -> HttpResponse | None:
+        """A chunked body will have so many bytes."""
+        if body_bytes > self._body_bytes:
+            return self._too_large("body is longer than")
+        missing_bytes = body_bytes - UNCOUNTED_BYTES - self._held_bytes
+        return self._hold(max(missing_bytes, _GROWTH_BYTES)) if missing_bytes > 0 else None
+
+    def _hold(self, count: int) -> HttpResponse | None:
+        """Take room for bytes of the body."""
+        try:
+            self._server.budget.take(count)
+        except OverBudget as error:
+            return _busy(str(error))
+        self._held_bytes += count
+        return None
+
+    def _too_large(self, what: str) -> HttpResponse:
+        return error_response(413, f"{what} the limit of {self._body_bytes} bytes; send a smaller one")
 
     # Parsing on.
 
@@ -304,7 +370,7 @@ class _Connection(asyncio.Protocol):
             self._feed(data)
         if self._refusal is None and self._framing_bytes > self._limits.header_bytes:
             limit = self._limits.header_bytes
-            self._refusal = _Refusal(431, f"headers are longer than the limit of {limit} bytes; send fewer")
+            self._refusal = error_response(431, f"headers are longer than the limit of {limit} bytes; send fewer")
         if self._refusal is not None:
             self._refuse(self._refusal)
         elif self._complete:
@@ -325,9 +391,9 @@ class _Connection(asyncio.Protocol):
             return  # it goes on as HTTP/1.1, which every upgrade allows
         except httptools.HttpParserCallbackError as error:
             logger.exception("parsing a request of %s failed", self._peer)
-            self._refusal = self._refusal or _Refusal(500, f"the request could not be parsed: {error}")
+            self._refusal = self._refusal or error_response(500, f"the request could not be parsed: {error}")
         except httptools.HttpParserError as error:
-            self._refusal = self._refusal or _Refusal(400, f"malformed HTTP: {error}")
+            self._refusal = self._refusal or error_response(400, f"malformed HTTP: {error}")
 
     def _hand_over(self) -> None:
         if self._chunks is not None:
@@ -335,10 +401,14 @@ class _Connection(asyncio.Protocol):
         else:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         exchange = HttpExchange(self._answer, self._method, self._target, self._headers, body, self._peer)
+        exchange.passage = self._passage
         self._exchange = exchange
         self._parts, self._chunks = [], None
         self._began_s = None
         self._server.in_flight += 1
+        if self._declined is not None:
+            exchange.respond(self._declined)
+            return
         try:
             self._server.handler(exchange)
         except Exception as error:
@@ -353,6 +423,7 @@ class _Connection(asyncio.Protocol):
         exchange.end()
         self._exchange = None
         self._server.in_flight -= 1
+        self._release()
         self._server.record(exchange, response, sent_bytes)
         if not keep:
             self._finish()
@@ -360,6 +431,7 @@ class _Connection(asyncio.Protocol):
         self._clear()
         self._tail, self._framing_bytes = b"", 0
         self._idle_since_s = time.monotonic()
+        self._places.idle[self] = None
         self._turn_later()
 
     def _write(self, method: str, response: HttpResponse, keep: bool) -> int:
@@ -385,9 +457,9 @@ class _Connection(asyncio.Protocol):
             transport.writelines(pieces)
         return body_bytes
 
-    def _refuse(self, refusal: _Refusal, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    def _refuse(self, response: HttpResponse) -> None:
         """Answer what never became a request, and end the connection."""
-        response = error_response(refusal.status, refusal.error, headers)
+        self._release()
         target = self._target if self._target.path else RequestTarget(self._url.decode("latin-1"), "", "")
         exchange = HttpExchange(None, self._method, target, self._headers, b"", self._peer)
         sent_bytes = self._write(self._method, response, keep=False)
@@ -422,6 +494,7 @@ class _Connection(asyncio.Protocol):
     def _lose(self) -> None:
         """The client left: nothing more is answered, and whoever computes for it is told."""
         self._closing = True
+        self._release()
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -433,6 +506,20 @@ class _Connection(asyncio.Protocol):
             except Exception:
                 logger.exception("gone callback failed on %s %s", exchange.method, exchange.path)
 
+    def _release(self) -> None:
+        """The request is over: nothing is held for it any more."""
+        if self._held_bytes:
+            self._server.budget.give(self._held_bytes)
+            self._held_bytes = 0
+        if self._passage is not None:
+            passage, self._passage = self._passage, None
+            passage.end()
+
+    def _taken(self) -> None:
+        """What was written has left, or nobody will take it."""
+        self._server.budget.give(self._unread_bytes)
+        self._unread_bytes = 0
+
     def abort(self) -> None:
         self._lose()
         if self._transport is not None:
@@ -442,87 +529,148 @@ class _Connection(asyncio.Protocol):
     def unread(self) -> bool:
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
-    def close_if_idle(self) -> None:
-        busy = self._exchange is not None or self._began_s is not None or self._rest
-        if self._transport is not None and not busy:
-            self._closing = True
+    @property
+    def owed(self) -> bool:
+        return self._exchange is not None or self._in_body or self.unread
+
+    def leave(self) -> None:
+        self._closing, self._began_s = True, None
+        self._linger_until_s = time.monotonic() + _LINGER_S
+        if self._transport is not None:
+            self._server.let_go(self)
             self._transport.close()
+
+    def close_if_idle(self) -> None:
+        if self._exchange is None and self._began_s is None and not self._rest:
+            self.leave()
 
     def sweep(self, now_s: float) -> None:
         """End what takes too long: an answer nobody reads, half a request, a connection without requests."""
-        transport, limits = self._transport, self._limits
+        transport = self._transport
         if transport is None:
             return
-        unsent_bytes = transport.get_write_buffer_size()
-        if unsent_bytes != self._unsent_bytes:
-            self._unsent_bytes, self._moved_s = unsent_bytes, now_s
-        elif unsent_bytes:
-            if now_s - self._moved_s > limits.read_s:
-                self.abort()
-        elif self._linger_until_s is not None:
+        if transport.get_write_buffer_size():
+            self._sweep_unread(transport, now_s)
+            return
+        self._taking = None
+        if self._linger_until_s is not None:
             if now_s > self._linger_until_s:
                 transport.abort()
         elif self._began_s is not None:
-            if now_s - self._began_s > limits.read_s:
-                self._refuse(_Refusal(408, f"the request did not end within {limits.read_s:g} s; send it faster"))
-        elif now_s - self._idle_since_s > limits.idle_s:
+            self._sweep_unfinished(now_s, self._began_s)
+        elif now_s - self._idle_since_s > self._limits.idle_s:
             self.close_if_idle()
+
+    def _sweep_unread(self, transport: asyncio.Transport, now_s: float) -> None:
+        unsent_bytes = transport.get_write_buffer_size() + kernel_unsent_bytes(transport.get_extra_info("socket"))
+        if self._taking is None or unsent_bytes > self._unsent_bytes:
+            self._taking = self._watched(now_s, -unsent_bytes)
+        elif self._taking.stalled(now_s, -unsent_bytes):
+            self.abort()
+        self._unsent_bytes = unsent_bytes
+
+    def _sweep_unfinished(self, now_s: float, began_s: float) -> None:
+        limits = self._limits
+        if not self._in_body:
+            if now_s - began_s > limits.read_s:
+                self._refuse(error_response(408, f"the head did not end within {limits.read_s:g} s; send it faster"))
+        elif self._reading is None:
+            self._reading = self._watched(now_s, self._received_bytes)
+        elif self._reading.stalled(now_s, self._received_bytes):
+            least = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
+            self._refuse(error_response(408, f"the body did not come at {least}; send it faster"))
+
+    def _watched(self, now_s: float, passed: int) -> Progress:
+        return Progress(self._limits.read_s, self._limits.bytes_per_s, now_s, passed)
 
 
 class HttpServer:
     """Listens, and calls ``handler`` for each request in the thread of the event loop.
 
     ``log`` is called for every answer, also for those to requests that were refused before the handler saw them
-    (method and path are then empty where they are not known).
+    (method and path are then empty where they are not known). ``gate`` judges requests by their heads. Their bodies
+    count towards ``budget`` until they are answered. Paths in ``vital`` are also served beyond the last connection.
     """
 
-    def __init__(self, handler: Handler, limits: ClientLimits = ClientLimits(), log: AccessLog | None = None) -> None:  # noqa: B008
-        self.handler = handler
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ClientLimits = ClientLimits(),  # noqa: B008
+        log: AccessLog | None = None,
+        *,
+        gate: Gate | None = None,
+        budget: ByteBudget | None = None,
+        vital: frozenset[str] = frozenset(),
+    ) -> None:
+        self.handler, self.gate, self.vital = handler, gate, vital
         self.limits = limits
+        self.budget = budget or ByteBudget(limits.connections * limits.body_bytes)
+        self.places, self.reserve = Places(limits.connections), Places(limits.reserve)
+        self.all_taken = f"all {limits.connections} connections are taken; try again later"
         self.in_flight = 0
         """Requests that the handler has seen and not answered."""
         self.draining = False
         self.signature = b"Server: weft\r\n"
         self._log = log
-        self._listeners: list[asyncio.Server] = []
-        self._connections: set[_Connection] = set()
-        self._refused: set[_Connection] = set()
+        self._listeners: list[Listener] = []
+        self._connections: set[_Connection] = self.places.taken
+        self._leaving: set[_Connection] = set()
+        self._greeting: set[asyncio.Task[None]] = set()
+        """Connections that are not made yet, because TLS takes its time."""
         self._empty = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
     def connections(self) -> int:
-        """Open connections, without those that were refused."""
+        """Open connections, without those that were refused and those of the reserve."""
         return len(self._connections)
 
     @property
     def unread(self) -> int:
         """Connections whose clients have not taken all that was written for them."""
-        return sum(1 for connection in self._connections if connection.unread)
+        return sum(1 for connection in self._open() if connection.unread)
 
     async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> int:
         """Listen, and give the port (the system chooses it when ``port`` is 0); may be called for several addresses."""
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self),
-            host,
-            port,
-            ssl=ssl,
-            backlog=min(self.limits.connections, 1024),
-            ssl_handshake_timeout=self.limits.read_s if ssl else None,
-            ssl_shutdown_timeout=_LINGER_S if ssl else None,
-        )
+        listener = Listener(lambda accepted: self._greet(accepted, ssl), self._spare_a_file)
+        found = await listener.start(host, port, min(self.limits.connections, 1024))
         self._listeners.append(listener)
         if self._sweeper is None:
             self._sweep()
-        return int(listener.sockets[0].getsockname()[1])
+        return found
+
+    def _greet(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
+        if len(self._greeting) >= self.limits.connections:
+            accepted.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._connect(accepted, ssl))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _connect(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self),
+                accepted,
+                ssl=ssl,
+                ssl_handshake_timeout=self.limits.read_s if ssl else None,
+                ssl_shutdown_timeout=_LINGER_S if ssl else None,
+            )
+        except OSError as error:
+            logger.debug("a connection was not made: %s", error)
+
+    def _spare_a_file(self) -> None:
+        """Files are short: let go of a connection that nobody needs."""
+        if not self.places.make_room():
+            self.reserve.make_room()
 
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, close what is idle, let the rest be answered; True when no connection is left in time."""
         self.draining = True
         self._stop_listening()
-        for connection in [*self._connections]:
+        for connection in self._open():
             connection.close_if_idle()
-        if self._connections:
+        if self._open():
             try:
                 await asyncio.wait_for(self._empty.wait(), timeout_s)
             except TimeoutError:
@@ -535,8 +683,13 @@ class HttpServer:
         self._stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for connection in [*self._connections, *self._refused]:
+        for task in self._greeting:
+            task.cancel()
+        for connection in [*self._open(), *self._leaving]:
             connection.abort()
+
+    def _open(self) -> list[_Connection]:
+        return [*self._connections, *self.reserve.taken]
 
     def _stop_listening(self) -> None:
         while self._listeners:
@@ -547,27 +700,31 @@ class HttpServer:
         self._sweeper = asyncio.get_running_loop().call_later(period_s, self._sweep)
         self.signature = f"Server: weft\r\nDate: {formatdate(usegmt=True)}\r\n".encode()
         now_s = time.monotonic()
-        for connection in [*self._connections, *self._refused]:
+        for connection in [*self._open(), *self._leaving]:
             connection.sweep(now_s)
 
     # For the connections.
 
-    def admit(self, connection: _Connection) -> str | None:
-        """Count a new connection; a text says why it is refused."""
-        limit = self.limits.connections
-        if len(self._connections) < limit and not self.draining:
-            self._connections.add(connection)
-            return None
-        self._refused.add(connection)
-        if len(self._refused) > limit:
+    def admit(self, connection: _Connection) -> tuple[Places, str]:
+        """Give a new connection its place; a text says why it is refused."""
+        for places in (self.places, self.reserve):
+            if not self.draining and places.seat(connection):
+                return places, ""
+        self._leaving.add(connection)
+        if len(self._leaving) > self.limits.connections:
             connection.abort()
-            return None
-        return "the server is going down" if self.draining else f"all {limit} connections are taken; try again later"
+            return self.places, ""
+        return self.places, "the server is going down" if self.draining else self.all_taken
+
+    def let_go(self, connection: _Connection) -> None:
+        """It is being closed, and does not count any more."""
+        self._leaving.add(connection)
 
     def forget(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
-        self._refused.discard(connection)
-        if self.draining and not self._connections:
+        self.places.forget(connection)
+        self.reserve.forget(connection)
+        self._leaving.discard(connection)
+        if self.draining and not self._open():
             self._empty.set()
 
     def record(self, exchange: HttpExchange, response: HttpResponse, body_bytes: int) -> None:

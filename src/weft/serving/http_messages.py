@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 NO_BODY = frozenset({204, 304})
@@ -23,6 +23,17 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ABSOLUTE = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
+
+
+class Passage(Protocol):
+    """What lets a request in that was judged by its head, until it is answered or its client has left."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Most bytes that its body may have."""
+
+    def end(self) -> None:
+        """The request is over; called once."""
 
 
 class HttpResponse(NamedTuple):
@@ -60,6 +71,8 @@ class HttpExchange:
     peer: str
     received_ns: int = field(default_factory=time.monotonic_ns)
     gone: Callable[[], None] | None = None
+    passage: Passage | None = None
+    """What the gate found out about it, where there is a gate."""
 
     @property
     def path(self) -> str:

@@ -1,0 +1,38 @@
+"""How many bytes of requests and of unread answers the server holds at a time, over all connections and protocols."""
+
+from __future__ import annotations
+
+from weft.errors import OverBudget
+
+UNCOUNTED_BYTES = 64 * 1024
+"""Bodies up to this are not counted: they are bounded by the connections, and shall find room whatever others send."""
+
+
+class ByteBudget:
+    """Bytes that may be held together.
+
+    Nobody gets more than half of what is left, unless nobody else has any: large requests thus leave room for smaller
+    ones, and those for smaller ones still.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Hold so many more bytes; OverBudget if there is no room for them now."""
+        left = self.limit_bytes - self.held_bytes
+        if count > left or (self.held_bytes and 2 * count > left):
+            raise OverBudget(
+                f"no room for {count} bytes: {self.held_bytes} of {self.limit_bytes} are held for other requests; "
+                "send it again later"
+            )
+        self.held_bytes += count
+
+    def add(self, count: int) -> None:
+        """Hold bytes that are there whether there is room or not, such as an answer that nobody reads."""
+        self.held_bytes += count
+
+    def give(self, count: int) -> None:
+        """Hold so many bytes no longer."""
+        self.held_bytes -= count
