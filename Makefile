@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 # The tests start many processes; each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test strain lint check bench soak clean
+.PHONY: demo test strain lint check bench soak attack ready peers clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,8 +43,17 @@ bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/prediction_error.py
 	$(BIN)/python benchmarks/serving_overhead.py
 
-soak: $(READY) ## Ten minutes of load with clients that misbehave; memory, books and latencies are checked.
+soak: $(READY) ## Ten minutes of load with clients that misbehave and workers that are killed; memory, books and latencies are checked.
 	$(BIN)/python benchmarks/soak.py
+
+attack: $(READY) ## What health, other models and the server's end have of endless requests, bombs, idle and slow clients.
+	$(BIN)/python benchmarks/under_attack.py
+
+ready: $(READY) ## From load to ready beside ONNX Runtime alone, for real models; downloads a dozen packages.
+	$(BIN)/python benchmarks/ready_time.py
+
+peers: $(READY) ## Beside MLServer, LitServe, Ray Serve and Triton, which it installs into environments of their own.
+	$(BIN)/python benchmarks/peers.py
 
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache

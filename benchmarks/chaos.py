@@ -1,7 +1,8 @@
-"""The worst of clients, and the small models they come for: twelve kinds, each with what it may see.
+"""The worst of clients, and the small models they come for: eighteen kinds, each with what it may see.
 
-They leave half-way, send garbage, lie about shapes, stall, flood a queue, never read, and load and unload a model all
-the time. ``Ledger`` is what they saw; ``soak`` holds it against what the server counted.
+They leave half-way, send garbage, lie about shapes, stall, flood a queue, never read, send numbers that make a model
+large or run for ever, values that no network was trained for and shapes that nobody sent before, and load and unload a
+model all the time. ``Ledger`` is what they saw; ``soak`` holds it against what the server counted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import grpc
 import numpy as np
 import onnx
+from hostile_models import ENDLESS, write_expand, write_loop, write_shapes
 from onnx import TensorProto, helper, numpy_helper
 
 PATIENCE_S = 60.0
@@ -62,12 +64,15 @@ def _write(path: Path, nodes: list[Any], weights: list[Any], taken: list[Any], m
 
 
 def write_repository(folder: Path) -> Path:
-    """The healthy clients' models, one with a short queue to flood, and one that comes and goes."""
+    """The healthy clients' models, one with a short queue to flood, one that comes and goes, and the hostile ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("mlp", "flooded", "guest"):
         write_mlp(folder / f"{name}.onnx")
     (folder / "flooded.toml").write_text("queue_size = 16\n")
     write_chain(folder / "chain.onnx")
+    write_loop(folder / "loop.onnx")
+    write_expand(folder / "expand.onnx")
+    write_shapes(folder / "shapes.onnx")
     return folder
 
 
@@ -80,14 +85,27 @@ SHAPES = {"mlp": (1, 64), "flooded": (1, 64), "guest": (1, 64), "chain": (64, 51
 def post(path: str, body: bytes, head: str = "", length: int | None = None) -> bytes:
     """A request, whose stated length may be a lie."""
     stated = len(body) if length is None else length
-    return f"POST {path} HTTP/1.1\r\nHost: soak\r\n{head}Content-Length: {stated}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {stated}\r\n\r\n".encode() + body
 
 
 def infer(model: str, **parameters: Any) -> bytes:
     """A request that is as it should be, with binary tensors both ways."""
-    raw = np.zeros(SHAPES[model], np.float32).tobytes()
-    tensor = {"name": "x", "shape": SHAPES[model], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
-    text = json.dumps({"parameters": {"binary_data_output": True, **parameters}, "inputs": [tensor]}).encode()
+    return infer_tensors(model, {"x": np.zeros(SHAPES[model], np.float32)}, **parameters)
+
+
+def infer_tensors(model: str, tensors: dict[str, Any], **parameters: Any) -> bytes:
+    """A request for a model with these inputs, as binary tensors both ways."""
+    inputs = [
+        {
+            "name": name,
+            "shape": list(value.shape),
+            "datatype": {"float32": "FP32", "int64": "INT64"}[str(value.dtype)],
+            "parameters": {"binary_data_size": value.nbytes},
+        }
+        for name, value in tensors.items()
+    ]
+    text = json.dumps({"parameters": {"binary_data_output": True, **parameters}, "inputs": inputs}).encode()
+    raw = b"".join(value.tobytes() for value in tensors.values())
     return post(f"/v2/models/{model}/infer", text + raw, f"Inference-Header-Content-Length: {len(text)}\r\n")
 
 
@@ -133,14 +151,14 @@ UNFIT = (
 MALFORMED = (
     b"\x00\x01\x02\x03\r\n\r\n",
     b"GET\r\n\r\n",
-    b"GET / HTTP/9.9\r\nHost: soak\r\n\r\n",
+    b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
     b"GET / HTTP/1.1\r\n\r\n",
-    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: soak\r\nContent-Length: -1\r\n\r\n",
-    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: soak\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: soak\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: soak\r\nTransfer-Encoding: gzip\r\n\r\n",
-    b"GET /%zz HTTP/1.1\r\nHost: soak\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: soak\r\nExpect: money\r\n\r\n",
+    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
+    b"GET /%zz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nExpect: money\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200) + b"\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 )
@@ -151,10 +169,10 @@ MISTAKEN = (
     post("/v2/models/mlp/infer", _tensor(), "Content-Encoding: br\r\n"),
     post("/v2/models/mlp/infer", b"not packed", "Content-Encoding: gzip\r\n"),
     post("/v2/models/mlp/infer", gzip.compress(_tensor())[:-9], "Content-Encoding: gzip\r\n"),
-    b"GET /v2/models/mlp/infer HTTP/1.1\r\nHost: soak\r\n\r\n",
-    b"GET /v2/models/mlp/other HTTP/1.1\r\nHost: soak\r\n\r\n",
-    b"GET /weft/timeline?since=never HTTP/1.1\r\nHost: soak\r\n\r\n",
-    b"DELETE /v2 HTTP/1.1\r\nHost: soak\r\n\r\n",
+    b"GET /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /v2/models/mlp/other HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /weft/timeline?since=never HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"DELETE /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     post("/v2/repository/index", b"{"),
     post("/v2/repository/models/nobody/load", b""),
     post("/v2/repository/models/nobody/unload", b""),
@@ -163,7 +181,7 @@ MISTAKEN = (
 
 GRPC_GARBAGE = (
     b"\x00" * 64,
-    b"GET / HTTP/1.1\r\nHost: soak\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64,
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -188,21 +206,35 @@ class Ledger:
     abandoned: Counter[str] = field(default_factory=Counter)
     """Model -> whole requests whose client left before the answer: the server may have counted them, as whatever."""
     problems: list[str] = field(default_factory=list)
+    killed: list[tuple[float, float]] = field(default_factory=list)
+    """When requests were sent and answered that a worker took with it, as the answer says; on the system's clock."""
 
-    def count(self, model: str, status: int) -> None:
-        self.counted[f"{model} {REASONS.get(status, status)}"] += 1
+    def count(self, model: str, status: int, said: str = "") -> None:
+        self.counted[f"{model} {reason(status, said)}"] += 1
 
-    def note(self, kind: str, status: int, allowed: tuple[int, ...]) -> None:
+    def note(self, kind: str, client: Client, status: int, allowed: tuple[int, ...]) -> None:
         """An answer; 0 is an end of the connection without one."""
-        self.answers[f"{kind} {status}"] += 1
-        if status not in allowed and len(self.problems) < 100:
+        killed = reason(status, client.said) == KILLED
+        self.answers[f"{kind} {KILLED if killed else status}"] += 1
+        if killed:
+            self.killed.append((client.began_s, time.time()))
+        elif status not in allowed and len(self.problems) < 100:
             self.problems.append(f"{kind}: status {status}, expected {' or '.join(map(str, allowed))}")
 
 
 REASONS = {200: "success", 400: "bad_request", 404: "not_found", 503: "queue_full", 504: "deadline"}
 """Status -> what the server calls it; both of its words for deadlines are one here."""
+KILLED = "killed"
+"""The reason of requests that were on a worker when it ended."""
 NO_MODEL = "-"
 """Stands for the model of requests that met none."""
+
+
+def reason(status: int, said: str = "") -> str:
+    """What the server calls it when it answers so, and *said* this."""
+    if status >= 500 and "worker" in said:
+        return KILLED
+    return REASONS.get(status, str(status))
 
 
 class Client:
@@ -210,6 +242,7 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.began_s, self.said = time.time(), ""
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -217,7 +250,10 @@ class Client:
             await self.writer.drain()
 
     async def answer(self, pause_s: float = 0.0) -> int:
-        """The status of the next answer, read to its end; 0 if the connection ends first. *pause_s*: per 4 KiB."""
+        """The status of the next answer, read to its end; 0 if the connection ends first. *pause_s*: per 4 KiB.
+
+        What an answer says that is not a 200 is in ``said``.
+        """
         try:
             async with asyncio.timeout(PATIENCE_S):
                 head = await self.reader.readuntil(b"\r\n\r\n")
@@ -227,6 +263,7 @@ class Client:
                 while left:
                     piece = await self.reader.readexactly(min(left, 4096 if pause_s else left))
                     left -= len(piece)
+                    self.said = "" if status == 200 else piece.decode("utf-8", "replace")
                     await asyncio.sleep(pause_s)
                 return status
         except (asyncio.IncompleteReadError, OSError):
@@ -267,9 +304,9 @@ class Chaos:
         async with self.client() as client:
             await client.send(request)
             status: int = await client.answer()
-        self.ledger.note(kind, status, allowed)
+        self.ledger.note(kind, client, status, allowed)
         if model is not None:
-            self.ledger.count(model, status)
+            self.ledger.count(model, status, client.said)
         return status
 
     # The kinds
@@ -293,8 +330,8 @@ class Chaos:
         async with self.client() as client:
             await client.send(infer("mlp") * 3)
             status = await client.answer()
-        self.ledger.note("pipelines", status, (200,))
-        self.ledger.count("mlp", status)
+        self.ledger.note("pipelines", client, status, (200,))
+        self.ledger.count("mlp", status, client.said)
         self.ledger.abandoned["mlp"] += 2
 
     async def garbage(self) -> None:
@@ -303,7 +340,7 @@ class Chaos:
         async with self.client() as client:
             await client.send(blob)
             client.writer.write_eof()
-            self.ledger.note("garbage", await client.answer(), (0, 400, 417, 431, 501, 505))
+            self.ledger.note("garbage", client, await client.answer(), (0, 400, 417, 431, 501, 505))
 
     async def unfit(self) -> None:
         """Sends what does not fit the model."""
@@ -321,7 +358,7 @@ class Chaos:
     async def boasts(self) -> None:
         """Sends headers, or announces a body, beyond all limits."""
         if self.rng.random() < 0.5:
-            request, status = b"GET / HTTP/1.1\r\nHost: soak\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 431
+            request, status = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 431
         else:
             request, status = post("/v2/models/mlp/infer", b"", length=10**11), 413
         await self.asked("boasts", request, status)
@@ -332,7 +369,7 @@ class Chaos:
         async with self.client() as client:
             await client.send(whole[: len(whole) // 2])
             if self.stall:
-                self.ledger.note("stalls", await client.answer(), (408,))
+                self.ledger.note("stalls", client, await client.answer(), (408,))
 
     async def floods(self) -> None:
         """Sends more at once than the queue has places, behind work that keeps the lane busy."""
@@ -342,20 +379,44 @@ class Chaos:
                 client.writer.write(infer("flooded"))
             for client in clients:
                 status = await client.answer()
-                self.ledger.note("floods", status, (200, 503))
-                self.ledger.count("flooded", status)
+                self.ledger.note("floods", client, status, (200, 503))
+                self.ledger.count("flooded", status, client.said)
 
     async def reads_slowly(self) -> None:
         """Takes a large answer a little at a time."""
         async with self.client(receive_bytes=4096) as client:
             await client.send(infer("chain"))
             status = await client.answer(pause_s=0.005)
-        self.ledger.note("reads slowly", status, (200, 503))
-        self.ledger.count("chain", status)
+        self.ledger.note("reads slowly", client, status, (200, 503))
+        self.ledger.count("chain", status, client.said)
 
     async def hurries(self) -> None:
         """Wants a result within less time than it takes on any machine."""
         await self.asked("hurries", infer("chain", timeout=self.rng.choice((1, 50, 500))), 503, 504, model="chain")
+
+    async def loops(self) -> None:
+        """Asks for turns without end, and a result very soon."""
+        tensors = {"turns": np.array([ENDLESS]), "x": np.zeros(4, np.float32)}
+        request = infer_tensors("loop", tensors, timeout=self.rng.randrange(10_000, 40_000))
+        await self.asked("loops", request, 504, model="loop")
+
+    async def swells(self) -> None:
+        """Has a number made as large as some megabytes."""
+        shape = np.array([self.rng.randrange(1, 4000), self.rng.randrange(1, 2000)])
+        request = infer_tensors("expand", {"x": np.ones(1, np.float32), "shape": shape})
+        await self.asked("swells", request, 200, model="expand")
+
+    async def poisons(self) -> None:
+        """Sends values that no network was trained for, to a model that others are asking too."""
+        value = self.rng.choice((np.nan, np.inf, -np.inf, 3e38, 1e-45, 200.0))
+        request = infer_tensors("mlp", {"x": np.full((self.rng.randrange(1, 9), 64), value, np.float32)})
+        await self.asked("poisons", request, 200, model="mlp")
+
+    async def new_shapes(self) -> None:
+        """Sends an image of a size that nobody has sent before."""
+        shape = (self.rng.randrange(1, 4), 3, self.rng.randrange(1, 200), self.rng.randrange(1, 200))
+        request = infer_tensors("shapes", {"x": np.zeros(shape, np.float32)})
+        await self.asked("new shapes", request, 200, model="shapes")
 
     async def comes_and_goes(self) -> None:
         """Unloads a model and loads it again, while others ask for it."""
@@ -367,8 +428,12 @@ class Chaos:
         await self.asked("guest after", infer("guest"), 200, model="guest")
 
     async def _guest(self) -> None:
-        status = await self.asked("guest", infer("guest"), 200, 404, 503)
-        self.ledger.counted["guest unloaded" if status == 503 else f"guest {REASONS.get(status, status)}"] += 1
+        async with self.client() as client:
+            await client.send(infer("guest"))
+            status: int = await client.answer()
+        self.ledger.note("guest", client, status, (200, 404, 503))
+        why = reason(status, client.said)
+        self.ledger.counted[f"guest {'unloaded' if why == 'queue_full' else why}"] += 1
 
     async def garbles_grpc(self) -> None:
         """Sends garbage to the gRPC port: to the port itself, and as a message."""
@@ -416,6 +481,10 @@ PAUSES_S: dict[str, float] = {
     "floods": 3.0,
     "reads_slowly": 3.0,
     "hurries": 0.5,
+    "loops": 5.0,
+    "swells": 2.0,
+    "poisons": 0.2,
+    "new_shapes": 0.5,
     "comes_and_goes": 3.0,
     "garbles_grpc": 0.5,
 }

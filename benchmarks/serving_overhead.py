@@ -32,6 +32,7 @@ import numpy as np
 import onnx
 from machine import machine
 from onnx import TensorProto, helper, numpy_helper
+from processes import cpu_s
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +42,6 @@ from weft.serving.process import ServerProcess
 CONNECTIONS = (1, 8, 32)
 TARGET_US, TARGET_RATIO = 250.0, 3.0
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 PEERS = Path(__file__).parent / "peers"
 RESULTS = Path(__file__).parent / "results" / "serving_overhead.json"
@@ -263,25 +263,6 @@ def _complete(data: bytes) -> bool:
     lowered = head.lower()
     start = lowered.index(b"content-length:") + 15
     return len(body) >= int(lowered[start:].split(b"\r\n", 1)[0])
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time so far of a process, its children and theirs."""
-    parents, ticks = {}, {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        parents[int(folder.name)] = int(fields[1])
-        ticks[int(folder.name)] = sum(map(int, fields[11:15]))  # with the children that have ended
-    family, grown = {pid}, True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        family, grown = family | more, bool(more)
-    return sum(ticks[member] for member in family) * TICK_S
 
 
 def measure(target: Target, connections: int, seconds: float) -> Round:

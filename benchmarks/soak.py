@@ -1,10 +1,11 @@
 """Ten minutes among the worst of clients: does the server keep its promises to the good ones, and its books?
 
 Healthy clients send about 80 % of what one lane can do, first alone, then beside clients that leave half-way, send
-garbage, lie about shapes, stall, flood a queue, never read, and load and unload a model all the time. Then:
-nothing was a 500, every request has an answer or a known end, what clients saw is what the server counted, memory
-does not grow, healthy latencies stay within a factor of the calm ones, nothing is left over, SIGTERM ends it with 0.
-Run: python benchmarks/soak.py [--minutes 10].
+garbage, lie about shapes, stall, flood a queue, never read, send hostile values and new shapes, and load and unload a
+model all the time; with isolation, a worker is killed every few seconds. Then: no healthy request was lost,
+five-hundreds were only for requests on a killed worker, every request has an answer or a known end, what clients saw is
+what the server counted, memory does not grow, healthy latencies stay within a factor of the calm ones, nothing is left
+over, SIGTERM ends it with 0. Run: python benchmarks/soak.py [--minutes 10] [--mode T].
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos import NO_MODEL, PATIENCE_S, REASONS, Ledger, chaos_process, write_repository
+from chaos import KILLED, NO_MODEL, PATIENCE_S, Ledger, chaos_process, reason, write_repository
+from killing import WorkerKiller
 from machine import machine
-from rich.console import Console
-from rich.table import Table
+from modes import MODES, settings_for, settings_known, write_settings
+from processes import memory_bytes
+from verdicts import Verdict, show_table, show_verdicts
 
 from weft.jsonfile import write_json
 from weft.load import LoadResult, run_load
@@ -40,7 +44,14 @@ LOAD = {"chain": 0.55, "pp-ocr-cls": 0.3}
 MLP_PER_S = 30.0
 DEADLINES_MS = {"mlp": 50.0, "pp-ocr-cls": 100.0, "chain": 500.0}
 OCR_SHAPE = (1, 3, 48, 192)
-MOST_GROWTH, MOST_TIMES = 0.05, 3.0
+MOST_GROWTH, MOST_TIMES = 0.03, 3.0
+KILL_S, SLACK_S = 5.0, 0.1
+"""How often a worker is killed, and how far the clocks of those who look may be apart."""
+FIVE_HUNDREDS = (500, 503)
+KNOWN_AS = {"expired": "deadline", "unmeetable": "deadline", "too_long": "deadline"}
+KNOWN_AS |= dict.fromkeys(("worker_died", "breaker", "quarantined"), KILLED)
+"""The server's reasons that have another name in the clients' books."""
+Span = tuple[float, float]
 SETTLED_S, SAMPLE_S = 60.0, 2.0
 RESULTS = Path(__file__).parent / "results" / "soak.json"
 
@@ -73,8 +84,8 @@ def read_books(url: str) -> Books:
 
 def _by_reason(model: str, failures: Mapping[str, int]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for reason, count in failures.items():
-        found[f"{model} {'deadline' if reason in ('expired', 'unmeetable') else reason}"] += count
+    for why, count in failures.items():
+        found[f"{model} {KNOWN_AS.get(why, why)}"] += count
     return found
 
 
@@ -97,30 +108,57 @@ def metric_sum(metrics: dict[str, float], name: str) -> int:
 
 
 class Watch:
-    """Samples the server's memory until told to stop."""
+    """Samples the memory of the server and its workers in the block."""
 
     def __init__(self, pid: int) -> None:
-        self._file = Path(f"/proc/{pid}/statm")
+        self._pid = pid
         self._stop = threading.Event()
         self.samples: list[tuple[float, int]] = []
         """Seconds since the start, bytes."""
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
         self._thread.start()
+        return self
 
-    def _run(self) -> None:
-        began_s, page = time.monotonic(), os.sysconf("SC_PAGE_SIZE")
-        while not self._stop.wait(SAMPLE_S):
-            self.samples.append((time.monotonic() - began_s, int(self._file.read_text().split()[1]) * page))
-
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def _run(self) -> None:
+        began_s = time.monotonic()
+        while not self._stop.wait(SAMPLE_S):
+            self.samples.append((time.monotonic() - began_s, memory_bytes(self._pid)))
 
     def growth(self, settled_s: float) -> float:
         """From what it had when it had settled to what it has at the end, as a share; medians of a tenth each."""
         later = [size for at_s, size in self.samples if at_s >= settled_s] or [size for _, size in self.samples]
         few = max(1, len(later) // 10)
         return statistics.median(later[-few:]) / statistics.median(later[:few]) - 1
+
+
+class Killing:
+    """Ends a worker of the server every few seconds in the block, if it is to."""
+
+    def __init__(self, pid: int, *, kill: bool) -> None:
+        self._killer, self._kill, self._stop = WorkerKiller(pid), kill, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def kills(self) -> list[float]:
+        return self._killer.kills
+
+    def __enter__(self) -> Killing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._kill and not self._stop.wait(KILL_S):
+            self._killer.kill()
 
 
 # Healthy clients
@@ -148,25 +186,27 @@ def _shapes(model: str) -> dict[str, tuple[int, ...]]:
 
 
 def answers(*results: LoadResult) -> Counter[str]:
-    """``model reason`` of all requests, the warm-up's too."""
+    """``model reason`` of all requests, the warm-up's too; whoever was on a killed worker is told a five-hundred."""
     return Counter(
-        f"{stream.stream.model} {REASONS.get(int(status), status)}"
+        f"{stream.stream.model} {KILLED if int(status) in FIVE_HUNDREDS else reason(int(status))}"
         for result in results
         for stream in result.streams
         for status in stream.status
     )
 
 
+def killed_spans(result: LoadResult) -> list[Span]:
+    """When healthy requests were due and answered that ended with a five-hundred."""
+    began_s = datetime.fromisoformat(result.started).timestamp()
+    return [
+        (began_s + due_s, began_s + due_s + latency_s)
+        for stream in result.streams
+        for due_s, latency_s, status in zip(stream.scheduled_s, stream.latency_s, stream.status, strict=True)
+        if int(status) in FIVE_HUNDREDS
+    ]
+
+
 # The report
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A promise, whether it was kept, and the figures."""
-
-    promise: str
-    kept: bool
-    figures: str
 
 
 def judge_latencies(calm: LoadResult, stormy: LoadResult) -> list[Verdict]:
@@ -215,7 +255,7 @@ def judge_run(healthy_ones: Counter[str], ledger: Ledger, books: Books) -> list[
     internal = books.internal + sum(
         count for key, count in ledger.answers.items() if key.endswith((" 500", " INTERNAL"))
     )
-    odd = {key: count for key, count in healthy_ones.items() if not key.endswith(" success")}
+    odd = {key: count for key, count in healthy_ones.items() if not key.endswith((" success", f" {KILLED}"))}
     left = f"{books.in_flight} in flight, {books.queued} queued"
     return [
         Verdict("nothing was a 500", internal == 0, f"{internal} internal errors"),
@@ -227,10 +267,52 @@ def judge_run(healthy_ones: Counter[str], ledger: Ledger, books: Books) -> list[
     ]
 
 
+def judge_kills(kills: list[float], killed: list[Span]) -> Verdict:
+    """A request may fail because a worker was killed if it was under way then, and not otherwise."""
+    strange = [span for span in killed if not any(span[0] - SLACK_S <= at_s <= span[1] + SLACK_S for at_s in kills)]
+    figures = f"{len(kills)} kills, {len(killed)} five-hundreds, {len(strange)} of them without a kill"
+    return Verdict("five-hundreds only for requests on a killed worker", not strange, figures)
+
+
 def judge_memory(watch: Watch, settled_s: float) -> Verdict:
     growth, sizes = watch.growth(settled_s), [size / 2**20 for _, size in watch.samples]
     promise = f"memory grew at most {MOST_GROWTH:.0%} after the first {settled_s:.0f} s"
     return Verdict(promise, growth <= MOST_GROWTH, f"{growth:+.1%}, {min(sizes):.0f} to {max(sizes):.0f} MiB")
+
+
+def judge_end(code: int, output: Iterable[str]) -> Verdict:
+    faults = sum("Traceback" in line for line in output)
+    told = f"exit {code}, {faults} tracebacks"
+    return Verdict("SIGTERM ends it with 0, and its log has no traceback", code == 0 and not faults, told)
+
+
+# The run
+
+
+@dataclass(frozen=True)
+class Storm:
+    """All that was seen in one run."""
+
+    before: list[LoadResult]
+    calm: LoadResult
+    stormy: LoadResult
+    ledger: Ledger
+    watch: Watch
+    kills: list[float]
+    books: Books
+    metrics: dict[str, float]
+    load_averages: list[float]
+
+    def verdicts(self, settled_s: float) -> list[Verdict]:
+        healthy_ones = answers(*self.before, self.calm, self.stormy)
+        killed = [*self.ledger.killed, *killed_spans(self.calm), *killed_spans(self.stormy)]
+        return [
+            *judge_run(healthy_ones, self.ledger, self.books),
+            judge_kills(self.kills, killed),
+            *judge_books(self.ledger, healthy_ones, self.books, self.metrics),
+            *judge_latencies(self.calm, self.stormy),
+            judge_memory(self.watch, settled_s),
+        ]
 
 
 def _mean_s(result: LoadResult) -> float:
@@ -247,84 +329,87 @@ def settled_books(url: str) -> Books:
     return books
 
 
-def soak(minutes: float) -> dict[str, Any]:
-    """The whole run."""
-    total_s = minutes * 60
-    calm_s = min(60.0, total_s / 4)
-    settled_s = min(SETTLED_S, total_s / 4)
+def free_port() -> int:
+    """A port that the system chose a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        grpc_port = int(probe.getsockname()[1])
+        return int(probe.getsockname()[1])
+
+
+def weather(server: ServerProcess, grpc_port: int, total_s: float, *, kill: bool) -> Storm:
+    """A calm, then the storm."""
+    calm_s = min(60.0, total_s / 4)
     context = multiprocessing.get_context("spawn")
     begin, results = context.Event(), context.Queue()
+    port = int(server.url.rpartition(":")[2])
+    before = [alone(server.url, model) for model in LOAD]
+    rates = {model: share / _mean_s(each) for (model, share), each in zip(LOAD.items(), before, strict=True)}
+    rates["mlp"] = MLP_PER_S
+    storm = context.Process(target=chaos_process, args=(port, grpc_port, total_s - calm_s, begin, results))
+    storm.start()
+    results.get(timeout=PATIENCE_S)
+    calm = healthy(server.url, rates, calm_s, seed=0)
+    averages = [os.getloadavg()[0]]
+    with Watch(server.pid) as watch, Killing(server.pid, kill=kill) as killing:
+        begin.set()
+        stormy = healthy(server.url, rates, total_s - calm_s, seed=1)
+        averages.append(os.getloadavg()[0])
+        ledger: Ledger = results.get(timeout=2 * PATIENCE_S)
+    storm.join()
+    books, metrics = settled_books(server.url), read_metrics(server.url)
+    return Storm(before, calm, stormy, ledger, watch, killing.kills, books, metrics, averages)
+
+
+def soak(minutes: float, mode: str) -> dict[str, Any]:
+    """The whole run."""
+    total_s = minutes * 60
+    grpc_port, known = free_port(), settings_known()
     with tempfile.TemporaryDirectory() as scratch:
         repository = write_repository(Path(scratch) / "models")
-        with ServerProcess(str(repository), "pp-ocr-cls", "--lanes", "1", f"--grpc-port={grpc_port}") as server:
-            port = int(server.url.rpartition(":")[2])
-            before = [alone(server.url, model) for model in LOAD]
-            rates = {model: share / _mean_s(each) for (model, share), each in zip(LOAD.items(), before, strict=True)}
-            rates["mlp"] = MLP_PER_S
-            storm = context.Process(target=chaos_process, args=(port, grpc_port, total_s - calm_s, begin, results))
-            storm.start()
-            results.get(timeout=PATIENCE_S)
-            calm = healthy(server.url, rates, calm_s, seed=0)
-            averages = [os.getloadavg()[0]]
-            watch = Watch(server.pid)
-            begin.set()
-            stormy = healthy(server.url, rates, total_s - calm_s, seed=1)
-            averages.append(os.getloadavg()[0])
-            ledger: Ledger = results.get(timeout=2 * PATIENCE_S)
-            storm.join()
-            watch.stop()
-            books, metrics = settled_books(server.url), read_metrics(server.url)
+        settings = settings_for(mode, known, lanes=1)
+        if settings is None:
+            raise SystemExit("this version of weft has no isolation; try --mode T")
+        config = write_settings(Path(scratch) / "serve.toml", (str(repository), "pp-ocr-cls"), settings)
+        with ServerProcess("--config", str(config), f"--grpc-port={grpc_port}") as server:
+            storm = weather(server, grpc_port, total_s, kill=mode == "P")
             code = server.stop()
-    healthy_ones = answers(*before, calm, stormy)
-    verdicts = judge_run(healthy_ones, ledger, books) + judge_books(ledger, healthy_ones, books, metrics)
-    verdicts += [*judge_latencies(calm, stormy), judge_memory(watch, settled_s)]
-    faults = [line for line in server.output if "Traceback" in line]
-    told = f"exit {code}, {len(faults)} tracebacks"
-    verdicts.append(Verdict("SIGTERM ends it with 0, and its log has no traceback", code == 0 and not faults, told))
-    show(ledger, verdicts, list(server.output) if faults else [])
-    print("load averages of the machine after the calm and after the storm:", *(f"{each:.2f}" for each in averages))
+    verdicts = [*storm.verdicts(min(SETTLED_S, total_s / 4)), judge_end(code, server.output)]
+    show(storm, verdicts, [] if verdicts[-1].kept else list(server.output))
     return {
         "minutes": minutes,
-        "rates_per_s": rates,
-        "load_averages": averages,
+        "mode": mode,
+        "load_averages": storm.load_averages,
         "verdicts": [asdict(each) for each in verdicts],
-        "answers": dict(sorted(ledger.answers.items())),
-        "problems": ledger.problems,
-        "calm": calm.as_dict(latencies=False),
-        "stormy": stormy.as_dict(latencies=False),
-        "memory_bytes": watch.samples,
+        "answers": dict(sorted(storm.ledger.answers.items())),
+        "problems": storm.ledger.problems,
+        "kills": len(storm.kills),
+        "calm": storm.calm.as_dict(latencies=False),
+        "stormy": storm.stormy.as_dict(latencies=False),
+        "memory_bytes": storm.watch.samples,
     }
 
 
-def show(ledger: Ledger, verdicts: list[Verdict], log: list[str]) -> None:
-    console = Console(width=150)
-    saw = Table(title="what chaotic clients saw", title_justify="left", box=None, pad_edge=False)
-    for column in ("kind", "status", "times"):
-        saw.add_column(column, justify="left" if column == "kind" else "right")
-    for key, count in sorted(ledger.answers.items()):
+def show(storm: Storm, verdicts: list[Verdict], log: list[str]) -> None:
+    rows = []
+    for key, count in sorted(storm.ledger.answers.items()):
         kind, _, status = key.rpartition(" ")
-        saw.add_row(kind, status if status != "0" else "none", str(count))
-    console.print(saw)
-    table = Table(title="verdicts", title_justify="left", box=None, pad_edge=False)
-    for column in ("", "promise", "figures"):
-        table.add_column(column, overflow="fold")
-    for each in verdicts:
-        table.add_row("yes" if each.kept else "NO", each.promise, each.figures)
-    console.print(table)
+        rows.append((kind, status if status != "0" else "none", str(count)))
+    show_table("what chaotic clients saw", ("kind", "status", "times"), rows)
+    show_verdicts(verdicts)
+    averages = " ".join(f"{each:.2f}" for each in storm.load_averages)
+    print(f"load averages of the machine after the calm and after the storm: {averages}")
     for line in log[-60:]:
-        console.print(line, markup=False, highlight=False)
+        print(line)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--mode", choices=MODES, help="T: in threads; P: with isolation, and workers are killed")
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     arguments = parser.parse_args()
     about = machine("onnxruntime")
-    found = soak(arguments.minutes)
+    found = soak(arguments.minutes, arguments.mode or ("P" if "isolation" in settings_known() else "T"))
     if arguments.save:
         write_json(RESULTS, {"machine": about, **found})
     raise SystemExit(0 if all(each["kept"] for each in found["verdicts"]) else 1)

@@ -10,13 +10,18 @@ import logging
 import random
 import sys
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import ROOT
 from tests.serving import live
 from tests.serving.test_serve_models import until
+from weft.load import LoadResult
+from weft.load.report import stream_load
+from weft.workloads.requests import parse_workload
 
 sys.path.append(str(ROOT / "benchmarks"))
 chaos_clients = pytest.importorskip("chaos")
@@ -67,3 +72,52 @@ def test_books_that_miss_a_request_are_noticed() -> None:
     twice = soak.Books(Counter({"mlp success": 3, "guest success": 2, "chain cancelled": 2}), 0, 0, 0)
     for books in (lost, twice):
         assert not all(each.kept for each in soak.judge_books(ledger, healthy, books, metrics))
+
+
+def result(statuses: list[int]) -> LoadResult:
+    """Requests of one model, one a second, each answered half a second later."""
+    workload = parse_workload({"duration_s": 10.0, "stream": [{"model": "mlp", "rate": 1.0}]}, "test")
+    count = len(statuses)
+    load = stream_load(
+        workload,
+        workload.stream[0],
+        scheduled_s=np.arange(count, dtype=float),
+        lag_s=np.zeros(count),
+        latency_s=np.full(count, 0.5),
+        status=np.array(statuses, np.int16),
+        messages={},
+    )
+    return LoadResult("http://h", {}, workload, "soft", (load,), "2026-01-01T00:00:00+00:00", 9.0, 1e-4, 0.1, 1, 0)
+
+
+def test_a_request_may_fail_on_a_worker_that_was_killed_and_only_then() -> None:
+    found = result([200, 200, 503, 500])
+    assert soak.answers(found) == {"mlp success": 2, "mlp killed": 2}
+    spans = soak.killed_spans(found)
+    start_s = datetime.fromisoformat(found.started).timestamp()
+    assert spans == [(start_s + 2, start_s + 2.5), (start_s + 3, start_s + 3.5)]
+    assert soak.judge_kills([], []).kept
+    assert soak.judge_kills([start_s + 2.25, start_s + 3.25], spans).kept
+    assert not soak.judge_kills([start_s + 2.25], spans).kept
+    assert not soak.judge_kills([], spans).kept
+
+
+def test_a_healthy_request_that_is_lost_is_noticed() -> None:
+    nothing = chaos_clients.Ledger(), soak.Books(Counter(), 0, 0, 0)
+    for status, kept in ((200, True), (503, True), (0, False), (-1, False), (504, False)):
+        verdicts = soak.judge_run(soak.answers(result([status])), *nothing)
+        assert [each.kept for each in verdicts] == [True, kept, True, True], status
+
+
+def test_growth_is_from_what_it_had_when_it_had_settled() -> None:
+    watch = soak.Watch(0)
+    watch.samples = [(float(at_s), 50 if at_s < 10 else 100 + (at_s >= 90) * 4) for at_s in range(100)]
+    assert watch.growth(10.0) == pytest.approx(0.04)
+    assert not soak.judge_memory(watch, 10.0).kept
+    assert soak.judge_memory(watch, 90.0).kept
+
+
+def test_an_answer_that_names_the_worker_is_no_full_queue() -> None:
+    assert chaos_clients.reason(503, "exceeds its maximum queue size") == "queue_full"
+    assert chaos_clients.reason(503, "its worker ended: killed") == "killed"
+    assert chaos_clients.reason(504, "") == "deadline"

@@ -1,0 +1,38 @@
+"""A server in threads (T) or with isolation (P): its file of settings for either."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from weft.serving.config import ServerConfig
+
+MODES = {"T": "threads", "P": "process"}
+"""Mode -> the setting ``isolation``."""
+
+
+def settings_known() -> frozenset[str]:
+    """What this version of the server can be told."""
+    return frozenset(each.name for each in fields(ServerConfig))
+
+
+def settings_for(mode: str, known: frozenset[str], **more: Any) -> dict[str, Any] | None:
+    """The server's settings, those of *more* that it knows; None where this version has no such mode."""
+    if "isolation" in known:
+        more["isolation"] = MODES[mode]
+    elif mode != "T":
+        return None
+    return {key: value for key, value in more.items() if key in known}
+
+
+def write_settings(path: Path, models: tuple[str, ...], settings: dict[str, Any]) -> Path:
+    """The server's file."""
+    lines = [f"models = [{', '.join(map(_toml, models))}]"]
+    lines += [f"{key} = {_toml(value)}" for key, value in settings.items()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _toml(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

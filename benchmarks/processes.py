@@ -1,0 +1,92 @@
+"""A server's processes as the system sees them: who belongs to it, what they have used, what they hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One line of the system's table; a number may be given again, but not with the same start."""
+
+    pid: int
+    parent: int
+    ticks: int
+    """Processor time so far, with that of children which have ended."""
+    started: int
+    ended: bool
+    """It is gone, and only its parent has not asked yet."""
+
+
+def processes() -> Iterator[Process]:
+    """All there are."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        yield Process(
+            int(folder.name), int(fields[1]), sum(map(int, fields[11:15])), int(fields[19]), fields[0] in "ZX"
+        )
+
+
+def family(pid: int, table: Iterable[Process] | None = None) -> list[Process]:
+    """A process, its children and theirs."""
+    known = {each.pid: each for each in (processes() if table is None else table)}
+    found, grown = {pid} & known.keys(), True
+    while grown:
+        more = {each.pid for each in known.values() if each.parent in found} - found
+        found, grown = found | more, bool(more)
+    return [known[each] for each in sorted(found)]
+
+
+def marked(mark: str) -> list[Process]:
+    """The processes that were started with *mark* among their environment's variables, whoever their parent is now."""
+    return [each for each in processes() if not each.ended and _has(each.pid, mark.encode())]
+
+
+def _has(pid: int, variable: bytes) -> bool:
+    try:
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time so far of a process, its children and theirs."""
+    return ticks_s(family(pid))
+
+
+def ticks_s(members: Iterable[Process]) -> float:
+    return sum(each.ticks for each in members) * TICK_S
+
+
+def children(pid: int) -> list[Process]:
+    """Those that a process started itself and that still run."""
+    return [each for each in processes() if each.parent == pid and not each.ended]
+
+
+def survivors(members: Iterable[Process]) -> list[Process]:
+    """Those of *members* that still run."""
+    running = {(each.pid, each.started) for each in processes() if not each.ended}
+    return [each for each in members if (each.pid, each.started) in running]
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process and its descendants hold; what they share is counted once."""
+    return sum(map(_share_bytes, (each.pid for each in family(pid))))
+
+
+def _share_bytes(pid: int) -> int:
+    """Its part of memory: pages that n processes share count as an n-th."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
