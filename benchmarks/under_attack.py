@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -178,7 +179,7 @@ class Scene:
     second: Ending
 
     def verdicts(self) -> list[Verdict]:
-        found = [judge_health(self.hit[name], self.where) for name in PROBES]
+        found = [judge_health(self.calm[name], self.hit[name], self.where) for name in PROBES]
         found += [judge_others(self.calm[name], self.hit[name], self.where) for name in OTHERS_PER_S]
         found.append(judge_ending(self.first, DRAIN_S + LEAVE_S, f"{self.where}: SIGTERM ends it"))
         found.append(judge_ending(self.second, AT_ONCE_S, f"{self.where}: a second SIGTERM ends it"))
@@ -201,11 +202,11 @@ def p99_times(calm: Seen, hit: Seen) -> float:
     return hit_s / calm_s if np.isfinite(calm_s) else np.nan
 
 
-def judge_health(seen: Seen, where: str) -> Verdict:
+def judge_health(calm: Seen, seen: Seen, where: str) -> Verdict:
     slow = int(np.count_nonzero(seen.good_s > HEALTH_S))
     failed = sum(seen.failed.values())
     figures = f"{len(seen.status)} tries, {slow} slower, {failed} failed, slowest {ms(seen.quantile_s(1.0))}"
-    figures += "".join(f"; {text}" for text in list(seen.said.values())[:1])
+    figures += f" (calm {ms(calm.quantile_s(1.0))})" + "".join(f"; {text}" for text in list(seen.said.values())[:1])
     promise = f"{where}: {seen.name}: every answer within {HEALTH_S * 1e3:g} ms"
     return Verdict(promise, not slow and not failed and len(seen.status) > 0, figures)
 
@@ -308,7 +309,7 @@ def lanes_freed(mode: str, folder: Path, settings: dict[str, Any]) -> Iterator[F
     """By deadline, and by what the server allows at most, of a loop of small operators and of a large operator."""
     config = write_settings(folder / f"lane-{mode}.toml", (str(folder / "models"),), settings)
     shape = expanded_shape()
-    operator_s = alone_s(folder, shape) if mode == "T" else 0.0
+    operator_s = longest_operator_s(folder, shape) if mode == "T" else 0.0
     requests: dict[str, Callable[..., bytes]] = {"loop": loop_request, "expand": lambda **p: expand_request(shape, **p)}
     bounds: dict[str, tuple[float, dict[str, Any]]] = {"deadline": (DEADLINE_S, {"timeout": int(DEADLINE_S * 1e6)})}
     if "max_compute_s" in settings:
@@ -325,15 +326,16 @@ def _pairs(one: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[tuple[s
     return ((a, b) for a in one.items() for b in other.items())
 
 
-def alone_s(folder: Path, shape: tuple[int, int]) -> float:
-    """What the bomb takes on one thread, its largest operator at most."""
+def longest_operator_s(folder: Path, shape: tuple[int, int]) -> float:
+    """What the bomb's longest operator takes on one thread, alone, as ONNX Runtime measures it."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
     path = write_expand(folder / "alone.onnx")
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    began_s = time.monotonic()
     session.run(None, {"x": np.ones(1, np.float32), "shape": np.array(shape)})
-    return time.monotonic() - began_s
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return max(event["dur"] for event in events if event["cat"] == "Node") / 1e6
 
 
 # The report

