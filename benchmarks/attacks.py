@@ -151,7 +151,7 @@ class Attacker:
                         _, lines[place] = await asyncio.open_connection("127.0.0.1", self.port)
                         stack.callback(lines[place].transport.abort)
                         self.tally["opened"] += 1
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(1.0)
 
     async def uploads(self) -> None:
         """Announce much, send a part at once, and the rest a little at a time."""

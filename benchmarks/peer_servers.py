@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -215,13 +216,13 @@ class Triton(Peer):
             (version / "model.py").write_text((SERVERS / "triton_onnx.py").read_text())
             (version.parent / "model.onnx").symlink_to(model.path)
             (version.parent / "config.pbtxt").write_text(_pbtxt(model))
+        _with_stub(home, folder / "backends")
         ports = [f"--http-port={port}", "--http-address=127.0.0.1", "--allow-grpc=false", "--allow-metrics=false"]
-        where = [f"--model-repository={folder / 'models'}", f"--backend-directory={home / 'backends'}"]
+        where = [f"--model-repository={folder / 'models'}", f"--backend-directory={folder / 'backends'}"]
         return [str(home / "bin" / "tritonserver"), *where, *ports]
 
     def environment(self, python: Path, folder: Path) -> dict[str, str]:
-        home = _packages(python) / "pytriton" / "tritonserver"
-        libraries = [home / "lib", home / "external_libs", sysconfig.get_config_var("LIBDIR")]
+        libraries = [_packages(python) / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR")]
         return {
             "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
             "PYTHONPATH": str(_packages(python)),
@@ -292,6 +293,13 @@ def _pbtxt(model: Model) -> str:
     parts = [f'{side} [{{ name: "{name}" data_type: TYPE_FP32 dims: {list(shape)} }}]' for side, name, shape in sides]
     group = "instance_group [{ count: 1 kind: KIND_CPU }]"
     return "\n".join([f'name: "{model.name}"', 'backend: "python"', "max_batch_size: 0", *parts, group]) + "\n"
+
+
+def _with_stub(home: Path, folder: Path) -> None:
+    """Triton's Python backend, with the process that runs this version of Python."""
+    shutil.copytree(home / "backends", folder)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    shutil.copy(home / "python_backend_stubs" / version / "triton_python_backend_stub", folder / "python")
 
 
 def _packages(python: Path) -> Path:
