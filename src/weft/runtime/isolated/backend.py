@@ -68,7 +68,12 @@ class IsolatingBackend:
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
-        return IsolatingLane(index, self.now, cores[index % len(cores)] if cores else None)
+        return IsolatingLane(index, self.now, cores[index % len(cores)] if cores else None, self._inner.scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What runs have left in the arena of this process."""
+        return self._inner.scratch_bytes
 
     def counts(self) -> WorkerCounts:
         """How often workers died, and were started again."""
@@ -82,7 +87,8 @@ class IsolatingBackend:
             return dict(self._groups)
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, and what is still being opened here."""
+        self._inner.close()
         with self._lock:
             groups = list(self._users)
         for group in groups:

@@ -31,6 +31,7 @@ class ModelDescription(BaseModel):
     warm_shapes: dict[str, tuple[int, ...]] | None
     times_s: dict[int, tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]]
     batchable: bool
+    any_shapes: bool
     max_batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
     exits: tuple[ExitSpec, ...]
     confidence: Kind
@@ -38,6 +39,7 @@ class ModelDescription(BaseModel):
     tasks: tuple[TaskSpec, ...]
     memory_bytes: Annotated[int, Field(ge=0, lt=2**60)]
     remarks: tuple[str, ...]
+    learned: bool
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -29,7 +29,7 @@ from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
-from weft.runtime.onnxruntime_cpu.cache import external_files
+from weft.runtime.onnxruntime_cpu.external import external_files
 
 log = logging.getLogger("weft.workers")
 
@@ -98,14 +98,21 @@ class WorkerGroup:
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
-        """Processes that are not ready yet."""
+        """Processes that are not ready yet, or never take requests."""
         self.folder, self._temporary = own_folder(name, cache)
         self._scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
 
     # Models
 
     def open(self, file: ModelFile) -> KeptModel:
-        """Open a model in the worker; the spare follows. ``ModelError`` if it cannot be opened."""
+        """Open a model in the worker; the spare follows. ``ModelError`` if it cannot be opened.
+
+        One that is to be learned is learned in a process of its own, whose end concerns nobody; the worker then finds
+        it in the cache. So nobody waits for that, and what a model does when it is tried out hurts no request.
+        """
+        if file.learn:
+            self._learn(file)
+            file = file._replace(learn=False)
         with self._preparing:
             self.lost = ""
             try:
@@ -165,9 +172,32 @@ class WorkerGroup:
                 each.close()
         return fresh
 
+    def _learn(self, file: ModelFile) -> None:
+        """Have a model in the cache in full."""
+        try:
+            process = self._made([file.path])
+            self._building.add(process)
+            try:
+                self._opened(process, file)
+            finally:
+                self._building.discard(process)
+                process.close()
+        except WorkerDied as error:
+            raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
+
     def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
         """A new process with all models open."""
-        folders = frozenset[str]().union(*map(_folders, [*more, *(each.file.path for each in self._models())]))
+        process = self._made([*more, *(each.file.path for each in self._models())])
+        try:
+            self._complete(process)
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def _made(self, files: Iterable[Path]) -> WorkerProcess:
+        """A new process that may read the folders of these files."""
+        folders = frozenset[str]().union(*map(_folders, files))
         writable = (str(self.folder),)
         wanted = Confinement(
             os.getpid(), self.limits.memory_bytes, self.limits.open_files, tuple(sorted(folders)), writable
@@ -188,7 +218,6 @@ class WorkerGroup:
             if self._closed.is_set():
                 raise WorkerDied("its server ends")
             process.await_ready()
-            self._complete(process)
         except BaseException:
             process.close()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
+from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
 
 class RunElsewhere(Protocol):
@@ -21,8 +22,10 @@ class RunElsewhere(Protocol):
 class IsolatingLane(CpuLane):
     """A lane by its number, which every worker has, too."""
 
-    def __init__(self, index: int, now: Callable[[], int], core: int | None = None) -> None:
-        super().__init__(index, now, core)
+    def __init__(
+        self, index: int, now: Callable[[], int], core: int | None = None, scratch: Scratch | None = None
+    ) -> None:
+        super().__init__(index, now, core, scratch)
         self.index, self.core = index, core
         self.run: RunElsewhere | None = None
         """The last one."""

@@ -26,7 +26,7 @@ class CpuBackend:
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = clock
-        self._scratch = Scratch(clock)
+        self.scratch = Scratch(clock)
         self._lock = threading.Lock()
         self._learning: set[Allowance] = set()
         self._closed = False
@@ -34,7 +34,7 @@ class CpuBackend:
     @property
     def scratch_bytes(self) -> int:
         """What runs have left in the arena that all models share, as far as can be told."""
-        return self._scratch.bytes
+        return self.scratch.bytes
 
     def open(
         self,
@@ -64,7 +64,7 @@ class CpuBackend:
 
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
-        return CpuLane(index, self.now, cores[index % len(cores)] if cores else None, self._scratch)
+        return CpuLane(index, self.now, cores[index % len(cores)] if cores else None, self.scratch)
 
     def close(self) -> None:
         """Stop what is still being tried out; threads and sessions are those of its lanes and models."""
