@@ -162,6 +162,7 @@ def test_the_server_as_a_whole(live: Live) -> None:
     assert found.value("weft_ready") == 1
     assert found.value("weft_memory_budget_bytes") == math.inf
     assert found.value("weft_memory_used_bytes") == found.value("weft_model_memory_bytes", **NET) > 0
+    assert found.value("weft_scratch_bytes") >= 0
     assert set(found.by("weft_lane_busy_seconds_total", "lane")) == {"0", "1"}
     if Path("/proc/self/statm").exists():
         assert found.value("process_resident_memory_bytes") > 1 << 20

@@ -228,6 +228,9 @@ tls_key = "/etc/key.pem"
 cache = "cache"
 drain_s = 5
 access_log = true
+learn_s = 5
+learn_first = true
+max_compute_s = 5
 otlp = "http://localhost:4318"
 """
 

@@ -348,6 +348,11 @@ FAMILIES = (
     _counter("weft_lane_busy_seconds_total", "Time that a lane computed.", _server_by("lane", _lanes)),
     _gauge("weft_memory_used_bytes", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)),
     _gauge(
+        "weft_scratch_bytes",
+        "What runs have left in memory that is returned when it is not needed, as far as can be told.",
+        _server(lambda s: getattr(s.library.backend, "scratch_bytes", 0)),
+    ),
+    _gauge(
         "weft_memory_budget_bytes",
         "Memory that loaded models may have; infinite without a limit.",
         _server(_budget_bytes),
