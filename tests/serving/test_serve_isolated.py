@@ -79,6 +79,14 @@ def test_an_operator_that_cannot_be_stopped_frees_its_lane_after_the_deadline(se
     until(lambda: metric(server, "weft_worker_restarts_total") > 0, "another one was started")
 
 
+def test_a_client_that_goes_away_costs_no_worker_where_its_request_can_be_stopped(server: live.Live) -> None:
+    deaths = metric(server, "weft_worker_deaths_total")
+    with one_that_never_ends(server):
+        assert answers(server)
+    until(lambda: busy(server) == 0, "the lane is free")
+    assert metric(server, "weft_worker_deaths_total") == deaths
+
+
 def test_a_request_whose_worker_is_killed_is_tried_once_more_and_others_go_on(server: live.Live) -> None:
     workers = group(server, "model:turning")
     waiting = Background(lambda: infer(server, "turning", asked(ENDLESS)))
@@ -139,14 +147,6 @@ def test_an_unload_ends_the_workers_of_a_model(server: live.Live) -> None:
     until(lambda: "model:stubborn" not in server.server.backend.groups(), "they are gone")  # type: ignore[attr-defined]
     for pid in pids:
         until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "it is gone")  # type: ignore[misc]
-
-
-def test_a_client_that_goes_away_costs_no_worker_where_its_request_can_be_stopped(server: live.Live) -> None:
-    deaths = metric(server, "weft_worker_deaths_total")
-    with one_that_never_ends(server):
-        assert answers(server)
-    until(lambda: busy(server) == 0, "the lane is free")
-    assert metric(server, "weft_worker_deaths_total") == deaths
 
 
 def test_sigterm_ends_the_server_with_all_its_workers(tmp_path: Path) -> None:
