@@ -232,6 +232,12 @@ learn_s = 5
 learn_first = true
 max_compute_s = 5
 otlp = "http://localhost:4318"
+isolation = "group:all"
+worker_memory_bytes = 2_000_000_000
+worker_kill_s = 1
+worker_spare = false
+worker_deaths = 3
+worker_deaths_s = 20
 """
 
 
