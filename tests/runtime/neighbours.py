@@ -23,6 +23,8 @@ def together(model: CpuModel, samples: Sequence[Row]) -> list[dict[str, np.ndarr
     for segment in range(len(model.segments)):
         (made,) = model.compute(Step(segment, parts, len(samples)))
         parts = [BatchPart(made.values)]
+    if len(samples) == 1:
+        return [made.answers]
     return [{name: each[row : row + 1] for name, each in made.answers.items()} for row in range(len(samples))]
 
 

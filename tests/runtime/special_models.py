@@ -343,8 +343,8 @@ SPECIAL: tuple[Special, ...] = (
     Special("outputs-as-inputs", lambda: graph(
         "(float[n,6] x) => (float[n,6] y, float[n,6] z) { y = Identity(x) z = Neg(x) }")),
     Special("normalised-in-training", lambda: graph(
-        "(float[n,4,3] x) => (float[n,4,3] y) { y, m, v = BatchNormalization<training_mode = 1>(x, s, z, z, s) }",
-        s=np.ones(4, np.float32), z=np.zeros(4, np.float32)), batched=False),
+        "(float[n,4,3] x) => (float[n,4,3] y) { y, m, v = BatchNormalization<training_mode = 1>(x, s, b, mean, var) }",
+        s=np.ones(4, np.float32), b=drawn(4), mean=np.zeros(4, np.float32), var=np.ones(4, np.float32)), batched=False),
     Special("normalised-globally", text(
         "m = ReduceMean(x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q) s = Sqrt(v) y = Div(d, s)"), batched=False),
     Special("normalised-by-layer", text("y = LayerNormalization(x, w, b)", w=drawn(6), b=drawn(6, seed=1))),
