@@ -38,6 +38,11 @@ _INT64_LIMIT = 2**63
 _ModelInferResponse = proto.CLASSES["ModelInferResponse"]
 
 
+def parsed(data: bytes) -> Any:
+    """The ``ModelInferRequest`` in these bytes."""
+    return proto.CLASSES["ModelInferRequest"].FromString(data)
+
+
 def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
     tensors, raws = message.inputs, list(message.raw_input_contents)

@@ -260,6 +260,11 @@ def strings(array: Array) -> list[bytes]:
     return [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
 
 
+def from_strings(data: bytes | memoryview, shape: tuple[int, ...]) -> Array:
+    """A BYTES tensor of what ``to_binary`` made of it."""
+    return objects(_split_strings(data, "", math.prod(shape))).reshape(shape)
+
+
 def objects(items: list[bytes]) -> Array:
     """A flat BYTES tensor."""
     array = np.empty(len(items), np.object_)
