@@ -200,6 +200,12 @@ def test_nobody_gets_more_than_half_of_what_is_left() -> None:
         budget.take(3)
     budget.take(2)
     assert budget.held_bytes == 97
+    budget.give(97)
+    budget.take(60)
+    for own_bytes in range(60, 100):
+        budget.take(1, own_bytes)  # alone it may grow as far as there is room
+    with pytest.raises(OverBudget):
+        budget.take(1, 100)
     budget.add(50)
     with pytest.raises(OverBudget):
         budget.take(1)
@@ -275,9 +281,10 @@ def test_a_chunked_body_is_counted_as_it_grows() -> None:
             exchange.respond(HttpResponse(200))
             assert budget.held_bytes == 0
             await client.answer()
-            client.send(post("/c", None, chunk * 10))
+            budget.add(1)
+            client.send(post("/c", None, chunk * 6))
             assert (await client.answer()).status == 503
-            assert budget.held_bytes == 0
+            assert budget.held_bytes == 1
 
     run(test, later, budget=budget)
 

@@ -90,7 +90,7 @@ class Answer(NamedTuple):
 
 
 def send(live: Live, request: Request) -> Answer:
-    lines = [f"{request.method} {request.target} HTTP/1.1", "Host: here", f"Content-Length: {len(request.body)}"]
+    lines = [f"{request.method} {request.target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(request.body)}"]
     lines += [f"{name}: {value}" for name, value in request.headers]
     head = "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
     with socket.create_connection(("127.0.0.1", live.server.http_port or 0), timeout=PATIENCE_S) as connection:

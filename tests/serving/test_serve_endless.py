@@ -72,7 +72,9 @@ def busy(server: live.Live) -> int:
 def one_that_never_ends(server: live.Live, **parameters: Any) -> Iterator[socket.socket]:
     """Its client, who waits until the block ends and then goes away."""
     body, headers = packed(asked(ENDLESS), **parameters)
-    lines = [f"{name}: {value}" for name, value in {**headers, "Host": "test", "Content-Length": len(body)}.items()]
+    lines = [
+        f"{name}: {value}" for name, value in {**headers, "Host": "localhost", "Content-Length": len(body)}.items()
+    ]
     head = "\r\n".join(["POST /v2/models/turning/infer HTTP/1.1", *lines, "", ""])
     with socket.create_connection(("127.0.0.1", server.server.http_port or 0), timeout=60) as client:
         client.sendall(head.encode() + body)

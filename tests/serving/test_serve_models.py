@@ -144,7 +144,7 @@ def chain_request(rows: int, **parameters: Any) -> bytes:
     x = {"name": "x", "shape": [rows, 512], "datatype": "FP32", "parameters": {"binary_data_size": size}}
     header = json.dumps({"inputs": [x], "parameters": parameters}).encode()
     head = (
-        f"POST /v2/models/chain/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(header) + size}\r\n"
+        f"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(header) + size}\r\n"
         f"Inference-Header-Content-Length: {len(header)}\r\n\r\n"
     )
     return head.encode() + header + np.full(rows * 512, 0.5, np.float32).tobytes()

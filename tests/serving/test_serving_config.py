@@ -238,6 +238,14 @@ worker_kill_s = 1
 worker_spare = false
 worker_deaths = 3
 worker_deaths_s = 20
+max_inflight_bytes = 2000
+max_json_bytes = 500
+read_s = 7
+min_bytes_per_s = 10
+reserved_connections = 3
+keys_file = "keys.toml"
+repository = "read-only"
+allowed_hosts = ["a.example", "b.example"]
 """
 
 
@@ -250,6 +258,7 @@ def test_a_file_may_set_everything_with_paths_from_its_folder(tmp_path):
     assert config.models == ("resnet50", *beside[:2], "/srv/models", beside[2], "unheard-of")
     assert (config.tls_cert, config.tls_key) == (tmp_path / "tls/cert.pem", Path("/etc/key.pem"))
     assert (config.cache, config.api_key, config.grpc_port) == (tmp_path / "cache", "s3cret", None)
+    assert (config.keys_file, config.allowed_hosts) == (tmp_path / "keys.toml", ("a.example", "b.example"))
     assert config.policy_options == {"alpha": 0.5, "depth": 3, "lazy": True}
     assert [type(value) for value in config.policy_options.values()] == [float, int, bool]
     defaults = ServerConfig()

@@ -87,7 +87,22 @@ def command(
         float | None, how(show_default="1000", help="How soon requests without a deadline are due.")
     ] = None,
     max_body: Annotated[str | None, network(show_default="256m", help="Largest request, as 64m.")] = None,
+    max_json: Annotated[str | None, network(show_default="64m", help="Largest JSON of a request, as 16m.")] = None,
+    max_inflight: Annotated[
+        str | None, network(show_default="1g", help="Bodies and unread answers held together, as 512m.")
+    ] = None,
+    read_s: Annotated[
+        float | None, network(show_default="30", help="How long the head of a request may take, and a body may stand.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        network(show_default="this machine's, on loopback", help="A name it may be asked under; may be repeated."),
+    ] = None,
     api_key_file: Annotated[str | None, network(help="Requests must carry its key; or set WEFT_API_KEY.")] = None,
+    keys_file: Annotated[str | None, network(help="Keys with names and quotas (TOML), read when it changes.")] = None,
+    repository: Annotated[
+        str | None, network(show_default="open", help="read-only: no client may load or unload models.")
+    ] = None,
     tls_cert: Annotated[str | None, network(help="Certificate chain (PEM); with --tls-key.")] = None,
     tls_key: Annotated[str | None, network(help="Its private key.")] = None,
     cache: Annotated[
@@ -126,6 +141,9 @@ def command(
         "memory_budget_bytes": parse_bytes("--memory-budget", memory_budget),
         "worker_memory_bytes": parse_bytes("--worker-memory", worker_memory),
         "max_body_bytes": parse_bytes("--max-body", max_body),
+        "max_json_bytes": parse_bytes("--max-json", max_json),
+        "max_inflight_bytes": parse_bytes("--max-inflight", max_inflight),
+        "allowed_hosts": tuple(allowed_host) if allowed_host else None,
     }
     settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)
     if check:

@@ -19,12 +19,13 @@ class ByteBudget:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
 
-    def take(self, count: int) -> None:
-        """Hold so many more bytes; OverBudget if there is no room for them now."""
-        left = self.limit_bytes - self.held_bytes
-        if count > left or (self.held_bytes and 2 * count > left):
+    def take(self, count: int, own_bytes: int = 0) -> None:
+        """Hold so many more bytes for a request that has *own_bytes*; OverBudget if there is no room for them now."""
+        wanted, others = own_bytes + count, self.held_bytes - own_bytes
+        left = self.limit_bytes - others
+        if wanted > left or (others and 2 * wanted > left):
             raise OverBudget(
-                f"no room for {count} bytes: {self.held_bytes} of {self.limit_bytes} are held for other requests; "
+                f"no room for {wanted} bytes: {others} of {self.limit_bytes} are held for other requests; "
                 "send it again later"
             )
         self.held_bytes += count

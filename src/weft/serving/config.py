@@ -29,6 +29,8 @@ LARGEST_FILE_BYTES = 1 << 20
 
 API_KEY_VARIABLE = "WEFT_API_KEY"
 
+DEFAULT_INFLIGHT_BYTES = 1 << 30
+
 Milliseconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, strict=True)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 Bytes = Annotated[int, Field(ge=1, le=2**62, strict=True)]
@@ -135,7 +137,8 @@ def _endpoint(value: bool | str) -> bool | str:
     return value
 
 
-def _key(text: str) -> str:
+def valid_key(text: str) -> str:
+    """A key as a header can carry it; ValueError, which does not show it, for any other."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
         raise ValueError("must be 1 to 4096 letters, digits and signs of ASCII, without spaces")
     return text
@@ -183,7 +186,7 @@ class ServerConfig:
     max_connections: Count = 1024
     total_queue: Count = 4096
     """Requests that may wait for all models together."""
-    api_key: Annotated[str, Field(strict=True), AfterValidator(_key)] | None = field(default=None, repr=False)
+    api_key: Annotated[str, Field(strict=True), AfterValidator(valid_key)] | None = field(default=None, repr=False)
     """What requests must carry; in a file also as ``api_key_file``."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -211,6 +214,22 @@ class ServerConfig:
     worker_deaths: Count = 5
     """A model whose worker dies more often than that within ``worker_deaths_s`` takes no requests for a while."""
     worker_deaths_s: Seconds = 8.0
+    max_inflight_bytes: Bytes | None = None
+    """Bytes of bodies and unread answers held at a time, over all connections; 1 GiB where left out, or a body."""
+    max_json_bytes: Bytes = 64 << 20
+    """The largest JSON in a request; what is larger must come as binary tensors."""
+    read_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 30.0
+    """How long the head of a request may take; also the window over which ``min_bytes_per_s`` is asked."""
+    min_bytes_per_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False, strict=True)] = 1024.0
+    """How fast a body must come, and an answer be taken, at least; then they may take any time."""
+    reserved_connections: Count = 16
+    """Connections beyond ``max_connections`` that may ask for health and metrics only."""
+    keys_file: Path | None = None
+    """Keys with names, priorities and quotas (``serving.keys``), read again when it changes."""
+    repository: Literal["open", "read-only"] = "open"
+    """"read-only": no client may load or unload models."""
+    allowed_hosts: tuple[Name, ...] | None = None
+    """Names under which it may be asked, or ``*``; where left out those of this machine, on loopback, else any."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -218,13 +237,18 @@ class ServerConfig:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and still worth a line in the log."""
-        if is_loopback(self.host) or self.api_key is not None:
+        if is_loopback(self.host) or self.api_key is not None or self.keys_file is not None:
             return ()
         lacking = "neither an API key nor TLS is set" if self.tls_cert is None else "no API key is set"
         return (
             f"host {self.host} can be reached from other machines and {lacking}; "
             "anyone who can reach it may send requests",
         )
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes that requests may hold together, whether that is set or not."""
+        return self.max_inflight_bytes or max(DEFAULT_INFLIGHT_BYTES, self.max_body_bytes)
 
 
 def read_server_config(path: Path, *, environment: Mapping[str, str] | None = None) -> ServerConfig:
@@ -236,11 +260,13 @@ def read_server_config(path: Path, *, environment: Mapping[str, str] | None = No
     shown = str(path)
     raw = read_toml(path, shown)
     _check_keys(raw, shown)
-    for key in ("tls_cert", "tls_key", "cache", "api_key_file"):
+    for key in ("tls_cert", "tls_key", "cache", "api_key_file", "keys_file"):
         if isinstance(raw.get(key), str):
             raw[key] = _below(path, raw[key])
     if isinstance(raw.get("models"), list):
         raw["models"] = tuple(_source(path, each) for each in raw["models"])
+    if isinstance(raw.get("allowed_hosts"), list):
+        raw["allowed_hosts"] = tuple(raw["allowed_hosts"])
     if raw.get("grpc_port") is False:
         raw["grpc_port"] = None
     raw["api_key"] = _key_in(raw, shown, os.environ if environment is None else environment)
@@ -259,7 +285,7 @@ def read_api_key(file: Path | None, environment: Mapping[str, str]) -> str | Non
         if not key:
             return None
     try:
-        return _key(key)
+        return valid_key(key)
     except ValueError as error:
         raise InputError(f"{where}: an API key {error}") from error
 
@@ -332,6 +358,11 @@ def _check(config: ServerConfig) -> None:
         raise InputError(f"{given_one} is set and {missing} is not; TLS needs both")
     if config.learn_first and not config.learn_s:
         raise InputError("learn_first cannot go with learn_s = 0: nothing is learned; leave one of them out")
+    if config.max_inflight_bytes is not None and config.max_inflight_bytes < config.max_body_bytes:
+        raise InputError(
+            f"max_inflight_bytes = {config.max_inflight_bytes} is less than max_body_bytes = {config.max_body_bytes}: "
+            "such a body could never come; raise the one or lower the other"
+        )
     if config.pin and config.threads > 1:
         raise InputError(
             f"pin cannot go with threads = {config.threads}: only lanes are kept on cores, not the threads that help "

@@ -1,4 +1,8 @@
-"""The protocol's gRPC face: every call of ``GRPCInferenceService`` that the service can answer."""
+"""The protocol's gRPC face: every call of ``GRPCInferenceService`` that the service can answer.
+
+Who may call is judged by a call's metadata, before its message is taken from the connection. How large the message is
+nobody knows then: gRPC gathers it, up to ``max_body_bytes``, and only then it counts towards what the server holds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +20,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of i
 import grpc
 from google.protobuf.message import DecodeError
 
-from weft.errors import BadRequest, InputError, RequestError
+from weft.errors import BadRequest, InputError, RequestError, TooLarge
 from weft.serving import grpc_wire, proto
+from weft.serving.budget import UNCOUNTED_BYTES
+from weft.serving.json_helpers import LARGE_BYTES, is_large
+from weft.serving.keys import Caller
 from weft.serving.service import InferCall, Service, internal
-from weft.serving.wire import InferResponse
+from weft.serving.wire import InferResponse, ModelSpec
 
 log = logging.getLogger("weft.grpc")
 access = logging.getLogger("weft.access")
@@ -29,16 +37,54 @@ STREAM_AHEAD = 16
 LAST_BYTES_S = 0.25
 """How long clients of the last calls have to read what the kernel holds: gRPC's close may take it from them."""
 
-Answer = Callable[[Any, Any], Awaitable[Any]]
+IDLE_MS = 300_000
+"""How long a connection without calls is kept."""
+
+OPEN = frozenset({"ServerLive", "ServerReady"})
+"""Calls that need no key."""
+COUNTED = frozenset({"ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
+"""Calls that want something done, and count towards what their key may; so does every request of a stream."""
+STREAM = "ModelStreamInfer"
+
+Answer = Callable[[Any, Any, Caller], Awaitable[Any]]
 
 
-class _Begun(NamedTuple):
-    """A request of a stream."""
+class _Large(NamedTuple):
+    """A message large enough to count towards what the server holds."""
 
-    call: InferCall | None
-    """None: it could not even be read."""
-    answer: asyncio.Future[InferResponse | RequestError]
-    began_ns: int
+    message: Any
+    size: int
+    typed: bytes | None
+    """Its bytes, where its tensors are typed contents: lists of numbers, which take long to read."""
+
+
+class _Begun:
+    """A request for a result: who waits for it, and what it holds until it is over."""
+
+    __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes")
+
+    def __init__(self, caller: Caller, give: Callable[[int], None]) -> None:
+        self._caller, self._give = caller, give
+        caller.in_flight += 1
+        self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
+        self.call: InferCall | None = None
+        """None: it could not even be read."""
+        self.held_bytes = 0
+        self.began_ns = time.monotonic_ns()
+
+    def done(self, outcome: InferResponse | RequestError) -> None:
+        if not self.answer.done():
+            self.answer.set_result(outcome)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self.call:
+            self.call.cancel()
+
+    def end(self) -> None:
+        """It is over."""
+        self._give(self.held_bytes)
+        self._caller.end()
 
 
 class GrpcFace:
@@ -57,9 +103,10 @@ class GrpcFace:
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", service.config.max_connections),
             ("grpc.max_metadata_size", 16 * 1024),
+            ("grpc.max_connection_idle_ms", IDLE_MS),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.total_queue + 256)
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self._server.add_generic_rpc_handlers((_Door(service, self.handlers, self.refusing),))
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port."""
@@ -84,7 +131,8 @@ class GrpcFace:
         """Take no new calls, and let those that run end."""
         await self._server.stop(grace_s)
 
-    def _handlers(self) -> Any:
+    def handlers(self, caller: Caller) -> dict[str, Any]:
+        """Who answers the calls that are made with a key."""
         calls: dict[str, Answer] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -99,27 +147,35 @@ class GrpcFace:
             "RepositoryModelUnload": self._unload,
         }
         table = {}
-        for name, (request, response, streaming) in proto.METHODS.items():
-            read, write = _reader(request), response.SerializeToString
+        for name, (request, _, streaming) in proto.METHODS.items():
+            read = _reader(request)
             if streaming:
-                table[name] = grpc.stream_stream_rpc_method_handler(self._stream, read, write)
+                table[name] = grpc.stream_stream_rpc_method_handler(partial(self._stream, caller), read, _written)
             else:
-                table[name] = grpc.unary_unary_rpc_method_handler(self._guarded(name, calls[name]), read, write)
-        return grpc.method_handlers_generic_handler(proto.SERVICE, table)
+                guarded = self._guarded(name, calls[name], caller)
+                table[name] = grpc.unary_unary_rpc_method_handler(guarded, read, _written)
+        return table
 
-    def _guarded(self, name: str, answer: Answer) -> Answer:
-        """Check the key, turn our errors into status codes, and keep the books."""
+    def refusing(self, name: str, error: RequestError) -> Any:
+        """Answers a call without reading what it says, whether it streams or not."""
+
+        async def refuse(messages: Any, context: Any) -> None:
+            self._log(context, name, error.code, time.monotonic_ns())
+            await context.abort(grpc.StatusCode[error.code], str(error))
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _guarded(self, name: str, answer: Answer, caller: Caller) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Turn our errors into status codes, and keep the books."""
 
         async def guarded(message: Any, context: Any) -> Any:
             began_ns, code = time.monotonic_ns(), "OK"
             self.in_flight += 1
             context.add_done_callback(self._sent)
             try:
-                if answer not in (self._server_live, self._server_ready):
-                    self._check_key(context)
                 if isinstance(message, RequestError):
                     raise message
-                return await answer(message, context)
+                return await answer(message, context, caller)
             except RequestError as error:
                 code = error.code
                 await context.abort(grpc.StatusCode[code], str(error))
@@ -142,149 +198,220 @@ class GrpcFace:
         if self._logged:
             access.info("%s gRPC %s %s %.3f ms", context.peer(), name, code, (time.monotonic_ns() - began_ns) / 1e6)
 
-    def _check_key(self, context: Any) -> None:
-        self._service.check_key({key: str(value) for key, value in context.invocation_metadata() or ()})
-
     # Inference
 
-    async def _model_infer(self, message: Any, context: Any) -> Any:
+    async def _model_infer(self, message: Any, context: Any, caller: Caller) -> Any:
         remaining_s = context.time_remaining()
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
-        call, answer = self._begin(message, deadline)
+        begun = _Begun(caller, self._service.budget.give)
         try:
-            return _computed(await answer)
+            self._begin(begun, message, deadline, caller)
+            return await self._computed(await begun.answer)
         except asyncio.CancelledError:
-            if call:
-                call.cancel()
+            begun.cancel()
             raise
+        finally:
+            begun.end()
 
-    def _begin(
-        self, message: Any, deadline: int | None
-    ) -> tuple[InferCall | None, asyncio.Future[InferResponse | RequestError]]:
-        answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
+    def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller) -> None:
+        """Have a request computed; RequestError if it is not even begun."""
+        typed: bytes | None = None
+        if isinstance(message, _Large):
+            message, size, typed = message
+            self._service.budget.take(size)
+            begun.held_bytes = size
         if isinstance(message, RequestError):
-            answer.set_result(message)
-            return None, answer
+            raise message
 
-        def done(outcome: InferResponse | RequestError) -> None:
-            if not answer.done():
-                answer.set_result(outcome)
+        def read(model: ModelSpec) -> Any:
+            if typed is None:
+                return grpc_wire.decode_infer(message, model)
+            return self._service.json.decode_message(self._of_json_size(typed), model)
 
-        call = self._service.infer(
-            message.model_name,
-            message.model_version,
-            lambda model: grpc_wire.decode_infer(message, model),
-            done,
-            lambda: grpc_wire.parameters_of(message),
-            deadline,
+        def peek() -> Any:
+            return grpc_wire.parameters_of(message)
+
+        begun.call = self._service.infer(
+            message.model_name, message.model_version, read, begun.done, peek, deadline, caller
         )
-        return call, answer
 
-    async def _stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    def _of_json_size(self, typed: bytes) -> bytes:
+        """Typed contents cost what JSON does, and have the same limit."""
+        limit = self._service.config.max_json_bytes
+        if len(typed) > limit:
+            raise TooLarge(f"{len(typed)} bytes of typed contents exceed the limit of {limit} bytes; send raw contents")
+        return typed
+
+    async def _computed(self, outcome: InferResponse | RequestError) -> Any:
+        if isinstance(outcome, RequestError):
+            raise outcome
+        if is_large(outcome):
+            return await self._service.json.encode_message(outcome)
+        return grpc_wire.encode_infer(outcome)
+
+    async def _stream(self, caller: Caller, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
-        try:
-            self._check_key(context)
-        except RequestError as error:
-            self._log(context, "ModelStreamInfer", error.code, time.monotonic_ns())
-            await context.abort(grpc.StatusCode[error.code], str(error))
         begun: asyncio.Queue[_Begun | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_AHEAD)
-        reader = asyncio.create_task(self._read(messages, begun, room))
+        reader = asyncio.create_task(self._read(messages, begun, room, caller))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
-        reply = proto.CLASSES["ModelStreamInferResponse"]
-        calls: list[InferCall | None] = []
+        left: list[_Begun] = []
         try:
             while (next_one := await begun.get()) is not None:
-                calls = [next_one.call]
-                code = "OK"
-                try:
-                    answer = reply(infer_response=_computed(await next_one.answer))
-                except RequestError as error:
-                    answer, code = reply(error_message=str(error)), error.code
-                self._log(context, "ModelStreamInfer", code, next_one.began_ns)
+                left = [next_one]
+                answer, code = await self._told(next_one)
+                self._log(context, STREAM, code, next_one.began_ns)
                 yield answer
                 self.in_flight -= 1
-                calls = []
+                left = []
+                next_one.end()
                 room.release()
         finally:
             reader.cancel()
             while not begun.empty():
-                if (left := begun.get_nowait()) is not None:
-                    calls.append(left.call)
-            self.in_flight -= len(calls)
-            for call in calls:
-                if call:
-                    call.cancel()
+                if (waiting := begun.get_nowait()) is not None:
+                    left.append(waiting)
+            self.in_flight -= len(left)
+            for each in left:
+                each.cancel()
+                each.end()
 
-    async def _read(self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any) -> None:
+    async def _told(self, begun: _Begun) -> tuple[Any, str]:
+        """What a stream answers to a request, and its code."""
+        reply = proto.CLASSES["ModelStreamInferResponse"]
+        try:
+            answer = await self._computed(await begun.answer)
+        except RequestError as error:
+            return reply(error_message=str(error)), error.code
+        if isinstance(answer, bytes):
+            answer = proto.CLASSES["ModelInferResponse"].FromString(answer)
+        return reply(infer_response=answer), "OK"
+
+    async def _read(
+        self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any, caller: Caller
+    ) -> None:
         """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
         try:
             async for message in messages:
                 await room.acquire()
-                began_ns = time.monotonic_ns()
-                begun.put_nowait(_Begun(*self._begin(message, None), began_ns))
+                begun.put_nowait(self._begun(message, caller))
                 self.in_flight += 1
         finally:
             begun.put_nowait(None)
 
+    def _begun(self, message: Any, caller: Caller) -> _Begun:
+        """A request of a stream; where it could not begin, its answer says why."""
+        refused: RequestError | None = None
+        try:
+            caller.admit()
+        except RequestError as error:
+            refused = error
+        found = _Begun(caller, self._service.budget.give)
+        try:
+            self._begin(found, refused or message, None, caller)
+        except RequestError as error:
+            found.done(error)
+        return found
+
     # All else
 
-    async def _server_live(self, message: Any, context: Any) -> Any:
+    async def _server_live(self, message: Any, context: Any, caller: Caller) -> Any:
         return proto.CLASSES["ServerLiveResponse"](live=True)
 
-    async def _server_ready(self, message: Any, context: Any) -> Any:
+    async def _server_ready(self, message: Any, context: Any, caller: Caller) -> Any:
         return proto.CLASSES["ServerReadyResponse"](ready=self._service.is_ready())
 
-    async def _model_ready(self, message: Any, context: Any) -> Any:
+    async def _model_ready(self, message: Any, context: Any, caller: Caller) -> Any:
         ready = self._service.model_ready(message.name, message.version)
         return proto.CLASSES["ModelReadyResponse"](ready=ready)
 
-    async def _server_metadata(self, message: Any, context: Any) -> Any:
+    async def _server_metadata(self, message: Any, context: Any, caller: Caller) -> Any:
         return grpc_wire.filled("ServerMetadataResponse", self._service.metadata())
 
-    async def _model_metadata(self, message: Any, context: Any) -> Any:
+    async def _model_metadata(self, message: Any, context: Any, caller: Caller) -> Any:
         answer = await self._service.model_metadata(message.name, message.version)
         return grpc_wire.filled("ModelMetadataResponse", answer)
 
-    async def _model_config(self, message: Any, context: Any) -> Any:
+    async def _model_config(self, message: Any, context: Any, caller: Caller) -> Any:
         answer = await self._service.model_config(message.name, message.version)
         return grpc_wire.filled("ModelConfigResponse", {"config": answer})
 
-    async def _model_statistics(self, message: Any, context: Any) -> Any:
+    async def _model_statistics(self, message: Any, context: Any, caller: Caller) -> Any:
         answer = self._service.statistics(message.name, message.version)
         return grpc_wire.filled("ModelStatisticsResponse", answer)
 
-    async def _index(self, message: Any, context: Any) -> Any:
+    async def _index(self, message: Any, context: Any, caller: Caller) -> Any:
         return grpc_wire.filled("RepositoryIndexResponse", {"models": await self._service.index(message.ready)})
 
-    async def _load(self, message: Any, context: Any) -> Any:
+    async def _load(self, message: Any, context: Any, caller: Caller) -> Any:
         if grpc_wire.parameters_of(message):
             raise BadRequest("load takes no parameters here: models come from the repository as they are")
         await self._service.load(message.model_name)
         return proto.CLASSES["RepositoryModelLoadResponse"]()
 
-    async def _unload(self, message: Any, context: Any) -> Any:
+    async def _unload(self, message: Any, context: Any, caller: Caller) -> Any:
         await self._service.unload(message.model_name)
         return proto.CLASSES["RepositoryModelUnloadResponse"]()
 
 
-def _computed(outcome: InferResponse | RequestError) -> Any:
-    if isinstance(outcome, RequestError):
-        raise outcome
-    return grpc_wire.encode_infer(outcome)
+class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds who answers a call; whoever may not make it is refused before gRPC takes the message."""
+
+    def __init__(
+        self,
+        service: Service,
+        handlers: Callable[[Caller], dict[str, Any]],
+        refusing: Callable[[str, RequestError], Any],
+    ) -> None:
+        self._service, self._handlers, self._refusing = service, handlers, refusing
+        self._nobody = handlers(Caller(""))
+        self._tables: dict[Caller, dict[str, Any]] = {}
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Who answers; None if there is no such call."""
+        package, _, name = handler_call_details.method.removeprefix("/").partition("/")
+        if package != proto.SERVICE or name not in self._nobody:
+            return None
+        if name in OPEN:
+            return self._nobody[name]
+        try:
+            caller = self._service.check_key(self._headers(handler_call_details))
+            if name in COUNTED:
+                caller.admit()
+        except RequestError as error:
+            return self._refusing(name, error)
+        table = self._tables.get(caller)
+        if table is None:
+            table = self._tables[caller] = self._handlers(caller)
+        return table[name]
+
+    def _headers(self, call: Any) -> dict[str, str]:
+        if not self._service.keys.required:
+            return {}
+        return {key: str(value) for key, value in call.invocation_metadata or ()}
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:
     """Reads a message; one that cannot be read becomes the error to answer with, as gRPC itself would say UNKNOWN."""
+    infer = kind is proto.CLASSES["ModelInferRequest"]
 
     def read(data: bytes) -> Any:
         try:
-            return kind.FromString(data)
+            message = kind.FromString(data)
         except DecodeError:
             return BadRequest(f"the message is no {kind.DESCRIPTOR.name}: its {len(data)} bytes cannot be parsed")
+        if not infer or len(data) <= UNCOUNTED_BYTES:
+            return message
+        typed = len(data) > LARGE_BYTES and not message.raw_input_contents
+        return _Large(message, len(data), data if typed else None)
 
     return read
+
+
+def _written(message: Any) -> bytes:
+    """A message as bytes, which it may be already."""
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 def credentials(certificate: Path, key: Path) -> Any:

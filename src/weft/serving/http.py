@@ -305,7 +305,7 @@ class _Connection(asyncio.Protocol):
     def _hold(self, count: int) -> HttpResponse | None:
         """Take room for bytes of the body."""
         try:
-            self._server.budget.take(count)
+            self._server.budget.take(count, self._held_bytes)
         except OverBudget as error:
             return _busy(str(error))
         self._held_bytes += count

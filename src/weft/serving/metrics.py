@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from weft.runtime.breaker import Breaker, breaker_of
 from weft.runtime.isolated.limits import WorkerCounts
+from weft.serving.keys import REFUSALS as KEY_REFUSALS
+from weft.serving.keys import Caller
 from weft.serving.leaving import Leaving
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
@@ -146,6 +148,19 @@ def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) ->
     )
 
 
+def _key_each(value: Callable[[Caller], float]) -> Callable[[_Look], Iterator[Sample]]:
+    """A sample per key, by its name."""
+    return lambda look: (
+        Sample(value(caller), _label("key", caller.name)) for caller in look.service.keys.callers.values()
+    )
+
+
+def _key_refusals(look: _Look) -> Iterator[Sample]:
+    for caller in look.service.keys.callers.values():
+        for reason in KEY_REFUSALS:
+            yield Sample(caller.refused[reason], f"{_label('key', caller.name)},{_label('reason', reason)}")
+
+
 def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per value of a label."""
     return lambda look: (Sample(value, _label(label, key)) for key, value in values(look.service).items())
@@ -182,7 +197,7 @@ def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, flo
 
 
 def _answers(service: Service) -> Mapping[str, float]:
-    statuses = (200, 400, 401, 404, 405, 408, 413, 431, 500, 501, 503, 504)
+    statuses = (200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 500, 501, 503, 504)
     counted = service.http_answers
     return {str(status): counted[status] for status in sorted({*statuses, *counted})}
 
@@ -345,6 +360,17 @@ FAMILIES = (
     ),
     _counter("weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _refused)),
     _counter("weft_http_answers_total", "HTTP answers by status, whatever was asked.", _server_by("status", _answers)),
+    _counter(
+        "weft_key_requests_total", "Requests for work, by the name of their key.", _key_each(lambda key: key.requests)
+    ),
+    _counter("weft_key_refusals_total", "Requests beyond what their key may, by its name and reason.", _key_refusals),
+    _gauge("weft_key_in_flight", "Requests of a key that are not answered.", _key_each(lambda key: key.in_flight)),
+    _gauge(
+        "weft_held_bytes",
+        "Bytes of requests and unread answers that are held, small ones not counted.",
+        _server(lambda s: s.budget.held_bytes),
+    ),
+    _gauge("weft_large_json", "Pieces of large JSON that are read or written.", _server(lambda s: s.json.busy)),
     _counter("weft_lane_busy_seconds_total", "Time that a lane computed.", _server_by("lane", _lanes)),
     _gauge("weft_memory_used_bytes", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)),
     _gauge(

@@ -27,19 +27,22 @@ LARGEST = 2**62 - 1
 STATUSES = {
     400: "The request cannot be understood, or does not fit the model.",
     401: "The request carries no API key, or a wrong one.",
+    403: "Nobody may ask for that here: another host's name, or a repository that is read-only.",
     404: "There is no such model or version.",
     405: "The path does not take this method.",
     408: "The request did not end in time.",
     413: "The body exceeds the server's limit.",
     417: "An expectation that cannot be met.",
+    429: "The API key has asked for as much as it may. Send it again later.",
     431: "The headers exceed the server's limit.",
     500: "A fault of the server.",
     501: "Not supported.",
-    503: "A queue, the memory or the connections are at their limit, or the server is going down. Send it again later.",
+    503: "A queue, the memory, the bytes in flight or the connections are at their limit, or the server is going down. "
+    "Send it again later.",
     504: "The deadline passed, or cannot be met any more.",
     505: "The HTTP version is not served.",
 }
-TRANSPORT = frozenset({400, 408, 413, 417, 431, 500, 501, 503, 505})
+TRANSPORT = frozenset({400, 403, 408, 413, 417, 431, 500, 501, 503, 505})
 """Statuses that any request may get, whatever its path."""
 
 
@@ -328,7 +331,7 @@ PATHS: tuple[Path, ...] = (
 
 def document(service: Service) -> Json:
     """The OpenAPI document of this server."""
-    locked = service.config.api_key is not None
+    locked = service.keys.required
     names = service.library.repository.names()
     found: Json = {
         "openapi": "3.1.0",
@@ -357,7 +360,9 @@ def _path(path: Path, locked: bool) -> Json:
 
 
 def _operation(path: Path, method: str, locked: bool) -> Json:
-    statuses = TRANSPORT | set(path.own) | ({401} if locked and not path.open else set())
+    statuses = TRANSPORT | set(path.own)
+    if locked and not path.open:
+        statuses |= {401, 429} if method == "post" else {401}
     found: Json = {
         "operationId": path.id if method != "head" else f"{path.id}Head",
         "summary": path.summary,
@@ -405,6 +410,7 @@ def _error(status: int) -> Json:
 
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", "Bearer."),
+    429: ("Retry-After", "Seconds to wait before it is sent again."),
     503: ("Retry-After", "Seconds to wait before it is sent again."),
 }
 _PROBE_503 = {

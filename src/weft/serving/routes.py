@@ -1,29 +1,94 @@
-"""The protocol's paths over HTTP: which request goes to which call of the service, and how its answer looks."""
+"""The protocol's paths over HTTP: which request goes to which call of the service, and how its answer looks.
+
+``gate`` judges a request by its head: host, key, page, path, verb, model and quota. A path is taken as it was sent:
+``//``, ``%2f``, dots and a slash at the end lead nowhere, and only names of models and versions may be escaped.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import zlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
-from urllib.parse import parse_qs
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
 
 import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
 from weft.serving import dashboard, metrics, openapi, state
-from weft.serving.http_messages import HttpExchange, HttpResponse, error_response
+from weft.serving.budget import ByteBudget
+from weft.serving.hosts import HostNames, check_origin, names_of
+from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
+from weft.serving.json_helpers import LARGE_BYTES, is_large
+from weft.serving.keys import Caller
 from weft.serving.service import Service, internal
+from weft.serving.unpacking import ENCODINGS, Unpacker
 from weft.serving.wire import InferResponse, ModelSpec, decode, encode
 
 log = logging.getLogger("weft.http")
 
-OPEN = frozenset({"v2/health/live", "v2/health/ready", ""})
+PROBES = frozenset({"/v2/health/live", "/v2/health/ready"})
+VITAL = PROBES | {"/metrics"}
+"""What is answered also when all connections are taken."""
+OPEN = PROBES | {"/"}
 """Paths that need no key: probes and the dashboard's frame, which asks for the key itself."""
+SMALL_BODY_BYTES = 1 << 20
+"""The largest body of a request that is not for a model to compute."""
 
-Answer = Callable[[HttpExchange, list[str]], "HttpResponse | Awaitable[HttpResponse]"]
+Answer = Callable[[HttpExchange], "HttpResponse | Awaitable[HttpResponse]"]
+
+_MODELS = ["", "v2", "models"]
+_GET, _READ, _POST = ("GET",), ("GET", "HEAD"), ("POST",)
+
+
+class _Route(NamedTuple):
+    methods: tuple[str, ...]
+    """Empty: all get the same answer."""
+    answer: Answer
+
+
+class _Framing(NamedTuple):
+    """How the body of a request is to be read."""
+
+    header_length: int | None
+    """Of its JSON part; None where all of it is JSON."""
+    encoding: str
+
+
+class _Asked:
+    """A request that was let in: who answers it, and what it holds until it is over."""
+
+    __slots__ = ("_budget", "_unpacked_bytes", "answer", "body_bytes", "caller")
+
+    def __init__(self, answer: Answer | None, body_bytes: int, caller: Caller | None, budget: ByteBudget) -> None:
+        """*caller* is whoever the request counts for, None where it does not count."""
+        self.answer, self.body_bytes, self.caller = answer, body_bytes, caller
+        self._budget, self._unpacked_bytes = budget, 0
+        if caller is not None:
+            caller.begin()
+
+    def hold(self, count: int) -> None:
+        """Hold bytes that were unpacked, until it is over."""
+        self._budget.take(count, self._unpacked_bytes)
+        self._unpacked_bytes += count
+
+    def end(self) -> None:
+        self._budget.give(self._unpacked_bytes)
+        if self.caller is not None:
+            self.caller.end()
+
+
+class _AskedInfer(_Asked):
+    """A request for a model to compute."""
+
+    __slots__ = ("framing", "name", "version")
+
+    def __init__(
+        self, name: str, version: str, framing: _Framing, body_bytes: int, caller: Caller | None, budget: ByteBudget
+    ) -> None:
+        super().__init__(None, body_bytes, caller, budget)
+        self.name, self.version, self.framing = name, version, framing
 
 
 class Routes:
@@ -32,18 +97,62 @@ class Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._most_bytes = service.config.max_body_bytes
+        self._most_json_bytes = min(service.config.max_json_bytes, self._most_bytes)
+        self._hosts = HostNames(names_of(service.config))
         self._tasks: set[asyncio.Task[None]] = set()
+
+    # By its head
+
+    def gate(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
+        """Let a request in, or say why not."""
+        try:
+            path = target.raw_path
+            if path not in PROBES:
+                self._hosts.check(headers)
+            caller = None if path in OPEN else self._service.check_key(headers)
+            check_origin(method, headers)
+            parts = path.split("/")
+            if parts[-1] == "infer" and parts[:3] == _MODELS and len(parts) in (5, 7):
+                return self._let_infer(method, target, headers, parts, caller)
+            route = self._route(parts, target)
+            _only(route.methods, method, target)
+            return _Asked(route.answer, SMALL_BODY_BYTES, caller if method == "POST" else None, self._service.budget)
+        except RequestError as error:
+            return refusal(error)
+
+    def _let_infer(
+        self, method: str, target: RequestTarget, headers: dict[str, str], parts: list[str], caller: Caller | None
+    ) -> _AskedInfer:
+        if not parts[3] or (len(parts) == 7 and (parts[4] != "versions" or not parts[5])):
+            raise NotFound(_no_path(target))
+        _only(_POST, method, target)
+        name, version = _unescaped(parts[3]), _unescaped(parts[5]) if len(parts) == 7 else ""
+        self._service.meant(name, version)
+        framing = _framing(headers)
+        most_bytes = self._most_bytes
+        if framing.header_length is not None:
+            self._check_json(framing.header_length)
+        elif framing.encoding == "identity":
+            most_bytes = self._most_json_bytes
+        return _AskedInfer(name, version, framing, most_bytes, caller, self._service.budget)
+
+    def _check_json(self, count: int) -> None:
+        if count > self._most_json_bytes:
+            limit = self._most_json_bytes
+            raise TooLarge(f"{count} bytes of JSON exceed the limit of {limit} bytes; send tensors in binary")
+
+    # Answering
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer a request, now or later; whatever goes wrong has a status and a sentence."""
+        asked = exchange.passage
+        assert isinstance(asked, _Asked)
         try:
-            parts = exchange.path.strip("/").split("/")
-            self._check_key(exchange, "/".join(parts))
-            _check_origin(exchange)
-            if parts[0] == "v2" and parts[-1] == "infer" and len(parts) in (4, 6) and parts[1] == "models":
-                self._infer(exchange, parts)
+            if isinstance(asked, _AskedInfer):
+                self._infer(exchange, asked)
                 return
-            answer = self._answer(exchange, parts)
+            assert asked.answer is not None
+            answer = asked.answer(exchange)
             if isinstance(answer, HttpResponse):
                 exchange.respond(answer)
             else:
@@ -70,129 +179,148 @@ class Routes:
     async def _later(self, exchange: HttpExchange, answer: Awaitable[HttpResponse]) -> None:
         exchange.respond(await answer)
 
-    def _check_key(self, exchange: HttpExchange, path: str) -> None:
-        if path not in OPEN:
-            self._service.check_key(exchange.headers)
-
     # Inference
 
-    def _infer(self, exchange: HttpExchange, parts: list[str]) -> None:
-        _only(exchange, "POST")
-        encoding = exchange.headers.get("content-encoding", "identity").lower()
-        if encoding == "identity":
-            self._begin(exchange, parts, exchange.body)
-        elif encoding in ("gzip", "deflate"):
-            self._soon(exchange, self._unpack(exchange, parts, encoding))
+    def _infer(self, exchange: HttpExchange, asked: _AskedInfer) -> None:
+        if asked.framing.encoding == "identity":
+            self._begin(exchange, asked, exchange.body)
         else:
-            raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
+            self._soon(exchange, self._unpack(exchange, asked))
 
-    async def _unpack(self, exchange: HttpExchange, parts: list[str], encoding: str) -> None:
-        """Unpack a compressed body in a thread beside the loop, because a small one may hold much."""
-        body = await asyncio.to_thread(unpacked, exchange.body, encoding, self._most_bytes)
+    async def _unpack(self, exchange: HttpExchange, asked: _AskedInfer) -> None:
+        """Unpack a compressed body in a thread beside the loop, and hold no more of it than there is room for."""
+        unpacker = Unpacker(exchange.body, asked.framing.encoding, self._most_bytes)
+        pieces: list[bytes] = []
+        while piece := await asyncio.to_thread(unpacker.step):
+            if not exchange.open:
+                return
+            asked.hold(len(piece))
+            pieces.append(piece)
         if exchange.open:
-            self._begin(exchange, parts, body)
+            self._begin(exchange, asked, b"".join(pieces))
 
-    def _begin(self, exchange: HttpExchange, parts: list[str], body: bytes) -> None:
-        version, length = _version(parts), _header_length(exchange)
+    def _begin(self, exchange: HttpExchange, asked: _AskedInfer, body: bytes) -> None:
+        length, service = asked.framing.header_length, self._service
+        json_bytes = len(body) if length is None else length
+        self._check_json(json_bytes)
+        large = json_bytes > LARGE_BYTES
 
         def read(model: ModelSpec) -> Any:
-            return decode(body, length, model)
+            return service.json.decode(body, length, model) if large else decode(body, length, model)
 
         def done(outcome: InferResponse | RequestError) -> None:
-            exchange.respond(refusal(outcome) if isinstance(outcome, RequestError) else _encoded(outcome))
+            if isinstance(outcome, RequestError):
+                exchange.respond(refusal(outcome))
+            elif is_large(outcome):
+                self._soon(exchange, self._write_large(exchange, outcome))
+            else:
+                exchange.respond(_encoded(outcome))
 
-        call = self._service.infer(parts[2], version, read, done, lambda: _peeked(body, length))
+        def peek() -> dict[str, Any]:
+            return {} if large else _peeked(body, length)
+
+        call = service.infer(asked.name, asked.version, read, done, peek, caller=asked.caller)
         if exchange.open:
             exchange.gone = call.cancel
 
+    async def _write_large(self, exchange: HttpExchange, result: InferResponse) -> None:
+        if exchange.open:
+            exchange.respond(_computed(*await self._service.json.encode(result)))
+
     # All else
 
-    def _answer(self, exchange: HttpExchange, parts: list[str]) -> HttpResponse | Awaitable[HttpResponse]:
+    def _route(self, parts: list[str], target: RequestTarget) -> _Route:
+        """Where a path leads, which begins with a slash."""
         match parts:
-            case ["v2"]:
-                return _get(exchange, self._service.metadata)
-            case ["v2", "health", "live"]:
-                _only(exchange, "GET", "HEAD")
-                return _whether("live", True)
-            case ["v2", "health", "ready"]:
-                _only(exchange, "GET", "HEAD")
-                return self._readiness(exchange)
-            case ["v2", "models", "stats"]:
-                return _get(exchange, self._service.statistics)
-            case ["v2", "models", name, *rest] if name:
-                return self._model(exchange, name, rest)
-            case ["v2", "repository", *rest]:
-                return self._repository(exchange, rest)
-            case ["v2", "systemsharedmemory" | "cudasharedmemory" | "trace" | "logging", *_]:
-                return error_response(501, f"{parts[1]} is not supported")
-            case _:
-                return self._own(exchange, parts)
+            case ["", "v2"]:
+                return _page(self._service.metadata)
+            case ["", "v2", "health", "live"]:
+                return _Route(_READ, lambda _: _whether("live", True))
+            case ["", "v2", "health", "ready"]:
+                return _Route(_READ, self._readiness)
+            case ["", "v2", "models", "stats"]:
+                return _page(self._service.statistics)
+            case ["", "v2", "models", name, *rest] if name:
+                return self._of_model(_unescaped(name), rest, target)
+            case ["", "v2", "repository", *rest]:
+                return self._of_repository(rest, target)
+            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory" | "trace" | "logging") as what, *_]:
+                return _unsupported(what)
+            case ["", *rest]:
+                return self._own(rest, target)
+        raise NotFound(_no_path(target))
 
     def _readiness(self, exchange: HttpExchange) -> HttpResponse:
         """A probe needs no key, but what is said about models is for those who have it."""
         why = self._service.why_not_ready(in_full=self._service.has_key(exchange.headers))
         return _whether("ready", False, reason=why) if why else _whether("ready", True)
 
-    def _model(self, exchange: HttpExchange, name: str, rest: list[str]) -> HttpResponse | Awaitable[HttpResponse]:
-        version = ""
+    def _of_model(self, name: str, rest: list[str], target: RequestTarget) -> _Route:
+        service, version = self._service, ""
         if rest[:1] == ["versions"] and len(rest) > 1 and rest[1]:
-            version, rest = rest[1], rest[2:]
+            version, rest = _unescaped(rest[1]), rest[2:]
         match rest:
             case []:
-                _only(exchange, "GET")
-                return _json(self._service.model_metadata(name, version))
+                return _Route(_GET, lambda _: _json(service.model_metadata(name, version)))
             case ["ready"]:
-                _only(exchange, "GET", "HEAD")
-                return _whether("ready", self._service.model_ready(name, version), name=name)
+                return _Route(_READ, lambda _: _whether("ready", service.model_ready(name, version), name=name))
             case ["config"]:
-                _only(exchange, "GET")
-                return _json(self._service.model_config(name, version))
+                return _Route(_GET, lambda _: _json(service.model_config(name, version)))
             case ["stats"]:
-                return _get(exchange, lambda: self._service.statistics(name, version))
+                return _page(lambda: service.statistics(name, version))
             case ["trace", *_]:
-                return error_response(501, "trace is not supported")
-        raise NotFound(f"no such path: {exchange.path[:200]!r}")
+                return _unsupported("trace")
+        raise NotFound(_no_path(target))
 
-    def _repository(self, exchange: HttpExchange, rest: list[str]) -> HttpResponse | Awaitable[HttpResponse]:
+    def _of_repository(self, rest: list[str], target: RequestTarget) -> _Route:
         match rest:
             case ["index"]:
-                _only(exchange, "POST")
-                return _json(self._service.index(bool(_object(exchange.body).get("ready", False))))
+                return _Route(_POST, self._index)
             case ["models", name, "load"]:
-                _only(exchange, "POST")
-                if _object(exchange.body).get("parameters"):
-                    raise BadRequest("load takes no parameters here: models come from the repository as they are")
-                return _empty(self._service.load(name))
+                self._service.check_writable()
+                return _Route(_POST, lambda exchange: self._load(exchange, _unescaped(name)))
             case ["models", name, "unload"]:
-                _only(exchange, "POST")
-                _object(exchange.body)
-                return _empty(self._service.unload(name))
-        raise NotFound(f"no such path: {exchange.path[:200]!r}")
+                self._service.check_writable()
+                return _Route(_POST, lambda exchange: self._unload(exchange, _unescaped(name)))
+        raise NotFound(_no_path(target))
 
-    def _own(self, exchange: HttpExchange, parts: list[str]) -> HttpResponse:
-        match parts:
+    def _index(self, exchange: HttpExchange) -> Awaitable[HttpResponse]:
+        return _json(self._service.index(bool(_object(exchange.body).get("ready", False))))
+
+    def _load(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
+        if _object(exchange.body).get("parameters"):
+            raise BadRequest("load takes no parameters here: models come from the repository as they are")
+        return _empty(self._service.load(name))
+
+    def _unload(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
+        _object(exchange.body)
+        return _empty(self._service.unload(name))
+
+    def _own(self, rest: list[str], target: RequestTarget) -> _Route:
+        service = self._service
+        match rest:
             case [""]:
-                _only(exchange, "GET", "HEAD")
-                return HttpResponse(200, dashboard.page(), "text/html; charset=utf-8", _PAGE_HEADERS)
+                return _Route(_READ, lambda _: HttpResponse(200, dashboard.page(), _HTML, _PAGE_HEADERS))
             case ["metrics"]:
-                _only(exchange, "GET", "HEAD")
-                return HttpResponse(200, metrics.text(self._service).encode(), metrics.CONTENT_TYPE)
+                return _Route(_READ, lambda _: HttpResponse(200, metrics.text(service).encode(), metrics.CONTENT_TYPE))
             case ["openapi.json"]:
-                return _get(exchange, lambda: openapi.document(self._service))
+                return _page(lambda: openapi.document(service))
             case ["weft", "state"]:
-                return _get(exchange, lambda: state.state(self._service))
+                return _page(lambda: state.state(service))
             case ["weft", "timeline"]:
-                return _get(exchange, lambda: state.timeline(self._service, _number(exchange.target.query, "since")))
+                return _page(lambda: state.timeline(service, _number(target.query, "since")))
             case ["weft", "profile"]:
-                return _get(exchange, lambda: state.profile(self._service))
+                return _page(lambda: state.profile(service))
             case ["weft", "trace"]:
-                _only(exchange, "GET")
-                body = orjson.dumps(self._service.dispatcher.recorder.as_perfetto())
-                name = ("Content-Disposition", 'attachment; filename="weft-trace.json"')
-                return HttpResponse(200, body, headers=(name,))
-        raise NotFound(f"no such path: {exchange.path[:200]!r}")
+                return _Route(_GET, lambda _: self._trace())
+        raise NotFound(_no_path(target))
+
+    def _trace(self) -> HttpResponse:
+        body = orjson.dumps(self._service.dispatcher.recorder.as_perfetto())
+        return HttpResponse(200, body, headers=(("Content-Disposition", 'attachment; filename="weft-trace.json"'),))
 
 
+_HTML = "text/html; charset=utf-8"
 _PAGE_HEADERS = (
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
      "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -213,23 +341,9 @@ def refusal(error: RequestError) -> HttpResponse:
     return error_response(error.status, str(error), headers)
 
 
-def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
-    """A compressed body, as long as it stays within the limit."""
-    machine = zlib.decompressobj(31 if encoding == "gzip" else 15)
-    try:
-        plain = machine.decompress(body, most_bytes + 1)
-    except zlib.error as error:
-        raise BadRequest(f"the body is not {encoding}: {error}") from error
-    if len(plain) > most_bytes:
-        raise TooLarge(f"the unpacked body exceeds the limit of {most_bytes} bytes")
-    if not machine.eof:
-        raise BadRequest(f"the {encoding} body ends too early")
-    return plain
-
-
 def _encoded(result: InferResponse) -> HttpResponse:
     try:
-        return _computed(result)
+        return _computed(*encode(result))
     except RequestError as error:
         return refusal(error)
     except Exception as error:
@@ -237,29 +351,32 @@ def _encoded(result: InferResponse) -> HttpResponse:
         return refusal(internal(error))
 
 
-def _computed(result: InferResponse) -> HttpResponse:
-    parts, header = encode(result)
-    if header is None:
+def _computed(parts: list[bytes], header_length: int | None) -> HttpResponse:
+    if header_length is None:
         return HttpResponse(200, parts)
-    length = ("Inference-Header-Content-Length", str(header))
+    length = ("Inference-Header-Content-Length", str(header_length))
     return HttpResponse(200, parts, "application/octet-stream", (length,))
 
 
-def _header_length(exchange: HttpExchange) -> int | None:
-    text = exchange.headers.get("inference-header-content-length")
+def _framing(headers: dict[str, str]) -> _Framing:
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding != "identity" and encoding not in ENCODINGS:
+        raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
+    text = headers.get("inference-header-content-length")
     if text is None:
-        return None
+        return _Framing(None, encoding)
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise BadRequest(f"Inference-Header-Content-Length = {text[:40]!r} must be a whole number from 0")
-    return int(text)
+    return _Framing(int(text), encoding)
 
 
-def _version(parts: list[str]) -> str:
-    if len(parts) == 4:
-        return ""
-    if parts[3] != "versions" or not parts[4]:
-        raise NotFound(f"no such path: {'/'.join(parts)[:200]!r}")
-    return parts[4]
+def _unescaped(name: str) -> str:
+    """The name of a model or of a version, which is one segment of a path whatever it holds."""
+    return unquote(name) if "%" in name else name
+
+
+def _no_path(target: RequestTarget) -> str:
+    return f"no such path: {target.raw_path[:200]!r}"
 
 
 class _WrongVerb(RequestError):
@@ -270,15 +387,18 @@ class _WrongVerb(RequestError):
         self.allowed = allowed
 
 
-def _only(exchange: HttpExchange, *methods: str) -> None:
-    if exchange.method not in methods:
-        said = f"{exchange.path[:200]!r} takes {' or '.join(methods)}, not {exchange.method[:20]}"
+def _only(methods: tuple[str, ...], method: str, target: RequestTarget) -> None:
+    if methods and method not in methods:
+        said = f"{target.raw_path[:200]!r} takes {' or '.join(methods)}, not {method[:20]}"
         raise _WrongVerb(said, methods)
 
 
-def _get(exchange: HttpExchange, answer: Callable[[], Any]) -> HttpResponse:
-    _only(exchange, "GET", "HEAD")
-    return HttpResponse(200, orjson.dumps(answer()))
+def _page(answer: Callable[[], Any]) -> _Route:
+    return _Route(_READ, lambda _: HttpResponse(200, orjson.dumps(answer())))
+
+
+def _unsupported(what: str) -> _Route:
+    return _Route((), lambda _: error_response(501, f"{what} is not supported"))
 
 
 def _whether(what: str, well: bool, **more: str) -> HttpResponse:
@@ -306,13 +426,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadRequest("the request must be a JSON object")
     return found
-
-
-def _check_origin(exchange: HttpExchange) -> None:
-    """A page of somebody else's, open in a browser on this machine, shall not load, unload or compute here."""
-    origin = exchange.headers.get("origin")
-    if origin and exchange.method == "POST" and origin.partition("://")[2] != exchange.headers.get("host"):
-        raise BadRequest(f"requests from pages of {origin[:100]!r} are not taken")
 
 
 def _peeked(body: bytes, header_length: int | None) -> dict[str, Any]:

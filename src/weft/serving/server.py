@@ -27,7 +27,7 @@ from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.isolation import limits_of
 from weft.serving.library import Library
 from weft.serving.repository import Repository
-from weft.serving.routes import Routes
+from weft.serving.routes import VITAL, Routes
 from weft.serving.service import Service
 from weft.serving.telemetry import make_telemetry
 
@@ -74,8 +74,10 @@ class Server:
         """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
         self._open()
         config = self.config
-        limits = ClientLimits(body_bytes=config.max_body_bytes, connections=config.max_connections)
-        self._http = HttpServer(Routes(self.service).handle, limits, self._answered)
+        routes = Routes(self.service)
+        self._http = HttpServer(
+            routes.handle, _limits(config), self._answered, gate=routes.gate, budget=self.service.budget, vital=VITAL
+        )
         self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
         try:
             await self._listen()
@@ -196,6 +198,7 @@ class Server:
     async def _close_models(self, patience_s: float) -> None:
         """Close what computes; what does not end in time is left behind (``ending``)."""
         self._dispatcher.close(min(STOPPING_S, patience_s))
+        await self._ended("end of large JSON", self.service.json.close, patience_s)
         await self.service.library.close(patience_s)
         await self._ended("end of the backend", self.backend.close, patience_s)
         await self._ended("end of the spans", self.service.telemetry.close, patience_s)
@@ -221,6 +224,11 @@ class _Signals:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._received)
+
+    def reread_keys(self, server: Server) -> None:
+        """Let SIGHUP have the file of keys read again."""
+        if server.config.keys_file is not None and hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, lambda: server.service.keys.look(anyway=True))
 
     def _received(self) -> None:
         if not self.asked.is_set():
@@ -272,6 +280,7 @@ async def _served(
     finally:
         if starting.exception():
             waiting.cancel()
+    signals.reread_keys(server)
     started(server)
     await waiting
     if finishing and server.unfinished:
@@ -287,6 +296,16 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def _limits(config: ServerConfig) -> ClientLimits:
+    return ClientLimits(
+        body_bytes=config.max_body_bytes,
+        connections=config.max_connections,
+        reserve=config.reserved_connections,
+        read_s=config.read_s,
+        bytes_per_s=config.min_bytes_per_s,
+    )
 
 
 def _tls(config: ServerConfig) -> ssl.SSLContext | None:

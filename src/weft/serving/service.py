@@ -7,11 +7,10 @@ HTTP and gRPC.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from weft.errors import (
@@ -19,6 +18,7 @@ from weft.errors import (
     Cancelled,
     Expired,
     Failed,
+    Forbidden,
     LoadFailed,
     NotFound,
     Overloaded,
@@ -26,8 +26,11 @@ from weft.errors import (
     Unauthorised,
 )
 from weft.runtime.tensors import Array
+from weft.serving.budget import ByteBudget
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.json_helpers import JsonHelpers
+from weft.serving.keys import Caller, KeyConfig, Keys
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
@@ -55,7 +58,8 @@ PRIORITIES = {1: 9, 2: 3}
 """Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
 
 
-Decode = Callable[[ModelSpec], InferRequest]
+Decode = Callable[[ModelSpec], "InferRequest | Awaitable[InferRequest]"]
+"""Reads a request, here or elsewhere."""
 Peek = Callable[[], Mapping[str, object]]
 """The parameters of a request that cannot be read yet, because its model is not loaded; unchecked."""
 Done = Callable[["InferResponse | RequestError"], None]
@@ -64,10 +68,10 @@ Done = Callable[["InferResponse | RequestError"], None]
 class InferCall:
     """One request for a result, from the client's first byte to its answer."""
 
-    __slots__ = ("_done", "_service", "arrival", "deadline", "request", "ticket", "waiting")
+    __slots__ = ("_done", "_service", "arrival", "caller", "deadline", "request", "ticket", "waiting")
 
-    def __init__(self, service: Service, done: Done, deadline: int | None) -> None:
-        self._service, self._done = service, done
+    def __init__(self, service: Service, done: Done, deadline: int | None, caller: Caller | None = None) -> None:
+        self._service, self._done, self.caller = service, done, caller
         self.arrival = service.now()
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
@@ -81,17 +85,49 @@ class InferCall:
         began = time.monotonic_ns()
         slot.used_ns = self.arrival
         try:
-            self.request = request = decode(slot.served.spec)
-            ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied)
-            slot.statistics.input_ns += time.monotonic_ns() - began
-            self._service.dispatcher.submit(ticket)
-            self.ticket = ticket
+            found = decode(slot.served.spec)
+            if isinstance(found, InferRequest):
+                self._submit(slot, found, began)
+            else:
+                self._begin_later(slot, slot.served.spec, found)
         except RequestError as error:
             slot.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
             self._done(error)
         except Exception as error:  # nobody shall wait because of a fault of ours
             log.exception("%s: a request could not be taken", slot.entry.name)
             self._done(self._service.counted(slot.statistics, internal(error)))
+
+    def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
+        self.request = request
+        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.caller)
+        slot.statistics.input_ns += time.monotonic_ns() - began
+        self._service.dispatcher.submit(ticket)
+        self.ticket = ticket
+
+    def _begin_later(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
+        """Go on when it was read elsewhere, as a request that came when it did."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                self._service.counted(slot.statistics, Cancelled("the client went away"))
+
+        self.waiting = self._service.soon(self._begin_when_read(slot, spec, reading))
+        self.waiting.add_done_callback(ended)
+
+    async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
+        try:
+            request = await reading
+            if slot.served is None or slot.served.spec != spec:
+                name = slot.entry.name
+                raise Overloaded(f"{name} left or changed while its request was read; send it again", reason="unloaded")
+        except RequestError as error:
+            self._done(self._service.counted(slot.statistics, error))
+        except Exception as error:
+            log.exception("%s: a request could not be read", slot.entry.name)
+            self._done(self._service.counted(slot.statistics, internal(error)))
+        else:
+            self.waiting = None
+            self.begin(slot, lambda _: request)
 
     def _replied(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -139,43 +175,71 @@ class Service:
         """How many answers had each status, whatever was asked."""
         self.refused = Statistics()
         """Requests that met no model."""
+        self.keys = Keys(config.api_key, config.keys_file)
+        self.budget = ByteBudget(config.inflight_bytes)
+        """What requests hold of all connections together."""
+        self.json = JsonHelpers()
 
-    def check_key(self, headers: Mapping[str, str]) -> None:
-        """Refuse a request without the server's key, if it has one; *headers* have lower-case names."""
-        if not self.has_key(headers):
+    def check_key(self, headers: Mapping[str, str]) -> Caller:
+        """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
+        caller = self.keys.caller(headers)
+        if caller is None:
             raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
+        return caller
 
     def has_key(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request carries the server's key; any does where there is none."""
-        if self.config.api_key is None:
-            return True
-        given = headers.get("x-api-key", "")
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            given = token.strip()
-        return hmac.compare_digest(given.encode(), self.config.api_key.encode())
+        """Whether a request carries a key of the server's; any does where there is none."""
+        return self.keys.caller(headers) is not None
+
+    def check_writable(self) -> None:
+        """Refuse who would load or unload a model where nobody may."""
+        if self.config.repository == "read-only":
+            raise Forbidden(
+                "the repository is read-only: models are loaded at the start or by requests for them; "
+                'to load and unload, start the server with repository = "open"'
+            )
 
     # Inference
 
-    def infer(
-        self, name: str, version: str, decode: Decode, done: Done, peek: Peek, deadline: int | None = None
-    ) -> InferCall:
-        """Have a request computed; ``done`` is called once, perhaps before this returns."""
-        call = InferCall(self, done, deadline)
+    def meant(self, name: str, version: str) -> ModelSlot:
+        """The model that a request for a result is for; that it can have none is counted."""
         try:
             if self.draining:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
-            slot = self.library.find(name, version)
+            return self.library.find(name, version)
         except RequestError as error:
-            done(self.counted(self.refused, error))
+            self.counted(self.refused, error)
+            raise
+
+    def infer(
+        self,
+        name: str,
+        version: str,
+        decode: Decode,
+        done: Done,
+        peek: Peek,
+        deadline: int | None = None,
+        caller: Caller | None = None,
+    ) -> InferCall:
+        """Have a request computed; ``done`` is called once, perhaps before this returns."""
+        call = InferCall(self, done, deadline, caller)
+        try:
+            slot = self.meant(name, version)
+        except RequestError as error:
+            done(error)
             return call
         if slot.served:
             call.begin(slot, decode)
         else:
-            call.waiting = asyncio.create_task(self._begin_when_loaded(call, slot, decode, done, peek))
-            self._tasks.add(call.waiting)
-            call.waiting.add_done_callback(self._tasks.discard)
+            call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, done, peek))
         return call
+
+    def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Go on with a request in a task, for which a server that goes down waits."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def counted(self, statistics: Statistics, error: RequestError) -> RequestError:
         """Write down that a request had no result."""
@@ -202,13 +266,19 @@ class Service:
             call.begin(slot, decode)
 
     def ticket(
-        self, slot: ModelSlot, request: InferRequest, arrival: int, deadline: int | None, reply: Reply
+        self,
+        slot: ModelSlot,
+        request: InferRequest,
+        arrival: int,
+        deadline: int | None,
+        reply: Reply,
+        caller: Caller | None = None,
     ) -> ClientTicket:
         """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
         assert slot.served
         parameters, model = request.parameters, slot.config
         threshold = _above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
-        weight = PRIORITIES.get(_whole(parameters, "priority") or model.priority, 1)
+        weight = _weight(_whole(parameters, "priority"), model.priority, caller.config if caller else None)
         timeout_us = _whole(parameters, "timeout")
         slo_ms = _above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
         best_effort = _true(parameters, "weft_best_effort")
@@ -322,6 +392,7 @@ class Service:
         return [row for row in rows if row["state"] == "READY"] if ready_only else rows
 
     async def load(self, name: str) -> None:
+        self.check_writable()
         try:
             await self.library.load(name)
         except LoadFailed as error:
@@ -330,6 +401,7 @@ class Service:
             self._tell_readiness()
 
     async def unload(self, name: str) -> None:
+        self.check_writable()
         try:
             self.library.unload(name)
         except NotFound as error:
@@ -430,6 +502,13 @@ def _statistics(slot: ModelSlot) -> dict[str, Any]:
             for rows, (count, ns) in sorted(seen.batches.items())
         ],
     }
+
+
+def _weight(asked: int, model: int, key: KeyConfig | None) -> int:
+    """What a request weighs by its own priority, that of its key or that of its model, as far as its key allows."""
+    if key is None:
+        return PRIORITIES.get(asked or model, 1)
+    return min(PRIORITIES.get(asked or key.priority or model, 1), PRIORITIES.get(key.top_priority, 1))
 
 
 def _whole(parameters: Mapping[str, Parameter], key: str) -> int:

@@ -1,0 +1,220 @@
+"""Who may ask, and for how much: the server's own key, and those of a file that is read again when it changes.
+
+A key that is sent is not compared with those that are known. Its digest, with a secret that this process made up, is
+looked for among theirs, so that the time that takes tells nothing about them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from weft.errors import InputError, OverQuota, Unauthorised
+from weft.serving.config import Count, Name, one_line, read_toml, valid_key
+
+log = logging.getLogger("weft.server")
+
+LOOK_EVERY_S = 1.0
+"""How often at most it is asked whether the file has changed."""
+
+ANYBODY = "anybody"
+"""The name under which requests are counted where no key is asked for."""
+OWN = "api_key"
+"""The name of the server's own key."""
+REFUSALS = ("rate", "in_flight")
+
+
+class KeyConfig(BaseModel):
+    """One key and what it is good for, as a file says it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+    name: Name
+    """What it is called in metrics and logs."""
+    key: Annotated[str, AfterValidator(valid_key)] = Field(repr=False)
+    priority: Annotated[int, Field(ge=0, le=3)] = 0
+    """Of its requests that state none, before that of their model; 1 is the highest."""
+    top_priority: Annotated[int, Field(ge=1, le=3)] = 1
+    """The highest that its requests get, whatever they and their models say."""
+    requests_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Requests on average; as many as in one second may come at once."""
+    in_flight: Count | None = None
+    """Requests that are not answered."""
+
+
+class _KeysFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+    keys: list[KeyConfig] = []
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """Requests that may come: so many in a second, and what one second gave at once."""
+
+    per_s: float
+    left: float
+    since_s: float
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until the next one may come; 0 where it may come now, and then it is counted."""
+        burst = max(1.0, self.per_s)
+        self.left = min(burst, self.left + (now_s - self.since_s) * self.per_s)
+        self.since_s = now_s
+        if self.left < 1.0:
+            return (1.0 - self.left) / self.per_s
+        self.left -= 1.0
+        return 0.0
+
+
+class Caller:
+    """Whoever uses one key; its counters outlive a change of the file."""
+
+    def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.name, self._now = name, now
+        self.config: KeyConfig | None = None
+        """None: there are no limits."""
+        self.removed = False
+        self.requests = self.in_flight = 0
+        self.refused: Counter[str] = Counter()
+        self._allowance: _Allowance | None = None
+
+    def limit(self, config: KeyConfig) -> None:
+        """What the key is good for from now on."""
+        before, self.config, self.removed = self.config, config, False
+        rate = config.requests_per_s
+        if rate is None:
+            self._allowance = None
+        elif before is None or before.requests_per_s != rate:
+            self._allowance = _Allowance(rate, max(1.0, rate), self._now())
+
+    def begin(self) -> None:
+        """Count a request that wants something done, until ``end``; OverQuota if that is more than the key may."""
+        self.admit()
+        self.in_flight += 1
+
+    def admit(self) -> None:
+        """Count a request that is about to begin; OverQuota if that is more than the key may."""
+        if self.removed:
+            raise Unauthorised("this server does not know the API key any more")
+        config = self.config
+        if config is not None:
+            if config.in_flight is not None and self.in_flight >= config.in_flight:
+                self._refuse("in_flight", f"has {self.in_flight} requests in flight, which is its limit", 1.0)
+            wait_s = self._allowance.wait_s(self._now()) if self._allowance else 0.0
+            if wait_s > 0:
+                self._refuse("rate", f"asks for more than {config.requests_per_s:g} requests per second", wait_s)
+        self.requests += 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+
+    def _refuse(self, reason: str, what: str, wait_s: float) -> None:
+        self.refused[reason] += 1
+        raise OverQuota(f"key {self.name!r} {what}; send it again later", wait_s)
+
+
+class Keys:
+    """The keys of a server; anybody may ask where none is set."""
+
+    def __init__(
+        self, own: str | None = None, file: Path | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """InputError if the file cannot be used."""
+        self._file, self._now = file, now
+        self._secret = secrets.token_bytes(32)
+        self.required = own is not None or file is not None
+        self.callers: dict[str, Caller] = {}
+        """By name; also those whose key is gone."""
+        self._anybody = None if self.required else self._named(ANYBODY)
+        self._own = {} if own is None else {self._digest(own): self._named(OWN)}
+        self._by_digest: dict[bytes, Caller] = dict(self._own)
+        self._look_s = 0.0
+        self._seen: tuple[int, ...] | None = None
+        if file is not None:
+            self._seen = _signature(file)
+            self._know(read_keys(file))
+
+    def caller(self, headers: Mapping[str, str]) -> Caller | None:
+        """Whose key a request carries, None where it carries none that is known; *headers* have lower-case names."""
+        if self._anybody is not None:
+            return self._anybody
+        if self._file is not None and self._now() >= self._look_s:
+            self.look()
+        given = headers.get("x-api-key", "")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        return self._by_digest.get(self._digest(given))
+
+    def look(self, *, anyway: bool = False) -> None:
+        """Read the file again if it has changed; one that cannot be used changes nothing and is logged."""
+        if self._file is None:
+            return
+        self._look_s = self._now() + LOOK_EVERY_S
+        seen = _signature(self._file)
+        if seen == self._seen and not anyway:
+            return
+        self._seen = seen
+        try:
+            self._know(read_keys(self._file))
+        except InputError as error:
+            log.error("%s; the keys stay as they were", error)
+        else:
+            log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._own))
+
+    def _know(self, configs: list[KeyConfig]) -> None:
+        """From now on these are the keys, beside the server's own."""
+        digests = [self._digest(config.key) for config in configs]
+        if self._own.keys() & set(digests):
+            raise InputError(f"{self._file}: one of its keys is the server's own; use another")
+        for caller in self.callers.values():
+            caller.removed = caller.name != OWN
+        self._by_digest = dict(self._own)
+        for digest, config in zip(digests, configs, strict=True):
+            self._by_digest[digest] = caller = self._named(config.name)
+            caller.limit(config)
+
+    def _named(self, name: str) -> Caller:
+        return self.callers.setdefault(name, Caller(name, self._now))
+
+    def _digest(self, key: str) -> bytes:
+        return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), key=self._secret, digest_size=32).digest()
+
+
+def read_keys(path: Path) -> list[KeyConfig]:
+    """The keys in a file; InputError, which never shows a key, if it cannot be used."""
+    shown = one_line(str(path))
+    raw = read_toml(path, shown)
+    try:
+        found = _KeysFile.model_validate(raw).keys
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise InputError(one_line(f"{shown}: {where}: {problem['msg']}")) from None
+    names = Counter(each.name for each in found)
+    names.update((OWN, ANYBODY))
+    for name, count in names.items():
+        if count > 1:
+            raise InputError(f"{shown}: name {name!r} is given twice or taken; each key has a name of its own")
+    if len({each.key for each in found}) < len(found):
+        raise InputError(f"{shown}: two names have the same key; use one each")
+    return found
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        told = os.stat(path)
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_size, told.st_ino
