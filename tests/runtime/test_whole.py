@@ -112,7 +112,7 @@ def test_learning_that_does_not_end_is_stopped_when_its_time_is_over(tmp_path: P
     assert not any((tmp_path / "cache").iterdir())
 
 
-@pytest.mark.parametrize("phase", ["profile", "measure", "made_shapes"])
+@pytest.mark.parametrize("phase", ["profile", "measure", "judged"])
 def test_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     """What is found out by runs that fail is found out; but one that was stopped says nothing of the model."""
     allowance, real = Allowance(), getattr(preparing, phase)

@@ -1,4 +1,4 @@
-"""Serve first, learn later: a model answers as soon as it can be run, and improves beside its requests; none is lost."""
+"""Serve first, learn later: a model answers as soon as it can be run, and improves meanwhile; no request is lost."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ModelFile(NamedTuple):
     def changed(self) -> bool:
         try:
             return signature(self.path) != self.signature
-        except OSError:
+        except (OSError, ModelError):
             return True
 
 
@@ -368,9 +368,8 @@ def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 
 def _folders(path: Path) -> frozenset[str]:
-    """Where the files of a model are, links followed."""
-    files = (path, *(external_files(path) if path.is_file() else ()))
-    return frozenset(str(folder) for each in files for folder in (each.absolute().parent, each.resolve().parent))
+    """Where the files of a model are, links followed; its weights lie beside it."""
+    return frozenset(str(each.parent) for each in (path.absolute(), path.resolve()))
 
 
 def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
