@@ -3,6 +3,7 @@
 WeftError
 ├── InputError            what the caller gave us cannot be used   (exit code 2)
 │   ├── ModelError        a model file, its shapes, or a model's name
+│   │   └── NotLearned    it could not be cut and measured in the time it was given
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── ProfileError      a profile file or its values
@@ -51,6 +52,10 @@ class InputError(WeftError):
 
 class ModelError(InputError):
     """A model cannot be read, or what it says about itself cannot be true."""
+
+
+class NotLearned(ModelError):
+    """Cutting and measuring a model took longer than it may; it can be served whole."""
 
 
 class DeviceError(InputError):

@@ -1,4 +1,4 @@
-"""Serve first, learn later: a model answers as soon as it can be run, and improves meanwhile; no request is lost."""
+"""Serve first, learn later: a model answers as soon as it can be run, and improves beside its requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from tests.serving.test_serve_life import Background, factor_of, load, some_input, times, unload
 from tests.serving.test_serve_models import assert_same_bits, chain, infer, model, plain, send, session, state, until
-from weft.errors import ModelError
+from weft.errors import ModelError, NotLearned
 from weft.runtime.onnxruntime_cpu.whole import REMARK
 from weft.serving.config import ServerConfig
 from weft.serving.library import Library
@@ -29,9 +29,9 @@ def may_learn(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is learned before this is set."""
     learned, event = Library._learned, threading.Event()
 
-    def later(self: Library, entry: Any) -> Any:
+    def later(self: Library, entry: Any, learn_s: float) -> Any:
         assert event.wait(live.PATIENCE_S)
-        return learned(self, entry)
+        return learned(self, entry, learn_s)
 
     monkeypatch.setattr(Library, "_learned", later)
     yield event
@@ -102,7 +102,7 @@ def test_a_setting_that_cannot_hold_is_told_and_the_model_served_all_the_same(tm
 def test_a_model_that_cannot_be_learned_is_served_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_learn: threading.Event
 ) -> None:
-    def fails(self: Library, entry: Any) -> Any:
+    def fails(self: Library, entry: Any, learn_s: float) -> Any:
         raise ModelError(f"{entry.path}: is too large")
 
     monkeypatch.setattr(Library, "_learned", fails)
@@ -126,6 +126,24 @@ def test_learning_that_never_ends_holds_nobody_not_even_the_end(tmp_path: Path) 
         assert infer(server, "endless", asked(3))
         assert learners()
     until(lambda: not learners(), "it was stopped")
+
+
+def test_one_that_takes_long_comes_again_when_all_others_had_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[tuple[str, float]] = []
+
+    def learned(self: Library, entry: Any, learn_s: float) -> Any:
+        turns.append((entry.name, learn_s))
+        raise NotLearned("takes longer") if entry.name == "a" else ModelError("cannot be")
+
+    monkeypatch.setattr(Library, "_learned", learned)
+    for name in ("a", "b"):
+        times(tmp_path / f"{name}.onnx", 2)
+    with live.running(tmp_path, grpc_port=None, learn_first=False, learn_s=60.0) as server:
+        settle(server)
+        assert model(server, "a")["message"] == "stays whole: takes longer"
+    assert sorted(turns[:2]) == [("a", 10.0), ("b", 10.0)] and turns[2:] == [("a", 60.0)]
 
 
 def test_learning_that_takes_too_long_leaves_the_model_whole(tmp_path: Path) -> None:
@@ -172,6 +190,7 @@ def test_a_file_that_changed_meanwhile_is_not_met_before_it_is_loaded(
         may_learn.set()
         settle(server)
         assert factor_of(server, 1) == 1
+        assert model(server, "times")["message"] == "stays whole: its file has changed since; load it again"
         assert load(server, "times") == 200
         settle(server)
         assert factor_of(server, 1) == 2

@@ -331,7 +331,7 @@ def test_a_batch_is_as_urgent_as_its_most_urgent_member(machine, prepared):
 def test_a_strict_deadline_drops_one_model_s_request_and_leaves_the_others(machine, prepared):
     one = machine()
     served, rival = models(one, prepared), one.model([20], name="rival")
-    one.send(rival)
+    one.send(rival, strict=True)  # so that it does not yield
     one.run(1)
     strict = ask(one, served[0], pictures(), due_ms=24, strict=True)
     other = ask(one, served[1], pictures(seed=1))

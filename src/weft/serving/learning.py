@@ -1,7 +1,9 @@
 """Serve first, learn later: models that are served whole are cut, measured and warmed up, one at a time, beside them.
 
-Nothing waits for that, and it takes no memory that a load wants: what was learned takes the place of the whole model if
-there is room for it, as if it had been loaded again. What cannot be learned is said, and served whole as before.
+Nothing waits for that, not even the next model for one that never ends: each has a short turn at first, and those that
+need longer come again when all others have had theirs. It takes no memory that a load wants: what was learned takes the
+place of the whole model if there is room for it, as if it had been loaded again. What cannot be learned is said, and
+served whole as before.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from weft.errors import ModelError, WeftError, first_line
+from weft.errors import ModelError, NotLearned, WeftError, first_line
 from weft.serving.errands import errand
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature
 from weft.serving.streams import ServedModel
 
 log = logging.getLogger("weft.models")
+
+FIRST_TURN_S = 10.0
+"""How long a model may be learned before all others had a turn."""
 
 
 class Lesson(NamedTuple):
@@ -29,6 +34,8 @@ class Lesson(NamedTuple):
     """What is served meanwhile."""
     file: tuple[int, int] | None
     """Time and size of the file it was opened from."""
+    turn_s: float
+    """How long it may take."""
 
     @property
     def wanted(self) -> bool:
@@ -41,20 +48,25 @@ class Learner:
 
     def __init__(
         self,
-        opened: Callable[[ModelEntry], ServedModel],
+        opened: Callable[[ModelEntry, float], ServedModel],
         fits: Callable[[int], bool],
         install: Callable[[list[ModelSlot], ServedModel], None],
         *,
+        learn_s: float,
         gently: bool,
     ) -> None:
-        """opened: on any thread. fits: whether so many bytes have room. install: let requests meet it."""
-        self._opened, self._fits, self._install, self._gently = opened, fits, install, gently
+        """opened: in so many seconds, on any thread. fits: whether so many bytes have room.
+
+        install: let requests meet it. learn_s: how long a model may take.
+        """
+        self._opened, self._fits, self._install = opened, fits, install
+        self._learn_s, self._gently = learn_s, gently
         self._lessons: list[Lesson] = []
         self._task: asyncio.Task[None] | None = None
 
     def want(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
         """Learn a model when its turn comes."""
-        self._lessons.append(Lesson(slot, whole, file))
+        self._lessons.append(Lesson(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.look()
 
     def look(self) -> None:
@@ -88,21 +100,26 @@ class Learner:
         return found
 
     async def _learn(self, lesson: Lesson) -> None:
-        entry = lesson.slot.entry
+        opening = partial(self._opened, lesson.slot.entry, lesson.turn_s)
         try:
-            body = await errand("learner", partial(self._opened, entry), _close, gently=self._gently)
+            self._take(lesson, await errand("learner", opening, _close, gently=self._gently))
+        except NotLearned as error:
+            if lesson.turn_s < self._learn_s:
+                self._lessons.append(lesson._replace(turn_s=self._learn_s))
+            else:
+                self._tell(lesson, error)
         except Exception as error:  # whatever is wrong with a model concerns this model alone
             self._tell(lesson, error)
-            return
-        try:
-            if lesson.wanted and self._fits(body.loaded.memory_bytes):
-                self._install([lesson.slot], body)
-                return
-        except WeftError as error:  # it was unloaded meanwhile
-            log.info("%s", error)
+
+    def _take(self, lesson: Lesson, body: ServedModel) -> None:
+        """Put what was learned in the place of the whole model, or say why not."""
+        if lesson.wanted and self._fits(body.loaded.memory_bytes):
+            self._install([lesson.slot], body)
             return
         errand("unwanted", body.loaded.close, _nothing)
-        self._tell(lesson, ModelError("there is no room in the memory budget for what was learned of it"))
+        if lesson.wanted:
+            raise ModelError("there is no room in the memory budget for what was learned of it")
+        raise ModelError("its file has changed since; load it again")
 
     def _tell(self, lesson: Lesson, error: Exception) -> None:
         """Say why a model stays as it is."""

@@ -66,7 +66,7 @@ class Library:
         self._coming: dict[ModelSlot, int] = {}
         """What is being loaded, in the order in which it was asked for, and the room that is kept for it."""
         self.learn_first, self._learn_s, self._max_compute_s = learn_first, learn_s, max_compute_s
-        self.learner = Learner(self._learned, self._has_room, self._install, gently=threads == 1)
+        self.learner = Learner(self._learned, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
         self.evictions = 0
         self._room_changed = asyncio.Event()
         dispatcher.emptied = self._emptied
@@ -218,13 +218,14 @@ class Library:
     def _opened(self, entry: ModelEntry) -> ServedModel:
         """A model as it is served first: in full at once where it shall be, or where two copies have no room."""
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
-        return self._body(entry, learn=self._learn_s > 0 and (self.learn_first or cramped))
+        learn = self._learn_s > 0 and (self.learn_first or cramped)
+        return self._body(entry, self._learn_s or None, learn=learn)
 
-    def _learned(self, entry: ModelEntry) -> ServedModel:
+    def _learned(self, entry: ModelEntry, learn_s: float) -> ServedModel:
         """A model in full."""
-        return self._body(entry, learn=True)
+        return self._body(entry, learn_s, learn=True)
 
-    def _body(self, entry: ModelEntry, *, learn: bool) -> ServedModel:
+    def _body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
         """Open a model as its settings say; on any thread."""
         config = entry.config
         steering = Steering(config.exit_threshold, config.exit_floor)
@@ -238,7 +239,7 @@ class Library:
             exits=tuple(config.exits),
             confidence=config.exit_confidence,
             independent_rows=config.rows is not None,
-            learn_s=self._learn_s or None,
+            learn_s=learn_s,
             isolation=group_of(entry, self._isolation, self.backend),
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from weft.errors import ModelError
+from weft.errors import ModelError, NotLearned
 from weft.runtime import cutting, stitched
 from weft.runtime.backend import LoadOptions, Progress
 from weft.runtime.exits import ExitSpec
@@ -69,7 +69,7 @@ def prepare(
             return _workshop(path, options, cache, say, allowed).finished(place)
         except OutOfTime as error:
             limit = "" if options.learn_s is None else f" within {options.learn_s:g} s"
-            raise ModelError(
+            raise NotLearned(
                 f"{path}: was not cut and measured{limit}; raise learn_s, or give smaller shapes"
             ) from error
 
