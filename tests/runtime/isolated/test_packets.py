@@ -26,9 +26,9 @@ def lines() -> tuple[Line, Line]:
 
 def travelled(values: dict[str, Any]) -> dict[str, Any]:
     """Tensors that were described, laid one behind another, and restored."""
-    laid = Laid([], [])
+    laid = Laid()
     described = packets.describe(values, laid)
-    data = b"".join(map(bytes, packets.padded(laid)))
+    data = b"".join(laid.in_a_row())
     assert len(data) == laid.size
     return packets.restore(described, data, copied=True)
 
@@ -85,7 +85,7 @@ def test_memory_is_seen_by_both_and_cannot_be_cut_short() -> None:
         os.ftruncate(file, 10)
     os.close(file)
     there = memory.taken(copy)
-    here.write([np.full(10, 7, np.uint8)], [64])
+    here.write([(64, np.full(10, 7, np.uint8))])
     assert there.size == here.size >= 100_000 and there.bytes[64:74].tolist() == [7] * 10
     assert not [name for name in os.listdir("/dev/shm") if "weft" in name]
 
@@ -128,12 +128,16 @@ def test_bytes_that_are_no_packet_are_garbled(data: bytes) -> None:
 @pytest.mark.parametrize(
     "described",
     [
-        [["x", "FP32", [2], 0, 9]],
-        [["x", "FP32", [2], 0, 800]],
+        [["x", "FP32", [200], 0, 800]],
         [["x", "FP32", [2], -8, 8]],
+        [["x", "FP32", [2], 2**63 - 4, 8]],
+        [["x", "FP32", [2], 2**64, 8]],
+        [["x", "FP32", [2], "0", 8]],
         [["x", "FP32", [-2], 0, 8]],
         [["x", "FP32", [2**62, 2**62], 0, 8]],
-        [["x", "FP32", [2.0], 0, 8]],
+        [["x", "FP32", [2.5], 0, 8]],
+        [["x", "FP32", [17], 0, 68]],
+        [["x", "FP32", [1], 61, 4]],
         [["x", "FP32", "no", 0, 8]],
         [["x", "OBJECT", [1], 0, 8]],
         [["x", "BYTES", [10**9], 0, 8]],

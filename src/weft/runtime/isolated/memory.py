@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class UnfitMemory(ValueError):
 
 def aligned(size: int) -> int:
     """The next place at which a tensor may begin."""
-    return -(-size // ALIGNED) * ALIGNED
+    return (size + ALIGNED - 1) & -ALIGNED
 
 
 class TensorMemory:
@@ -42,10 +42,10 @@ class TensorMemory:
         self.size = size
         self.bytes: Any = np.frombuffer(mmap.mmap(file, size), np.uint8)
 
-    def write(self, pieces: Sequence[Array], places: Sequence[int]) -> None:
-        """Put bytes at their places."""
-        for piece, place in zip(pieces, places, strict=True):
-            self.bytes[place : place + len(piece)] = piece
+    def write(self, pieces: Iterable[tuple[int, Array]]) -> None:
+        """Put arrays, each in one piece, at their places."""
+        for place, piece in pieces:
+            self.bytes[place : place + piece.nbytes] = piece.reshape(-1).view(np.uint8)
 
 
 def made(needed: int) -> tuple[TensorMemory, int]:

@@ -69,15 +69,15 @@ class IsolatedModel:
 
     def check(self, segment: int, rows: int, made: Sequence[StepOutput]) -> None:
         """What a worker says a segment gave must be able to; ``Garbled`` if not."""
-        last = segment == len(self.segments) - 1
-        wanted = self._kinds.keys() if last else {self._told[segment]} if segment in self._told else set()
+        last, exits = segment == len(self.segments) - 1, segment in self._told
+        wanted = self._kinds if last else {self._told[segment]: None} if exits else {}
         for _, answers in made:
-            if answers.keys() != wanted:
+            if answers.keys() != wanted.keys():
                 raise Garbled(f"answers {sorted(answers)} where {sorted(wanted)} were due")
             for name, each in answers.items():
-                if (self.batchable and not each.ndim) or (last and each.dtype != self._kinds[name]):
+                if (self.batchable and not each.ndim) or (last and each.dtype != wanted[name]):
                     raise Garbled(f"{name!r} is {each.dtype} of shape {each.shape}")
-                if segment in self._told and (each.ndim != 2 or len(each) != rows or each.dtype.kind != "f"):
+                if exits and (each.ndim != 2 or len(each) != rows or each.dtype.kind != "f"):
                     raise Garbled(f"exit {name!r} is {each.dtype} of shape {each.shape} for {rows} rows")
         if not made:
             raise Garbled("a step without a result")

@@ -49,7 +49,8 @@ class Line:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._buffer = bytearray(LARGEST_PACKET)
+        self._view = memoryview(bytearray(LARGEST_PACKET))
+        self._buffers = [self._view]
 
     @property
     def file(self) -> int:
@@ -64,24 +65,28 @@ class Line:
             return
         kept, file = memory.made(len(packet))
         try:
-            kept.write([np.frombuffer(packet, np.uint8)], [0])
+            kept.write([(0, np.frombuffer(packet, np.uint8))])
             self._send(b"", [*files, file], wait, len(packet))
         finally:
             os.close(file)
 
     def _send(self, packet: bytes, files: Sequence[int], wait: bool, elsewhere: int = 0) -> None:
         packet = packet or b"\xff\xff\xff\xff" + elsewhere.to_bytes(8, "little")
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-        self._socket.sendmsg([packet], rights, 0 if wait else socket.MSG_DONTWAIT)
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        if files:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+            self._socket.sendmsg([packet], rights, flags)
+        else:
+            self._socket.send(packet, flags)
 
     def receive(self) -> Packet:
         """The next packet; EOFError when the other side is gone."""
-        size, rights, _, _ = self._socket.recvmsg_into([self._buffer], _FILES_BYTES)
+        size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES)
         if not size:
             raise EOFError
-        files = _files(rights)
+        files = _files(rights) if rights else []
         try:
-            return _read(memoryview(self._buffer)[:size], files)
+            return _read(self._view[:size], files)
         except (ValueError, TypeError, IndexError) as error:  # orjson's is a ValueError
             close_all(files)
             raise Garbled(str(error)) from error
@@ -127,15 +132,31 @@ def _read(packet: memoryview, files: list[int]) -> Packet:
 # Tensors
 
 
-class Laid(NamedTuple):
-    """Tensors that were described: their bytes, and where each piece goes."""
+class Laid:
+    """Tensors that were described, and where the bytes of each go."""
 
-    pieces: list[Array]
-    places: list[int]
+    __slots__ = ("pieces", "size")
 
-    @property
-    def size(self) -> int:
-        return self.places[-1] + len(self.pieces[-1]) if self.pieces else 0
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, Any]] = []
+        self.size = 0
+
+    def add(self, piece: Any) -> int:
+        """Where an array that lies in one piece goes."""
+        place = memory.aligned(self.size)
+        self.pieces.append((place, piece))
+        self.size = place + piece.nbytes
+        return place
+
+    def in_a_row(self) -> list[Any]:
+        """The pieces one behind another, with what lies between them."""
+        found, at = [], 0
+        for place, piece in self.pieces:
+            if place > at:
+                found.append(bytes(place - at))
+            found.append(piece)
+            at = place + piece.nbytes
+        return found
 
 
 def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], int, int]]:
@@ -143,44 +164,34 @@ def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequ
     told = []
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
-        piece = _texts(value) if kind == "BYTES" else np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        place = memory.aligned(laid.size)
-        laid.pieces.append(piece)
-        laid.places.append(place)
-        told.append((name, kind, value.shape, place, len(piece)))
+        piece = value if value.flags.c_contiguous else value.copy()
+        if kind == "BYTES":
+            piece = _texts(value)
+        told.append((name, kind, value.shape, laid.add(piece), piece.nbytes))
     return told
-
-
-def padded(laid: Laid) -> list[Array]:
-    """The pieces one behind another, with what lies between them."""
-    found, at = [], 0
-    for piece, place in zip(laid.pieces, laid.places, strict=True):
-        found += [np.zeros(place - at, np.uint8), piece] if place > at else [piece]
-        at = place + len(piece)
-    return found
 
 
 def restore(told: Any, source: Any, *, copied: bool) -> dict[str, Any]:
     """Tensors from their descriptions, out of the bytes of *source*; Garbled where they cannot be."""
     try:
-        return {name: _tensor(kind, shape, place, size, source, copied) for name, kind, shape, place, size in told}
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        found, length = {}, len(source)
+        for name, kind, shape, place, size in told:
+            if kind == "BYTES":
+                found[name] = _restored_texts(shape, place, size, source)
+                continue
+            each = np.ndarray(shape, DATATYPES[kind], source, place)
+            if not 0 <= place <= length - each.nbytes:  # numpy looks, but not before the beginning
+                raise ValueError(f"{kind} {shape} at {place} of {length} bytes")
+            found[name] = each.copy() if copied else each
+        return found
+    except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
         raise Garbled(f"no tensors: {error}") from error
 
 
-def _tensor(kind: str, shape: list[int], place: int, size: int, source: Any, copied: bool) -> Any:
-    dtype = DATATYPES[kind]
+def _restored_texts(shape: list[int], place: int, size: int, source: Any) -> Array:
     if not all(type(each) is int and each >= 0 for each in (place, size, *shape)) or place + size > len(source):
-        raise ValueError(f"{kind} {shape} at {place}, {size} bytes of {len(source)}")
-    count = prod(shape)
-    if kind == "BYTES":
-        return np.array(_split(bytes(source[place : place + size]), count), np.object_).reshape(shape)
-    if count * dtype.itemsize != size:
-        raise ValueError(f"{kind} {shape} of {size} bytes")
-    if not size:
-        return np.empty(shape, dtype)
-    found = np.frombuffer(source, dtype, count, place).reshape(shape)
-    return found.copy() if copied else found
+        raise ValueError(f"texts {shape} at {place}, {size} bytes of {len(source)}")
+    return np.array(_split(bytes(source[place : place + size]), prod(shape)), np.object_).reshape(shape)
 
 
 def _texts(values: Array) -> Array:

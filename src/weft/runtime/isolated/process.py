@@ -125,14 +125,14 @@ class _LaneLine:
     def send(self, head: list[Any], laid: Laid) -> None:
         """Send a step; large tensors go into the memory, which is passed on if it is new."""
         if laid.size <= packets.INLINE_BYTES:
-            self.line.send(head, packets.padded(laid), wait=False)
+            self.line.send(head, laid.in_a_row(), wait=False)
             return
         files: list[int] = []
         if self.outward is None or self.outward.size < laid.size:
             self.outward, file = memory.made(laid.size)
             files.append(file)
         try:
-            self.outward.write(laid.pieces, laid.places)
+            self.outward.write(laid.pieces)
             self.line.send(head, files=files, wait=False)
         finally:
             packets.close_all(files)
@@ -206,7 +206,7 @@ class WorkerProcess:
         if self.death:
             run.fail(self.lost())
             return run
-        laid, parts = Laid([], []), list[Any]()
+        laid, parts = Laid(), list[Any]()
         try:
             for part in step.parts:
                 values, rows = part.values, None if part.rows is None else list(part.rows)
@@ -226,7 +226,16 @@ class WorkerProcess:
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
         step = run.step
-        head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, self._to_free()]
+        head = [
+            "run",
+            run.number,
+            run.model.number,
+            step.segment,
+            parts,
+            step.rows,
+            shared,
+            self._to_free() if self._freed else (),
+        ]
         try:
             self._lane(run.lane).send(head, laid)
         except OSError as error:
@@ -269,8 +278,8 @@ class WorkerProcess:
         return found
 
     def _flush(self) -> None:
-        if freed := self._to_free():
-            self.tell(["free", freed])
+        if self._freed:
+            self.tell(["free", self._to_free()])
 
     def tell(self, head: list[Any]) -> None:
         """Send what needs no answer."""

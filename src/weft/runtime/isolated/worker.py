@@ -87,9 +87,7 @@ class ModelWorker:
             self.values.pop(number, None)
 
     def keep(self, values: dict[str, Any]) -> int:
-        """The number of values that stay here; 0 where there are none."""
-        if not values:
-            return 0
+        """The number of values that stay here."""
         number = next(self._numbers)
         self.values[number] = values
         return number
@@ -152,7 +150,8 @@ class _WorkerLane:
 
     def _run(self, packet: Packet) -> None:
         _, run, model, segment, parts, rows, shared, freed = packet.head
-        self._worker.free(freed)
+        if freed:
+            self._worker.free(freed)
         self._current = run
         began = time.monotonic_ns()
         try:
@@ -185,16 +184,17 @@ class _WorkerLane:
 
     def _over(self, run: int, end: StepEnd) -> None:
         """Tell that a step has ended, with what clients are told, and keep the rest."""
-        laid, files, made = Laid([], []), list[int](), []
+        laid, files, made = Laid(), list[int](), []
         for each in end.made:
-            made.append((self._worker.keep(self._owned(each.values)), packets.describe(each.answers, laid)))
+            kept = self._worker.keep(self._owned(each.values)) if each.values else 0
+            made.append((kept, packets.describe(each.answers, laid) if each.answers else ()))
         shared = laid.size > packets.INLINE_BYTES
         if shared:
             files = self._lay_out(laid)
         problem = told(end.error) if end.error else None
         head = ["over", run, end.began, end.ended, made, shared, problem]
         try:
-            self._worker.line.send(head, () if shared else packets.padded(laid), files, wait=True)
+            self._worker.line.send(head, () if shared else laid.in_a_row(), files, wait=True)
         finally:
             packets.close_all(files)
             if self._outward and self._outward.size > memory.KEPT_BYTES:
@@ -211,7 +211,7 @@ class _WorkerLane:
         if self._outward is None or self._outward.size < laid.size:
             self._outward, file = memory.made(laid.size)
             files.append(file)
-        self._outward.write(laid.pieces, laid.places)
+        self._outward.write(laid.pieces)
         return files
 
 
