@@ -264,7 +264,8 @@ def measured(folder: Path, found: Sequence[Exam], policy: str, wanted: int) -> d
 
 def _row(exam: Exam) -> dict[str, Any]:
     return {
-        "model": exam.special.name, "batched": not exam.refused, "reason": exam.refused, "stable": exam.special.name not in UNSTABLE,
+        "model": exam.special.name, "batched": not exam.refused, "reason": exam.refused,
+        "stable": exam.special.name not in UNSTABLE,
         "compared": exam.compared,
         "different": exam.different, "furthest": exam.furthest, "same_at_every_place": exam.placeless,
         "sizes": {str(size): exam.sizes[size] for size in sorted(exam.sizes)},

@@ -46,6 +46,7 @@ def test_shapes_and_weights_are_no_values(text: str) -> None:
         "Slice(x, n, n)", "Resize(x, , , n)", "Resize(x, , n)", "Pad(x, n)", "TopK(x, n)", "OneHot(n, n, x)",
         "Unique(x)", "Compress(x, n)", "NonMaxSuppression(x, x)", "Split(x, n)", "HannWindow(n)", "RoiAlign(x, x, n)",
         "com.microsoft.BeamSearch(n)", "elsewhere.Anything(x)", "ReduceSum(x, n)", "CenterCropPad(x, n)",
+        "MaxRoiPool(x, x)",
     ],
 )  # fmt: skip
 def test_a_node_that_a_value_decides_is_unsteady_and_so_is_what_follows(node: str) -> None:

@@ -29,7 +29,8 @@ _DECIDED_BY_ALL = frozenset(
 
 _DECIDED_BY: Mapping[str, tuple[int, ...]] = {
     "AffineGrid": (1,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConvTransposeWithDynamicPads": (2,),
-    "CropAndResize": (3,), "DFT": (1, 2), "Expand": (1,), "ExpandDims": (1,), "MaxUnpool": (2,), "OneHot": (1,),
+    "CropAndResize": (3,), "DFT": (1, 2), "Expand": (1,), "ExpandDims": (1,), "MaxRoiPool": (1,), "MaxUnpool": (2,),
+    "OneHot": (1,),
     "Pad": (1, 3), "Reshape": (1,), "Resize": (1, 2, 3), "RoiAlign": (1,), "SequenceAt": (1,), "SequenceErase": (1,),
     "SequenceInsert": (2,), "Slice": (1, 2, 3, 4), "Split": (1,), "SplitToSequence": (1,), "Squeeze": (1,),
     "STFT": (1, 3), "Tile": (1, 2), "TopK": (1,), "Unsqueeze": (1,), "Upsample": (1,),
