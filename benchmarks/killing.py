@@ -11,6 +11,8 @@ from pathlib import Path
 
 from processes import children
 
+WORKER = b"weft.runtime.isolated.worker"
+"""The program that a worker is."""
 WORKED_NS = 1_000_000
 """Who has computed for longer since the last kill is at work."""
 
@@ -41,7 +43,7 @@ def at_work(before_ns: dict[int, int], now_ns: dict[int, int]) -> list[int]:
 
 def worker_pids(server: int) -> list[int]:
     """A server's workers, by how they are called."""
-    return [each.pid for each in children(server) if b"worker" in _read(Path(f"/proc/{each.pid}/cmdline"))]
+    return [each.pid for each in children(server) if WORKER in _read(Path(f"/proc/{each.pid}/cmdline"))]
 
 
 def worked_ns(pid: int) -> int:

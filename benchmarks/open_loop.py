@@ -25,6 +25,8 @@ from weft.load.timing import precise_loop
 
 Floats = npt.NDArray[np.float64]
 LEAD_S = 0.05
+MOST_CONNECTIONS = 1000
+"""More than any run needs, so that nobody waits for a connection that a slow answer holds."""
 
 
 class Ask(NamedTuple):
@@ -138,7 +140,7 @@ def run_open_loop(
 ) -> dict[str, Seen]:
     """Send all streams for so long and wait for the answers, *grace_s* at most after the last was due.
 
-    connections: opened before, and as many as requests may share at most. then: what else to do, at which second.
+    connections: opened before; more are where all are busy. then: what else to do, at which second.
     """
     gc.collect()
     gc.disable()
@@ -162,7 +164,7 @@ async def _drive(
     times = [due_times(ask, seconds, np.random.default_rng([seed, index])) for index, ask in enumerate(asks)]
     left = _Left(sum(map(len, times)))
     streams = [_Stream(ask, due_s, left) for ask, due_s in zip(asks, times, strict=True)]
-    pools = [Pool(target, connections)]
+    pools = [Pool(target, MOST_CONNECTIONS)]
     await pools[0].open(connections)
 
     def send(stream: _Stream, number: int) -> None:

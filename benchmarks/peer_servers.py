@@ -331,7 +331,7 @@ def _length(head: bytes) -> int:
 
 def _stop(process: subprocess.Popen[bytes], mark: str) -> None:
     """Ask it to end, and end whatever is left of it."""
-    with contextlib.suppress(ProcessLookupError):
+    if process.poll() is None:  # else the number may be another's by now
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)

@@ -10,7 +10,9 @@ says (``peer_servers``). Processor time is that of all processes of a server; th
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -197,6 +199,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the table for the documentation here")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
     wanted = [each.replace(";", ",") for each in asked.peers.split(",")]
     peers = [peer for peer in PEERS if peer.name in wanted]
     host, alone = machine("onnxruntime"), Alone()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+SHORTEST_MARK = 16
+"""Whoever finds processes by a mark may end them, so it must be one that nobody else has by chance."""
 
 
 class Process(NamedTuple):
@@ -47,7 +49,10 @@ def family(pid: int, table: Iterable[Process] | None = None) -> list[Process]:
 
 
 def marked(mark: str) -> list[Process]:
-    """The processes that were started with *mark* among their environment's variables, whoever their parent is now."""
+    """The processes that were started with *mark*, NAME=VALUE, in their environment, whoever their parent is now."""
+    name, _, value = mark.partition("=")
+    if not name or len(value) < SHORTEST_MARK:
+        raise ValueError(f"{mark!r} would be found in processes that are not ours")
     return [each for each in processes() if not each.ended and _has(each.pid, mark.encode())]
 
 

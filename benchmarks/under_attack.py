@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -458,6 +459,7 @@ def parse() -> tuple[Plan, Path | None]:
 
 def main() -> None:
     plan, file = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
     about = machine("onnxruntime")
     with tempfile.TemporaryDirectory() as scratch:
         scenes, freed = run(plan, Path(scratch))

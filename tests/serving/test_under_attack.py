@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import onnxruntime as ort
 import pytest
 
 from tests import ROOT
+from tests.serving.test_serve_models import until
 from weft.serving.config import read_server_config
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -29,6 +31,7 @@ modes = pytest.importorskip("modes")
 processes = pytest.importorskip("processes")
 under_attack = pytest.importorskip("under_attack")
 
+MARK = uuid.uuid4().hex
 linux_only = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 
@@ -148,8 +151,8 @@ def test_settings_are_those_this_version_knows(tmp_path: Path) -> None:
 
 @linux_only
 def test_a_process_is_found_by_its_parent_and_by_its_mark() -> None:
-    waiting = [sys.executable, "-c", "input()", "worker"]
-    child = subprocess.Popen(waiting, stdin=subprocess.PIPE, env=os.environ | {"WEFT_PEER": "this-one"})
+    waiting = [sys.executable, "-c", "input()", killing.WORKER.decode()]
+    child = subprocess.Popen(waiting, stdin=subprocess.PIPE, env=os.environ | {"WEFT_PEER": MARK})
     try:
         members = processes.family(os.getpid())
         assert {os.getpid(), child.pid} <= {each.pid for each in members}
@@ -158,10 +161,17 @@ def test_a_process_is_found_by_its_parent_and_by_its_mark() -> None:
         assert processes.memory_bytes(child.pid) > 0 and processes.cpu_s(os.getpid()) > 0
         (this,) = [each for each in members if each.pid == child.pid]
         assert [each.pid for each in processes.survivors([this])] == [child.pid]
+        until(lambda: [each.pid for each in processes.marked(f"WEFT_PEER={MARK}")] == [child.pid], "it has begun")
     finally:
         child.communicate(b"\n")
     assert under_attack.survivors([this]) == []
-    assert processes.marked("WEFT_PEER=this-one") == []
+    assert processes.marked(f"WEFT_PEER={MARK}") == []
+
+
+@pytest.mark.parametrize("mark", ["", "=", "WEFT_PEER", "WEFT_PEER=", "WEFT_PEER=short", f"={'a' * 32}"])
+def test_a_mark_that_others_may_have_is_refused(mark: str) -> None:
+    with pytest.raises(ValueError, match="not ours"):
+        processes.marked(mark)
 
 
 @linux_only
