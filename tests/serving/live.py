@@ -171,7 +171,7 @@ def running(*models: str | Path, stop: bool = True, **settings: Any) -> Iterator
         "backend": BACKEND,
         "learn_s": PATIENCE_S,
         "learn_first": settings.get("learn_s", PATIENCE_S) > 0,
-        "max_compute_s": PATIENCE_S,
+        "max_compute_s": 0.0,
     }
     config = ServerConfig(models=tuple(map(str, models)), **(usual | settings))
     loop = LeapingLoop()
