@@ -16,6 +16,7 @@ from tests.serving.test_serve_life import Background, factor_of, load, some_inpu
 from tests.serving.test_serve_models import assert_same_bits, chain, infer, model, plain, send, session, state, until
 from weft.errors import ModelError, NotLearned
 from weft.runtime.onnxruntime_cpu.whole import REMARK
+from weft.serving import learning
 from weft.serving.config import ServerConfig
 from weft.serving.library import Library
 from weft.serving.server import Server
@@ -56,7 +57,7 @@ def test_a_model_answers_whole_and_is_replaced_when_it_is_learned(slow: Path, ma
     reference, few = session(slow / "chain.onnx"), {"x": some_input()["x"][:2]}
     with live.running(slow, grpc_port=None, learn_first=False, lanes=2) as server:
         assert send(server, "GET", "/v2/health/ready").status == 200
-        assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (1, REMARK)
+        assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (1, learning.REMARK)
         assert_same_bits(infer(server, "chain", few), plain(reference, few))
         with live.Gate(server, "chain", rows=1, foreseen=False) as gate:  # to a whole model, a request is a row
             running = Background(lambda: infer(server, "chain", some_input()))

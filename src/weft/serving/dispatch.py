@@ -208,17 +208,17 @@ class Dispatcher:
 
     def _end_endless(self) -> None:
         """Answer who was computed for too long, and stop what nobody waits for then; strict ones have deadlines."""
-        now, limits = self.lanes.now(), [NO_DEADLINE]
+        now, limit = self.lanes.now(), NO_DEADLINE
         for lane in self.lanes.lanes:
             batch = self._source.queues.batch_of(lane.task.candidate) if lane.task else None
             if lane.task is None or batch is None or not isinstance(batch.work, BatchWork):
                 continue
-            limit = lane.task.submitted + batch.work.left_ns
-            limits += [limit] if limit > now else []
-            for ticket in list(batch.members) if limit <= now else ():
-                if isinstance(ticket, ClientTicket) and not ticket.strict:
-                    self.withdraw(ticket, _too_long(ticket.model))
-        self._watch_limit(min(limits))
+            work, began = batch.work, lane.task.submitted
+            while began + work.left_ns() <= now:
+                oldest = max(work.waiting(), key=lambda ticket: ticket.compute_ns)
+                self.withdraw(oldest, _too_long(oldest.model))
+            limit = min(limit, began + work.left_ns())
+        self._watch_limit(limit)
 
     # The feed of ``Requests``
 
@@ -365,7 +365,7 @@ class Dispatcher:
             batch.work = self._begin(candidate, batch)
         if self.lanes.runs_here(candidate, batch.work):  # answers shall not wait for it
             self._post()
-        elif (limit := self.lanes.now() + batch.work.left_ns) < self._limit_at:
+        elif (limit := self.lanes.now() + batch.work.left_ns()) < self._limit_at:
             self._watch_limit(limit)
         return batch.work
 

@@ -22,6 +22,7 @@ from weft.serving.streams import ServedModel
 
 log = logging.getLogger("weft.models")
 
+REMARK = "served whole until it is cut and measured"
 FIRST_TURN_S = 10.0
 """How long a model may be learned before all others had a turn."""
 
@@ -66,6 +67,7 @@ class Learner:
 
     def want(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
         """Learn a model when its turn comes."""
+        slot.message = REMARK
         self._lessons.append(Lesson(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.look()
 

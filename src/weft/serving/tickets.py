@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.engine.tickets import Ticket
 from weft.errors import RequestError, UnfitInputs
+from weft.policies.base import NO_DEADLINE
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
@@ -80,10 +81,14 @@ class BatchWork:
         self._reached: Reached | None = None
         self.compute_ns = 0
 
-    @property
     def left_ns(self) -> int:
-        """How long it may still be computed."""
-        return max(0, self.model.max_compute_ns - self.compute_ns)
+        """How long it may still be computed until the first of its requests was for too long; strict ones have none."""
+        spent = [ticket.compute_ns for ticket in self.waiting()]
+        return self.model.max_compute_ns - self.compute_ns - max(spent) if spent else NO_DEADLINE
+
+    def waiting(self) -> list[ClientTicket]:
+        """Its requests that wait without a strict deadline."""
+        return [ticket for ticket in self.tickets if not (ticket.strict or ticket.gone)]
 
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its samples hold."""
