@@ -116,8 +116,7 @@ class WorkerGroup:
         with self._preparing:
             self.lost = ""
             try:
-                worker = self._fit(file.path)
-                described = self._opened(worker, file)
+                worker, described = self._opened_somewhere(file)
             except WorkerDied as error:
                 raise ModelError(f"{file.path}: cannot be opened: {error}") from error
             kept = self._kept[file.number] = KeptModel(file, described, set())
@@ -125,12 +124,27 @@ class WorkerGroup:
         self._keep()
         return kept
 
+    def _opened_somewhere(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
+        """Where a worker dies meanwhile, another one tries: it may have been killed for something else."""
+        worker = self._fit(file.path)
+        try:
+            return worker, self._opened(worker, file)
+        except WorkerDied as error:
+            if self._closed.is_set():
+                raise
+            log.warning("a worker of %s died while it opened a model, which is tried once more: %s", self.name, error)
+        worker = self._fit(file.path)
+        return worker, self._opened(worker, file)
+
     def prepare(self, kept: KeptModel, rows: int) -> None:
         """Have what batches of so many rows need in all processes that have the model."""
         kept.rows.add(rows)
         for process in self._processes():
             if kept.file.number in process.opened:
-                process.call("prepare", kept.file.number, rows)
+                try:
+                    process.call("prepare", kept.file.number, rows)
+                except WorkerDied as error:  # whoever takes its place prepares as much
+                    log.debug("batches of %d rows went with their worker: %s", rows, error)
 
     def forget(self, number: int) -> None:
         """Close a model; the others stay."""
@@ -197,6 +211,8 @@ class WorkerGroup:
 
     def _made(self, files: Iterable[Path]) -> WorkerProcess:
         """A new process that may read the folders of these files."""
+        if self._closed.is_set():
+            raise WorkerDied("the server ends")
         folders = frozenset[str]().union(*map(_folders, files))
         writable = (str(self.folder),)
         wanted = Confinement(
@@ -216,7 +232,7 @@ class WorkerGroup:
         self._building.add(process)
         try:
             if self._closed.is_set():
-                raise WorkerDied("its server ends")
+                raise WorkerDied("the server ends")
             process.await_ready()
         except BaseException:
             process.close()
