@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +48,22 @@ def test_whatever_is_batched_of_random_graphs_keeps_its_rows(tmp_path: Path, ste
         assert {*steps} & {*MIXING}, f"{steps} keep rows apart, but: {error}"
         return
     assert [*problems(model, special, 3, np.random.default_rng(seed))] == []
+
+
+def lying_at(array: np.ndarray, offset: int) -> np.ndarray:
+    """The array so many bytes behind a border in memory."""
+    room = np.zeros(array.nbytes + 128, np.uint8)
+    first = -room.ctypes.data % 64 + offset
+    room[first : first + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+    return room[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.parametrize("name", ["normalised-globally", "scalar-output", "instance"])
+def test_answers_do_not_depend_on_where_a_request_lies_in_memory(name: str, tmp_path: Path) -> None:
+    (special,) = (each for each in SPECIAL if each.name == name)
+    model = prepare(special.save(tmp_path), LoadOptions(max_batch=1))
+    for seed, mood in product(range(6), ("plain", "nan", "zero", "negative")):
+        feed = special.rows(model.inputs, 1, mood, np.random.default_rng(seed))
+        places = [{key: lying_at(each, offset) for key, each in feed.items()} for offset in (0, 4, 8, 12, 36)]
+        found = {tuple(each.tobytes() for each in model.run(place).values()) for place in places}
+        assert len(found) == 1

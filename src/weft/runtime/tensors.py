@@ -27,6 +27,19 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
 """Data types of the protocol that ONNX Runtime takes from numpy; BYTES are objects of type ``bytes``."""
 
 
+_ALIGNED_BYTES = 16
+"""Where arrays of numpy begin at least."""
+
+
+def aligned(array: Array) -> Array:
+    """The array, or a copy of one that begins elsewhere, as a part of a larger message does.
+
+    Kernels add up what lies before such a border by itself: the same numbers would come out with other bits.
+    """
+    at: int = array.__array_interface__["data"][0]
+    return array.copy() if at % _ALIGNED_BYTES else array
+
+
 class TensorSpec(NamedTuple):
     """One input or output."""
 

@@ -19,7 +19,7 @@ from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import release_memory
 from weft.runtime.own_folder import remove
 from weft.runtime.stitched import TaskSpec, mixed
-from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+from weft.runtime.tensors import DATATYPES, Array, TensorSpec, aligned
 
 
 class SegmentSpec(BaseModel):
@@ -150,8 +150,9 @@ class CpuModel:
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
         """What is still needed after a segment, by name: from the model's inputs to its outputs."""
         step, session = self._steps[index], self.sessions[index]
-        if index == 0 and self._texts:
-            values = {name: _text(name, each) if name in self._texts else each for name, each in values.items()}
+        if index == 0:
+            texts = self._texts
+            values = {name: _text(name, each) if name in texts else aligned(each) for name, each in values.items()}
         made = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
         live = {name: values[name] for name in step.carried}
         live.update(zip(step.outputs, made, strict=True))
