@@ -13,6 +13,8 @@ from weft.serving.config import ServerConfig, is_loopback
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
+MOST_SEEN = 256
+"""Spellings of its names, with ports and in capitals, that are known again."""
 
 
 class HostNames:
@@ -21,15 +23,19 @@ class HostNames:
     def __init__(self, names: Iterable[str] | None) -> None:
         listed = None if names is None else {_bare(each) for each in names}
         self._names = None if listed is None or ANY in listed else frozenset(listed)
+        self._seen: set[str] = set()
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Refuse a request that names another server; one that names none is of no browser."""
         host = headers.get("host")
-        if self._names is None or not host or name_in(host) in self._names:
+        if self._names is None or not host or host in self._seen:
             return
-        raise Forbidden(
-            f"this server is not {host[:100]!r}; ask it under one of its names, or add that one to allowed_hosts"
-        )
+        if name_in(host) not in self._names:
+            raise Forbidden(
+                f"this server is not {host[:100]!r}; ask it under one of its names, or add that one to allowed_hosts"
+            )
+        if len(self._seen) < MOST_SEEN:
+            self._seen.add(host)
 
 
 def check_origin(method: str, headers: Mapping[str, str]) -> None:

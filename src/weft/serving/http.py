@@ -33,6 +33,7 @@ from weft.serving.http_messages import (
     RequestTarget,
     error_response,
     header_lines,
+    header_name,
     opening,
     parse_target,
 )
@@ -116,7 +117,7 @@ class _Connection(asyncio.Protocol):
         self._in_body = self._complete = self._expects = self._old = False
         self._keep_alive = True
         self._declined: HttpResponse | None = None
-        self._body_bytes = self._limits.body_bytes
+        self._body_bytes, self._easy_bytes = self._limits.body_bytes, self._server.easy_bytes
         self._reading: Progress | None = None
 
     # What the transport tells us.
@@ -174,7 +175,7 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # trailers are dropped: nobody checked them
-        key = name.decode("latin-1").lower()
+        key = header_name(name)
         text = value.decode("latin-1").strip(" \t")
         if key not in self._headers:
             self._headers[key] = text
@@ -196,13 +197,15 @@ class _Connection(asyncio.Protocol):
             or self._judge_request(version)
             or self._judge_body(parser.should_upgrade())
             or self._judge_at_the_gate()
-            or self._judge_size()
+            or (self._judge_size() if self._left_bytes > self._easy_bytes else None)
         )
 
     def on_body(self, piece: bytes) -> None:
         if self._chunks is None:
             self._left_bytes -= len(piece)
-            if self._declined is None:
+            if not self._parts:
+                self._parts.append(piece)
+            elif self._declined is None:
                 self._keep(piece)
             return
         self._framing_bytes = 0
@@ -216,7 +219,7 @@ class _Connection(asyncio.Protocol):
     def _keep(self, piece: bytes) -> None:
         """Crumbs are joined: as objects of their own they would hold many times their size."""
         parts = self._parts
-        if parts and len(piece) < _CRUMB_BYTES and len(parts[-1]) < _JOINED_BYTES:
+        if len(piece) < _CRUMB_BYTES and len(parts[-1]) < _JOINED_BYTES:
             parts[-1] += piece
         else:
             parts.append(piece)
@@ -280,7 +283,9 @@ class _Connection(asyncio.Protocol):
         if isinstance(found, HttpResponse):
             return self._decline(found)
         self._passage = found
-        self._body_bytes = min(self._body_bytes, found.body_bytes)
+        if found.body_bytes < self._body_bytes:
+            self._body_bytes = found.body_bytes
+            self._easy_bytes = min(self._easy_bytes, found.body_bytes)
         return None
 
     def _decline(self, answer: HttpResponse) -> HttpResponse | None:
@@ -291,9 +296,10 @@ class _Connection(asyncio.Protocol):
         return None
 
     def _judge_size(self) -> HttpResponse | None:
-        if self._left_bytes > self._body_bytes and self._declined is None:
-            return self._too_large(f"body has {self._left_bytes} bytes, more than")
-        return self._hold(self._left_bytes) if self._left_bytes > UNCOUNTED_BYTES else None
+        """Find room for a body that is not easily held."""
+        if self._left_bytes <= self._body_bytes:
+            return self._hold(self._left_bytes)
+        return None if self._declined else self._too_large(f"body has {self._left_bytes} bytes, more than")
 
     def _judge_growth(self, body_bytes: int) -> HttpResponse | None:
         """A chunked body will have so many bytes."""
@@ -605,6 +611,8 @@ class HttpServer:
         self.handler, self.gate, self.vital = handler, gate, vital
         self.limits = limits
         self.budget = budget or ByteBudget(limits.connections * limits.body_bytes)
+        self.easy_bytes = min(UNCOUNTED_BYTES, limits.body_bytes)
+        """Bodies up to this are taken without being counted."""
         self.places, self.reserve = Places(limits.connections), Places(limits.reserve)
         self.all_taken = f"all {limits.connections} connections are taken; try again later"
         self.in_flight = 0

@@ -102,6 +102,13 @@ def error_response(status: int, error: str, headers: tuple[tuple[str, str], ...]
     return HttpResponse(status, json.dumps({"error": error}).encode(), headers=headers)
 
 
+@lru_cache(maxsize=256)
+def header_name(raw: bytes) -> str:
+    """A header's name as it is known: in lower case."""
+    return raw.decode("latin-1").lower()
+
+
+@lru_cache(maxsize=256)
 def parse_target(url: bytes) -> RequestTarget | None:
     """Path and query of a request target, or None when it is not one we serve."""
     raw = url.decode("latin-1")
@@ -136,6 +143,7 @@ def opening(status: int, content_type: str) -> bytes:
     return (line if status in NO_BODY else f"{line}Content-Type: {content_type}\r\n").encode("latin-1")
 
 
+@lru_cache(maxsize=256)
 def header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
     """Further headers of an answer; ValueError for one that cannot be sent."""
     lines = []

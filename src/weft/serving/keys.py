@@ -132,7 +132,7 @@ class Keys:
     ) -> None:
         """InputError if the file cannot be used."""
         self._file, self._now = file, now
-        self._secret = secrets.token_bytes(32)
+        self._secret = hashlib.blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.required = own is not None or file is not None
         self.callers: dict[str, Caller] = {}
         """By name; also those whose key is gone."""
@@ -189,7 +189,9 @@ class Keys:
         return self.callers.setdefault(name, Caller(name, self._now))
 
     def _digest(self, key: str) -> bytes:
-        return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), key=self._secret, digest_size=32).digest()
+        digest = self._secret.copy()
+        digest.update(key.encode("utf-8", "surrogatepass"))
+        return digest.digest()
 
 
 def read_keys(path: Path) -> list[KeyConfig]:

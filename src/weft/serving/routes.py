@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
@@ -38,7 +39,6 @@ SMALL_BODY_BYTES = 1 << 20
 
 Answer = Callable[[HttpExchange], "HttpResponse | Awaitable[HttpResponse]"]
 
-_MODELS = ["", "v2", "models"]
 _GET, _READ, _POST = ("GET",), ("GET", "HEAD"), ("POST",)
 
 
@@ -46,14 +46,6 @@ class _Route(NamedTuple):
     methods: tuple[str, ...]
     """Empty: all get the same answer."""
     answer: Answer
-
-
-class _Framing(NamedTuple):
-    """How the body of a request is to be read."""
-
-    header_length: int | None
-    """Of its JSON part; None where all of it is JSON."""
-    encoding: str
 
 
 class _Asked:
@@ -74,21 +66,22 @@ class _Asked:
         self._unpacked_bytes += count
 
     def end(self) -> None:
-        self._budget.give(self._unpacked_bytes)
+        if self._unpacked_bytes:
+            self._budget.give(self._unpacked_bytes)
         if self.caller is not None:
-            self.caller.end()
+            self.caller.in_flight -= 1
 
 
 class _AskedInfer(_Asked):
     """A request for a model to compute."""
 
-    __slots__ = ("framing", "name", "version")
+    __slots__ = ("encoding", "header_length", "name", "version")
 
-    def __init__(
-        self, name: str, version: str, framing: _Framing, body_bytes: int, caller: Caller | None, budget: ByteBudget
-    ) -> None:
-        super().__init__(None, body_bytes, caller, budget)
-        self.name, self.version, self.framing = name, version, framing
+    name: str
+    version: str
+    header_length: int | None
+    """Of the JSON part of its body; None where all of it is JSON."""
+    encoding: str
 
 
 class Routes:
@@ -110,31 +103,29 @@ class Routes:
             if path not in PROBES:
                 self._hosts.check(headers)
             caller = None if path in OPEN else self._service.check_key(headers)
-            check_origin(method, headers)
-            parts = path.split("/")
-            if parts[-1] == "infer" and parts[:3] == _MODELS and len(parts) in (5, 7):
-                return self._let_infer(method, target, headers, parts, caller)
-            route = self._route(parts, target)
+            if "origin" in headers:
+                check_origin(method, headers)
+            model = _model_to_infer(path)
+            if model is not None:
+                _only(_POST, method, target)
+                return self._let_infer(model, headers, caller)
+            route = self._route(path.split("/"), target)
             _only(route.methods, method, target)
             return _Asked(route.answer, SMALL_BODY_BYTES, caller if method == "POST" else None, self._service.budget)
         except RequestError as error:
             return refusal(error)
 
-    def _let_infer(
-        self, method: str, target: RequestTarget, headers: dict[str, str], parts: list[str], caller: Caller | None
-    ) -> _AskedInfer:
-        if not parts[3] or (len(parts) == 7 and (parts[4] != "versions" or not parts[5])):
-            raise NotFound(_no_path(target))
-        _only(_POST, method, target)
-        name, version = _unescaped(parts[3]), _unescaped(parts[5]) if len(parts) == 7 else ""
+    def _let_infer(self, model: tuple[str, str], headers: dict[str, str], caller: Caller | None) -> _AskedInfer:
+        name, version = model
         self._service.meant(name, version)
-        framing = _framing(headers)
-        most_bytes = self._most_bytes
-        if framing.header_length is not None:
-            self._check_json(framing.header_length)
-        elif framing.encoding == "identity":
+        length, encoding, most_bytes = _header_length(headers), _encoding(headers), self._most_bytes
+        if length is not None:
+            self._check_json(length)
+        elif encoding == "identity":
             most_bytes = self._most_json_bytes
-        return _AskedInfer(name, version, framing, most_bytes, caller, self._service.budget)
+        asked = _AskedInfer(None, most_bytes, caller, self._service.budget)
+        asked.name, asked.version, asked.header_length, asked.encoding = name, version, length, encoding
+        return asked
 
     def _check_json(self, count: int) -> None:
         if count > self._most_json_bytes:
@@ -182,14 +173,14 @@ class Routes:
     # Inference
 
     def _infer(self, exchange: HttpExchange, asked: _AskedInfer) -> None:
-        if asked.framing.encoding == "identity":
+        if asked.encoding == "identity":
             self._begin(exchange, asked, exchange.body)
         else:
             self._soon(exchange, self._unpack(exchange, asked))
 
     async def _unpack(self, exchange: HttpExchange, asked: _AskedInfer) -> None:
         """Unpack a compressed body in a thread beside the loop, and hold no more of it than there is room for."""
-        unpacker = Unpacker(exchange.body, asked.framing.encoding, self._most_bytes)
+        unpacker = Unpacker(exchange.body, asked.encoding, self._most_bytes)
         pieces: list[bytes] = []
         while piece := await asyncio.to_thread(unpacker.step):
             if not exchange.open:
@@ -200,10 +191,11 @@ class Routes:
             self._begin(exchange, asked, b"".join(pieces))
 
     def _begin(self, exchange: HttpExchange, asked: _AskedInfer, body: bytes) -> None:
-        length, service = asked.framing.header_length, self._service
+        length, service = asked.header_length, self._service
         json_bytes = len(body) if length is None else length
-        self._check_json(json_bytes)
         large = json_bytes > LARGE_BYTES
+        if large:
+            self._check_json(json_bytes)
 
         def read(model: ModelSpec) -> Any:
             return service.json.decode(body, length, model) if large else decode(body, length, model)
@@ -358,16 +350,34 @@ def _computed(parts: list[bytes], header_length: int | None) -> HttpResponse:
     return HttpResponse(200, parts, "application/octet-stream", (length,))
 
 
-def _framing(headers: dict[str, str]) -> _Framing:
-    encoding = headers.get("content-encoding", "identity").lower()
-    if encoding != "identity" and encoding not in ENCODINGS:
-        raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
+def _header_length(headers: dict[str, str]) -> int | None:
     text = headers.get("inference-header-content-length")
     if text is None:
-        return _Framing(None, encoding)
+        return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise BadRequest(f"Inference-Header-Content-Length = {text[:40]!r} must be a whole number from 0")
-    return _Framing(int(text), encoding)
+    return int(text)
+
+
+def _encoding(headers: dict[str, str]) -> str:
+    encoding = headers.get("content-encoding")
+    if encoding is None:
+        return "identity"
+    encoding = encoding.lower()
+    if encoding != "identity" and encoding not in ENCODINGS:
+        raise BadRequest(f"content encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
+    return encoding
+
+
+@lru_cache(maxsize=256)
+def _model_to_infer(path: str) -> tuple[str, str] | None:
+    """The name and the version of the model that a path would have computed; None where it leads elsewhere."""
+    match path.split("/"):
+        case ["", "v2", "models", name, "infer"] if name:
+            return _unescaped(name), ""
+        case ["", "v2", "models", name, "versions", version, "infer"] if name and version:
+            return _unescaped(name), _unescaped(version)
+    return None
 
 
 def _unescaped(name: str) -> str:
