@@ -816,6 +816,19 @@ def test_tls(certificate: Path) -> None:
     run(test, later, context=context)
 
 
+def test_who_is_silent_instead_of_agreeing_on_tls_keeps_nobody_out(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    trust = ssl.create_default_context(cafile=str(certificate))
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as first, bench.client() as second, bench.client(trust) as client:
+            assert (await client.ask(GET)).status == 200
+            assert await first.ended() and await second.ended()
+
+    run(test, limits=ClientLimits(connections=1), context=context)
+
+
 # Arbitrary bytes.
 
 VALID = [

@@ -429,9 +429,13 @@ def test_when_all_are_at_work_a_reserve_answers_for_health() -> None:
                     answer = await probe.ask(health)
                     assert answer.body == b"fine" and answer.headers["connection"] == "close"
                     assert await probe.ended()
-            async with bench.client() as other:
-                answer = await other.ask(GET)
-                assert answer.status == 503 and answer.headers["retry-after"] == "1"
+            upload = b"GET /health HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\n"
+            for request in (GET, upload):
+                async with bench.client() as other:
+                    answer = await other.ask(request)
+                    assert answer.status == 503 and answer.headers["retry-after"] == "1"
+                    async with bench.client() as probe:
+                        assert (await probe.ask(health)).body == b"fine"  # who was refused and stays keeps nobody out
             async with bench.client() as silent, bench.client() as probe:
                 assert (await probe.ask(health)).body == b"fine"  # who says nothing keeps nobody out
                 assert await silent.ended()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError, OverQuota, Unauthorised
+from weft.serving.config import ServerConfig
 from weft.serving.keys import ANYBODY, LOOK_EVERY_S, OWN, Caller, KeyConfig, Keys, read_keys
+from weft.serving.server import Server, _Signals
 
 TWO = """
 [[keys]]
@@ -281,3 +287,21 @@ def test_whoever_asks_with_a_wrong_key_learns_nothing_from_how_it_is_looked_for(
     """What is compared are digests with a secret: no two processes make the same of a key."""
     digests: list[Callable[[str], bytes]] = [Keys("k")._digest for _ in range(2)]
     assert digests[0]("k") != digests[1]("k") and digests[0]("k") == digests[0]("k")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="the system has no SIGHUP")
+def test_a_signal_has_the_file_read_again(file: Path) -> None:
+    keys = Keys(None, file)
+    server = SimpleNamespace(config=ServerConfig(keys_file=file), service=SimpleNamespace(keys=keys))
+
+    async def main() -> None:
+        _Signals().reread_keys(cast(Server, server))
+        before = file.stat()
+        file.write_text(TWO.replace("second", "SECOND"))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing tells that it has changed
+        os.kill(os.getpid(), signal.SIGHUP)
+        while name(keys, bearer("SECOND")) != "two":
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert name(keys, bearer("second")) is None

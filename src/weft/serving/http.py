@@ -271,7 +271,7 @@ class _Connection(asyncio.Protocol):
         server = self._server
         if self._places is server.reserve:
             self._keep_alive = False
-            if self._target.raw_path not in server.vital:
+            if self._target.raw_path not in server.vital or self._left_bytes or self._chunks is not None:
                 return _busy(server.all_taken)
         if server.gate is None:
             return None
@@ -490,6 +490,9 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
+        if self._places is self._server.reserve:
+            self._places.forget(self)
+            self._server.let_go(self)
         self._throttle()
         try:
             if transport.can_write_eof():
@@ -623,8 +626,9 @@ class HttpServer:
         self._listeners: list[Listener] = []
         self._connections: set[_Connection] = self.places.taken
         self._leaving: set[_Connection] = set()
-        self._greeting: set[asyncio.Task[None]] = set()
-        """Connections that are not made yet, because TLS takes its time."""
+        self._greeting: dict[asyncio.Task[None], None] = {}
+        """Connections that are being made, the oldest first: TLS takes its time, and some clients theirs."""
+        self._accepted: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -648,14 +652,16 @@ class HttpServer:
         return found
 
     def _greet(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
-        if len(self._greeting) >= self.limits.connections:
-            accepted.close()
-            return
         task = asyncio.get_running_loop().create_task(self._connect(accepted, ssl))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        self._accepted.add(task)
+        task.add_done_callback(self._accepted.discard)
 
     async def _connect(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
+        this = asyncio.current_task()
+        assert this is not None
+        if ssl is not None and len(self._greeting) >= self.limits.connections:
+            next(iter(self._greeting)).cancel()
+        self._greeting[this] = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Connection(self),
@@ -666,6 +672,8 @@ class HttpServer:
             )
         except OSError as error:
             logger.debug("a connection was not made: %s", error)
+        finally:
+            del self._greeting[this]
 
     def _spare_a_file(self) -> None:
         """Files are short: let go of a connection that nobody needs."""
