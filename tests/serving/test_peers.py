@@ -29,10 +29,14 @@ def seen(latencies_ms: list[float], status: list[int]) -> Any:
 
 
 def test_who_was_not_answered_was_not_on_time() -> None:
-    urgent, heavy = seen([10.0, 20.0, 30.0, np.nan], [200, 200, 200, 0]), seen([100.0, 200.0], [200, 200])
+    urgent, heavy = (
+        seen([10.0, 20.0, 30.0, np.nan], [200, 200, 200, 0]),
+        seen([100.0, 200.0, 2500.0, np.nan], [200, 200, 200, 503]),
+    )
     found = peers.figures(urgent, heavy, cpu_s=0.5, seconds=4.0)
-    assert found["urgent_on_time"] == 0.5 and found["urgent_p50_ms"] == 20 and found["failed"] == 1
-    assert found["heavy_per_s"] == 0.5 and found["cpu_ms"] == 100 and found["requests"] == 6
+    assert found["urgent_on_time"] == 0.5 and found["urgent_p50_ms"] == 20 and found["failed"] == 2
+    assert found["heavy_per_s"] == 0.5, "the third came after the end"
+    assert found["cpu_ms"] == pytest.approx(500 / 6) and found["requests"] == 8
     nobody = peers.figures(seen([np.nan], [-1]), seen([], []), cpu_s=0.5, seconds=1.0)
     assert nobody["cpu_ms"] is None and nobody["urgent_p99_ms"] is None
 
