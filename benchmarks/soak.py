@@ -35,7 +35,7 @@ from processes import memory_bytes
 from verdicts import Verdict, show_table, show_verdicts
 
 from weft.jsonfile import write_json
-from weft.load import LoadResult, run_load
+from weft.load import LoadResult, StreamLoad, run_load
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import parse_workload
 
@@ -47,7 +47,6 @@ OCR_SHAPE = (1, 3, 48, 192)
 MOST_GROWTH, MOST_TIMES = 0.03, 3.0
 KILL_S, SLACK_S = 5.0, 0.1
 """How often a worker is killed, and how far the clocks of those who look may be apart."""
-FIVE_HUNDREDS = (500, 503)
 KNOWN_AS = {"expired": "deadline", "unmeetable": "deadline", "too_long": "deadline"}
 KNOWN_AS |= dict.fromkeys(("worker_died", "breaker", "quarantined"), KILLED)
 """The server's reasons that have another name in the clients' books."""
@@ -186,9 +185,9 @@ def _shapes(model: str) -> dict[str, tuple[int, ...]]:
 
 
 def answers(*results: LoadResult) -> Counter[str]:
-    """``model reason`` of all requests, the warm-up's too; whoever was on a killed worker is told a five-hundred."""
+    """``model reason`` of all requests, the warm-up's too."""
     return Counter(
-        f"{stream.stream.model} {KILLED if int(status) in FIVE_HUNDREDS else reason(int(status))}"
+        f"{stream.stream.model} {_reason(stream, int(status))}"
         for result in results
         for stream in result.streams
         for status in stream.status
@@ -196,14 +195,19 @@ def answers(*results: LoadResult) -> Counter[str]:
 
 
 def killed_spans(result: LoadResult) -> list[Span]:
-    """When healthy requests were due and answered that ended with a five-hundred."""
+    """When healthy requests were due and answered that a worker took with it, as the answer says."""
     began_s = datetime.fromisoformat(result.started).timestamp()
     return [
         (began_s + due_s, began_s + due_s + latency_s)
         for stream in result.streams
         for due_s, latency_s, status in zip(stream.scheduled_s, stream.latency_s, stream.status, strict=True)
-        if int(status) in FIVE_HUNDREDS
+        if _reason(stream, int(status)) == KILLED
     ]
+
+
+def _reason(stream: StreamLoad, status: int) -> str:
+    """By what the first answer of that status said."""
+    return reason(status, stream.messages.get(status, ""))
 
 
 # The report

@@ -74,8 +74,8 @@ def test_books_that_miss_a_request_are_noticed() -> None:
         assert not all(each.kept for each in soak.judge_books(ledger, healthy, books, metrics))
 
 
-def result(statuses: list[int]) -> LoadResult:
-    """Requests of one model, one a second, each answered half a second later."""
+def result(statuses: list[int], said: str = "") -> LoadResult:
+    """Requests of one model, one a second, each answered half a second later; *said*: where it is not a 200."""
     workload = parse_workload({"duration_s": 10.0, "stream": [{"model": "mlp", "rate": 1.0}]}, "test")
     count = len(statuses)
     load = stream_load(
@@ -85,13 +85,13 @@ def result(statuses: list[int]) -> LoadResult:
         lag_s=np.zeros(count),
         latency_s=np.full(count, 0.5),
         status=np.array(statuses, np.int16),
-        messages={},
+        messages={status: said for status in statuses if status != 200},
     )
     return LoadResult("http://h", {}, workload, "soft", (load,), "2026-01-01T00:00:00+00:00", 9.0, 1e-4, 0.1, 1, 0)
 
 
 def test_a_request_may_fail_on_a_worker_that_was_killed_and_only_then() -> None:
-    found = result([200, 200, 503, 500])
+    found = result([200, 200, 503, 500], "the worker that computed it died")
     assert soak.answers(found) == {"mlp success": 2, "mlp killed": 2}
     spans = soak.killed_spans(found)
     start_s = datetime.fromisoformat(found.started).timestamp()
@@ -100,13 +100,17 @@ def test_a_request_may_fail_on_a_worker_that_was_killed_and_only_then() -> None:
     assert soak.judge_kills([start_s + 2.25, start_s + 3.25], spans).kept
     assert not soak.judge_kills([start_s + 2.25], spans).kept
     assert not soak.judge_kills([], spans).kept
+    refused = result([200, 503], "exceeds its maximum queue size")
+    assert soak.answers(refused) == {"mlp success": 1, "mlp queue_full": 1} and soak.killed_spans(refused) == []
 
 
 def test_a_healthy_request_that_is_lost_is_noticed() -> None:
     nothing = chaos_clients.Ledger(), soak.Books(Counter(), 0, 0, 0)
-    for status, kept in ((200, True), (503, True), (0, False), (-1, False), (504, False)):
+    for status, kept in ((200, True), (503, False), (0, False), (-1, False), (504, False)):
         verdicts = soak.judge_run(soak.answers(result([status])), *nothing)
         assert [each.kept for each in verdicts] == [True, kept, True, True], status
+    answered = soak.answers(result([500], "the worker that computed it died"))
+    assert all(each.kept for each in soak.judge_run(answered, *nothing)), "it has its answer; when is another promise"
 
 
 def test_growth_is_from_what_it_had_when_it_had_settled() -> None:
