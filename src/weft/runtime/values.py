@@ -4,8 +4,8 @@ The time of a node is known from earlier runs where it follows from the shapes o
 shapes cost the same. It is not where a number in a request says how often a loop turns or how large a tensor becomes;
 such a node is *unsteady*, and so are all that take what it makes. Weights and shapes of ordinary tensors are no values.
 
-Numbers too small to be normal are left aside: some processors take a hundred times as long for them. That is a bound,
-and after a few such requests it is what their segments are expected to take.
+Numbers too small to be normal are left aside: some processors take a hundred times as long for them. That is a
+bound, and what segments are expected to take follows what they took.
 """
 
 from __future__ import annotations
