@@ -132,11 +132,10 @@ def test_learning_that_never_ends_holds_nobody_not_even_the_end(tmp_path: Path) 
 def test_one_that_takes_long_comes_again_when_all_others_had_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns: list[tuple[str, float]] = []
-    all_wait = threading.Event()
+    turns, both_wait = list[tuple[str, float]](), threading.Event()
 
     def learned(self: Library, entry: Any, learn_s: float) -> Any:
-        assert all_wait.wait(live.PATIENCE_S)
+        assert both_wait.wait(live.PATIENCE_S)
         turns.append((entry.name, learn_s))
         raise NotLearned("takes longer") if entry.name == "a" else ModelError("cannot be")
 
@@ -144,7 +143,7 @@ def test_one_that_takes_long_comes_again_when_all_others_had_a_turn(
     for name in ("a", "b"):
         times(tmp_path / f"{name}.onnx", 2)
     with live.running(tmp_path, grpc_port=None, learn_first=False, learn_s=60.0) as server:
-        all_wait.set()
+        both_wait.set()
         settle(server)
         assert model(server, "a")["message"] == "stays whole: takes longer"
     assert sorted(turns[:2]) == [("a", 10.0), ("b", 10.0)] and turns[2:] == [("a", 60.0)]

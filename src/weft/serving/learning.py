@@ -96,7 +96,8 @@ class Learner:
 
     def _next(self) -> Lesson | None:
         self._lessons = [lesson for lesson in self._lessons if lesson.wanted]
-        found = next((lesson for lesson in self._lessons if self._fits(lesson.slot.guess_bytes())), None)
+        fitting = [lesson for lesson in self._lessons if self._fits(lesson.slot.guess_bytes())]
+        found = min(fitting, key=lambda lesson: lesson.turn_s, default=None)
         if found:
             self._lessons.remove(found)
         return found

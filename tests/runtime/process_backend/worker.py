@@ -40,12 +40,13 @@ class Worker:
         """Lane -> the last step that was begun there."""
         self._values: dict[int, Any] = {}
         self._numbers = count(1)
-        self._slow = ThreadPoolExecutor(1, "calls")
+        self._slow = ThreadPoolExecutor(8, "calls")
 
     def serve(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while (message := self._connection.recv()) is not None:
                 self._hear(message)
+        self._backend.close()  # stops what is being tried out
         self._slow.shutdown(cancel_futures=True)
 
     def _hear(self, message: Any) -> None:
