@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from tests.serving.test_serve_models import until
 from weft.errors import Failed, ModelError, Overloaded, WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.breaker import Endurance
-from weft.runtime.isolated import process
+from weft.runtime.isolated import memory, process
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.group import WorkerGroup
@@ -152,6 +153,21 @@ def test_values_stay_in_the_worker_until_nobody_needs_them(calm: IsolatingBacken
 def test_what_a_worker_has_of_the_environment_is_no_secret(calm: IsolatingBackend) -> None:
     there = Path(f"/proc/{pid(calm.groups()['g'])}/environ").read_bytes()
     assert b"TMPDIR" in there and b"sesame" not in there
+
+
+def test_a_server_that_has_no_files_left_fails_the_request_and_spares_the_worker(
+    calm: IsolatingBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: int) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    path = live.heavy(folder / "wide.onnx", layers=2, width=512, rows="n")  # type: ignore[arg-type]
+    model, lane = opened(calm, path, max_batch=1), calm.lane(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "made", none_left)
+        error = ended(model, lane, 0, BatchPart({"x": drawn(700, 512)}), rows=700).error
+    assert isinstance(error, OSError) and calm.counts().deaths == 0
+    assert ended(model, lane, 0, BatchPart({"x": drawn(700, 512)}), rows=700).error is None
 
 
 # Deaths
@@ -324,7 +340,7 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
     model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
     with monkeypatch.context() as patch:
         patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 1)
-        patch.setattr(process, "_started", lambda *_: subprocess.Popen(["/bin/true"]))
+        patch.setattr(process, "started", lambda *_: subprocess.Popen(["/bin/true"]))
         os.kill(pid(model.group), signal.SIGKILL)
         failed = until(lambda: _failure(model, lane, asked(1)), "it is given up")
     assert "its worker cannot be started again" in str(failed)
@@ -362,7 +378,7 @@ def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: st
     def started(line: int, *_: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", LIAR, str(line), *says], pass_fds=[line])
 
-    monkeypatch.setattr(process, "_started", started)
+    monkeypatch.setattr(process, "started", started)
     deaths: list[Any] = []
     confinement = Confinement(os.getpid(), None, 64, (), ())
     worker = WorkerProcess(

@@ -213,22 +213,7 @@ class WorkerGroup:
         """A new process that may read the folders of these files."""
         if self._closed.is_set():
             raise WorkerDied("the server ends")
-        folders = frozenset[str]().union(*map(_folders, files))
-        writable = (str(self.folder),)
-        wanted = Confinement(
-            os.getpid(), self.limits.memory_bytes, self.limits.open_files, tuple(sorted(folders)), writable
-        )
-        hands = self._hands
-        process = WorkerProcess(
-            self.name,
-            wanted,
-            str(self._scratch),
-            now=hands.now,
-            spawner=hands.spawner,
-            carrier=hands.carrier,
-            watch=hands.watch,
-            died=self._died,
-        )
+        process = self._spawned(files)
         self._building.add(process)
         try:
             if self._closed.is_set():
@@ -240,6 +225,24 @@ class WorkerGroup:
         finally:
             self._building.discard(process)
         return process
+
+    def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
+        folders = frozenset[str]().union(*map(_folders, files))
+        writable = (str(self.folder),)
+        wanted = Confinement(
+            os.getpid(), self.limits.memory_bytes, self.limits.open_files, tuple(sorted(folders)), writable
+        )
+        hands = self._hands
+        return WorkerProcess(
+            self.name,
+            wanted,
+            str(self._scratch),
+            now=hands.now,
+            spawner=hands.spawner,
+            carrier=hands.carrier,
+            watch=hands.watch,
+            died=self._died,
+        )
 
     def _models(self) -> list[KeptModel]:
         with self._lock:

@@ -9,18 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import asdict
 from typing import Any, Protocol
-
-import orjson
 
 from weft.errors import WorkerDied
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
@@ -29,6 +22,7 @@ from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import heard
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.packets import Garbled, Laid, Line, Packet
+from weft.runtime.isolated.spawning import ended_by, started
 
 log = logging.getLogger("weft.workers")
 
@@ -40,9 +34,6 @@ SOON_S = 0.002
 
 CARRIED_BYTES = 4 << 20
 """Larger inputs are copied on a thread beside, or the event loop would wait for it."""
-
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE")
-"""What a worker has of the server's environment, in which there may be secrets."""
 
 
 class Charged(Protocol):
@@ -176,7 +167,7 @@ class WorkerProcess:
         self._blamed: WorkerRun | None = None
         self._line, theirs = packets.pair()
         try:
-            self.process = spawner.submit(_started, theirs.fileno(), confinement, scratch).result()
+            self.process = spawner.submit(started, theirs.fileno(), confinement, scratch).result()
         finally:
             theirs.close()
         self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
@@ -206,13 +197,8 @@ class WorkerProcess:
         if self.death:
             run.fail(self.lost())
             return run
-        laid, parts = Laid(), list[Any]()
         try:
-            for part in step.parts:
-                values, rows = part.values, None if part.rows is None else list(part.rows)
-                held = isinstance(values, HeldValues)
-                told = None if held else packets.describe(values, laid)
-                parts.append((values.number if held else 0, rows, told))
+            laid, parts = _laid_out(step)
         except Exception as error:  # an array of no known type
             self._take(run.number)
             run.fail(error)
@@ -226,19 +212,11 @@ class WorkerProcess:
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
         step = run.step
-        head = [
-            "run",
-            run.number,
-            run.model.number,
-            step.segment,
-            parts,
-            step.rows,
-            shared,
-            self._to_free() if self._freed else (),
-        ]
+        freed = self._to_free() if self._freed else ()
+        head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
         try:
             self._lane(run.lane).send(head, laid)
-        except OSError as error:
+        except (ConnectionError, BlockingIOError) as error:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
         except Exception as error:  # nobody shall wait for what was not sent
@@ -270,7 +248,7 @@ class WorkerProcess:
         if not self._runs:
             self._flush()
 
-    def _to_free(self) -> list[int]:
+    def _to_free(self) -> Sequence[int]:
         found = []
         with contextlib.suppress(IndexError):
             while True:
@@ -424,35 +402,11 @@ class WorkerProcess:
         self._hello.set_result(None)
 
 
-def ended_by(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"it ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"{name}, from outside or for want of memory" if -code == signal.SIGKILL else name
-
-
-def _started(line: int, confinement: Confinement, scratch: str) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that knows the modules of this one, and next to nothing of its environment."""
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    paths = os.pathsep.join(dict.fromkeys(os.path.abspath(each) for each in sys.path if each))
-    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "weft.runtime.isolated.worker",
-        str(line),
-        orjson.dumps(asdict(confinement)).decode(),
-    ]
-    return subprocess.Popen(
-        command,
-        env={**kept, **one_thread, "PYTHONPATH": paths, "TMPDIR": scratch, "HOME": scratch},
-        pass_fds=[line],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        cwd=scratch,
-        start_new_session=True,
-    )
+def _laid_out(step: Step) -> tuple[Laid, list[Any]]:
+    """The parts of a batch as they travel: their tensors, or the number of what the worker holds."""
+    laid, parts = Laid(), []
+    for values, rows in step.parts:
+        held = isinstance(values, HeldValues)
+        told = None if held else packets.describe(values, laid)
+        parts.append((values.number if held else 0, None if rows is None else list(rows), told))
+    return laid, parts

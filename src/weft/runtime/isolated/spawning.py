@@ -1,0 +1,50 @@
+"""How a worker's process is started, and what is said of how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+
+import orjson
+
+from weft.runtime.isolated.confinement import Confinement
+
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE")
+"""What a worker has of the server's environment, in which there may be secrets."""
+
+
+def ended_by(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name}, from outside or for want of memory" if -code == signal.SIGKILL else name
+
+
+def started(line: int, confinement: Confinement, scratch: str) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that knows the modules of this one, and next to nothing of its environment."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    paths = os.pathsep.join(dict.fromkeys(os.path.abspath(each) for each in sys.path if each))
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "weft.runtime.isolated.worker",
+        str(line),
+        orjson.dumps(asdict(confinement)).decode(),
+    ]
+    return subprocess.Popen(
+        command,
+        env={**kept, **one_thread, "PYTHONPATH": paths, "TMPDIR": scratch, "HOME": scratch},
+        pass_fds=[line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=scratch,
+        start_new_session=True,
+    )
