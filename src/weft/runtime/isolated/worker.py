@@ -115,6 +115,7 @@ class ModelWorker:
         model = self._backend.open(Path(path), chosen, Path(cache), **more)
         self.models[number] = model
         gc.collect()
+        gc.freeze()  # what is loaded now stays; looking through it again and again would cost every step
         return description(model).model_dump_json()
 
 
