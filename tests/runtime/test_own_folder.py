@@ -77,3 +77,13 @@ def test_a_folder_that_found_its_place_is_not_temporary_any_more(tmp_path: Path)
     folder.rename(tmp_path / "entry")
     release(folder, now_at=tmp_path / "entry")
     assert list((tmp_path / "entry").iterdir()) == []
+
+
+def test_who_comes_late_does_not_bring_back_a_folder_that_is_gone(tmp_path: Path) -> None:
+    from weft.runtime.onnxruntime_cpu.cache import new_folder
+
+    scratch = make_folder(parent=tmp_path)
+    remove(scratch)
+    with pytest.raises(FileNotFoundError):
+        new_folder(scratch / "segments")
+    assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from weft.errors import InputError, Overloaded
@@ -65,6 +66,8 @@ class Server:
                 remove(self._scratch)
             raise
         self._cache = cache / "segments"
+        with suppress(OSError):  # without a cache models are loaded all the same
+            self._cache.mkdir(parents=True, exist_ok=True)
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self.answered = False

@@ -80,10 +80,10 @@ def drop(place: Path) -> None:
 
 
 def new_folder(cache: Path | None) -> Path:
-    """An empty folder to build an entry in, on the same disk."""
+    """An empty folder to build an entry in, on the same disk; where the cache lies must be there."""
     if cache is None:
         return make_folder()
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(exist_ok=True)  # not more, for the server may have gone with the folder above
     return make_folder(".building-", cache)
 
 
