@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from weft.errors import BadRequest, ModelError, UnfitInputs
+from weft.errors import BadRequest, ModelError, NotLearned, UnfitInputs
 from weft.runtime.backend import LoadedModel
 from weft.runtime.exits import ExitSpec, Kind
 from weft.runtime.stitched import TaskSpec
@@ -14,7 +14,7 @@ from weft.runtime.tensors import DATATYPES, TensorSpec
 
 LARGEST_BATCH = 1 << 16
 LONGEST_TEXT = 2000
-KINDS = {kind.__name__: kind for kind in (BadRequest, ModelError, UnfitInputs, MemoryError, ValueError)}
+KINDS = {kind.__name__: kind for kind in (BadRequest, ModelError, NotLearned, UnfitInputs, MemoryError, ValueError)}
 """Errors that are the same on both sides; all others are a RuntimeError here."""
 
 Problem = tuple[str, str]
