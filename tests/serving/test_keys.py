@@ -295,7 +295,7 @@ def test_a_signal_has_the_file_read_again(file: Path) -> None:
     server = SimpleNamespace(config=ServerConfig(keys_file=file), service=SimpleNamespace(keys=keys))
 
     async def main() -> None:
-        _Signals().reread_keys(cast(Server, server))
+        _Signals(0.0).reread_keys(cast(Server, server))
         before = file.stat()
         file.write_text(TWO.replace("second", "SECOND"))
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing tells that it has changed

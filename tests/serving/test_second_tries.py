@@ -12,6 +12,7 @@ from tests.serving.test_dispatch import at_rest
 from weft.errors import Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, Endurance
 from weft.serving.second_tries import MOST_TRIES, QUARANTINE_S
+from weft.serving.tickets import BatchWork
 
 POISON = 13.0
 
@@ -164,11 +165,15 @@ def test_a_model_that_was_taken_out_refuses_requests(machine):
     one.run()
 
 
-def test_outputs_that_do_not_fit_a_batch_are_told_to_its_requests_and_nobody_else(machine, caplog):
+def test_outputs_that_do_not_fit_a_batch_are_told_to_its_requests_and_nobody_else(machine, caplog, monkeypatch):
     one = machine()
     model, other = one.model([5], [6], name="net"), one.model([5], name="other")
-    run = model.loaded.run_segment
-    model.loaded.run_segment = lambda *args: {name: each.sum() for name, each in run(*args).items()}
+    results = BatchWork.results
+
+    def unfit(work):
+        return results(work) if work.model is other else iter([work.tickets[len(work.tickets)]])
+
+    monkeypatch.setattr(BatchWork, "results", unfit)
     sent, calm = [one.send(model), one.send(model)], one.send(other)
     one.run()
     assert [each.fate for each in sent] == ["internal", "internal"] and calm.fate == "served"
