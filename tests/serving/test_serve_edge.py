@@ -350,6 +350,27 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_read(keyed: live.
     assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("name", ["ServerLive", "ServerReady"])
+def test_a_probe_is_answered_before_its_message_is_read(keyed: live.Live, name: str) -> None:
+    """Nobody needs a key for it, so nobody may have the server gather a message, or keep a call, with it."""
+    with grpc.insecure_channel(keyed.grpc_address) as channel:
+        method = channel.stream_unary(f"/{proto.SERVICE}/{name}", bytes, proto.METHODS[name][1].FromString)
+        ended = threading.Event()
+
+        def never() -> Iterator[bytes]:
+            ended.wait(live.PATIENCE_S)
+            yield from ()
+
+        answer = method(never(), timeout=live.PATIENCE_S)
+        ended.set()
+    assert answer.live if name == "ServerLive" else answer.ready
+
+
+def test_a_call_that_has_nothing_computed_has_a_short_message(server: live.Live) -> None:
+    request = proto.METHODS["ModelReady"][0](name="x" * (1 << 20))
+    assert "limit of 1048576 bytes" in refused("RESOURCE_EXHAUSTED", server, "ModelReady", request)
+
+
 # Keys
 
 

@@ -40,8 +40,11 @@ LAST_BYTES_S = 0.25
 IDLE_MS = 300_000
 """How long a connection without calls is kept."""
 
+SMALL_MESSAGE_BYTES = 1 << 20
+"""The largest message of a call that is not for a model to compute."""
+
 OPEN = frozenset({"ServerLive", "ServerReady"})
-"""Calls that need no key."""
+"""Calls that need no key, and whose messages say nothing: they are answered without being read."""
 COUNTED = frozenset({"ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
 """Calls that want something done, and count towards what their key may; so does every request of a stream."""
 STREAM = "ModelStreamInfer"
@@ -134,8 +137,6 @@ class GrpcFace:
     def handlers(self, caller: Caller) -> dict[str, Any]:
         """Who answers the calls that are made with a key."""
         calls: dict[str, Answer] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
@@ -146,8 +147,13 @@ class GrpcFace:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
         }
-        table = {}
+        table = {
+            "ServerLive": self._probe("ServerLive", self._live),
+            "ServerReady": self._probe("ServerReady", self._ready),
+        }
         for name, (request, _, streaming) in proto.METHODS.items():
+            if name in OPEN:
+                continue
             read = _reader(request)
             if streaming:
                 table[name] = grpc.stream_stream_rpc_method_handler(partial(self._stream, caller), read, _written)
@@ -164,6 +170,16 @@ class GrpcFace:
             await context.abort(grpc.StatusCode[error.code], str(error))
 
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _probe(self, name: str, answer: Callable[[], Any]) -> Any:
+        """Answers a call of whoever it is, without waiting for what it says."""
+
+        async def told(messages: Any, context: Any) -> AsyncIterator[Any]:
+            began_ns = time.monotonic_ns()
+            yield answer()
+            self._log(context, name, "OK", began_ns)
+
+        return grpc.stream_stream_rpc_method_handler(told, None, _written)
 
     def _guarded(self, name: str, answer: Answer, caller: Caller) -> Callable[[Any, Any], Awaitable[Any]]:
         """Turn our errors into status codes, and keep the books."""
@@ -316,10 +332,10 @@ class GrpcFace:
 
     # All else
 
-    async def _server_live(self, message: Any, context: Any, caller: Caller) -> Any:
+    def _live(self) -> Any:
         return proto.CLASSES["ServerLiveResponse"](live=True)
 
-    async def _server_ready(self, message: Any, context: Any, caller: Caller) -> Any:
+    def _ready(self) -> Any:
         return proto.CLASSES["ServerReadyResponse"](ready=self._service.is_ready())
 
     async def _model_ready(self, message: Any, context: Any, caller: Caller) -> Any:
@@ -397,6 +413,8 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
     infer = kind is proto.CLASSES["ModelInferRequest"]
 
     def read(data: bytes) -> Any:
+        if not infer and len(data) > SMALL_MESSAGE_BYTES:
+            return TooLarge(f"message has {len(data)} bytes, more than the limit of {SMALL_MESSAGE_BYTES} bytes")
         try:
             message = kind.FromString(data)
         except DecodeError:
