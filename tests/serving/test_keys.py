@@ -141,6 +141,19 @@ def test_requests_in_flight(clock: Clock) -> None:
     assert (caller.requests, caller.in_flight, caller.refused["in_flight"]) == (3, 2, 1)
 
 
+def test_who_was_admitted_enters_only_where_there_is_room_still() -> None:
+    caller = Caller("x")
+    caller.limit(KeyConfig(name="x", key="k", in_flight=1))
+    caller.admit()
+    caller.admit()
+    caller.enter()
+    with pytest.raises(OverQuota, match="1 requests in flight"):
+        caller.enter()
+    caller.end()
+    caller.enter()
+    assert (caller.requests, caller.in_flight, caller.refused["in_flight"]) == (2, 1, 1)
+
+
 @settings(deadline=None)
 @given(rate=st.floats(0.5, 50), pauses=st.lists(st.floats(0, 2), max_size=60))
 def test_no_more_come_than_the_rate_allows(rate: float, pauses: list[float]) -> None:

@@ -418,6 +418,55 @@ def test_requests_in_flight_of_a_key(keyed: live.Live) -> None:
     assert caller.in_flight == 0
 
 
+def test_calls_whose_messages_come_late_are_counted_when_they_come(keyed: live.Live) -> None:
+    """Many heads are let in while nothing is in flight; of their messages only one is."""
+    caller, come = keyed.server.service.keys.callers["single"], threading.Event()
+    data, before = raw_request(1).SerializeToString(), caller.requests
+
+    def late() -> Iterator[bytes]:
+        come.wait(live.PATIENCE_S)
+        yield data
+
+    with live.Gate(keyed, "mlp", 1) as gate, grpc.insecure_channel(keyed.grpc_address) as channel:
+        method = channel.stream_unary(f"/{proto.SERVICE}/ModelInfer", bytes, bytes)
+        metadata = [("authorization", "Bearer single-key")]
+        calls = [method.future(late(), metadata=metadata, timeout=live.PATIENCE_S) for _ in range(3)]
+        until(lambda: caller.requests == before + 3, "their heads are let in")
+        come.set()
+        gate.wait()
+        until(lambda: sum(each.done() for each in calls) == 2, "two are refused")
+        assert caller.in_flight == 1
+        gate.open()
+        codes = sorted(each.code().name for each in calls)
+    assert codes == ["OK", "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"]
+    assert caller.in_flight == 0
+
+
+@pytest.mark.parametrize("name", ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"])
+def test_whatever_a_call_has_done_counts_for_its_key(keyed: live.Live, name: str) -> None:
+    caller = keyed.server.service.keys.callers["single"]
+    seen: list[int] = []
+
+    async def spied(*_: Any) -> Any:
+        seen.append(caller.in_flight)
+        return proto.METHODS[name][1]()
+
+    face = keyed.server._grpc
+    assert face is not None
+    asyncio.run(face._guarded(name, spied, caller)(None, Context()))
+    assert seen == [1] and caller.in_flight == 0
+
+
+class Context:
+    """What a call knows of its client, of which nothing is asked here."""
+
+    def add_done_callback(self, callback: Any) -> None:
+        callback(self)
+
+    def peer(self) -> str:
+        return ""
+
+
 def test_a_key_caps_the_priority(keyed: live.Live) -> None:
     service = keyed.server.service
     slot, modest = service.library.find("mlp"), service.keys.callers["modest"]

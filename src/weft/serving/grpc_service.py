@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,9 +67,9 @@ class _Begun:
 
     __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes")
 
-    def __init__(self, caller: Caller, give: Callable[[int], None]) -> None:
+    def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
+        """*caller* is whoever it counts for until it is over, None where its call counts."""
         self._caller, self._give = caller, give
-        caller.in_flight += 1
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
         """None: it could not even be read."""
@@ -87,7 +88,8 @@ class _Begun:
     def end(self) -> None:
         """It is over."""
         self._give(self.held_bytes)
-        self._caller.end()
+        if self._caller:
+            self._caller.end()
 
 
 class GrpcFace:
@@ -191,7 +193,8 @@ class GrpcFace:
             try:
                 if isinstance(message, RequestError):
                     raise message
-                return await answer(message, context, caller)
+                with _entered(caller) if name in COUNTED else nullcontext():
+                    return await answer(message, context, caller)
             except RequestError as error:
                 code = error.code
                 await context.abort(grpc.StatusCode[code], str(error))
@@ -219,7 +222,7 @@ class GrpcFace:
     async def _model_infer(self, message: Any, context: Any, caller: Caller) -> Any:
         remaining_s = context.time_remaining()
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
-        begun = _Begun(caller, self._service.budget.give)
+        begun = _Begun(self._service.budget.give)
         try:
             self._begin(begun, message, deadline, caller)
             return await self._computed(await begun.answer)
@@ -320,10 +323,10 @@ class GrpcFace:
         """A request of a stream; where it could not begin, its answer says why."""
         refused: RequestError | None = None
         try:
-            caller.admit()
+            caller.begin()
         except RequestError as error:
             refused = error
-        found = _Begun(caller, self._service.budget.give)
+        found = _Begun(self._service.budget.give, None if refused else caller)
         try:
             self._begin(found, refused or message, None, caller)
         except RequestError as error:
@@ -406,6 +409,16 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._service.keys.required:
             return {}
         return {key: str(value) for key, value in call.invocation_metadata or ()}
+
+
+@contextmanager
+def _entered(caller: Caller) -> Iterator[None]:
+    """One of its calls is being answered: its message came after it was admitted, and others may have been faster."""
+    caller.enter()
+    try:
+        yield
+    finally:
+        caller.end()
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:

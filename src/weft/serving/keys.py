@@ -107,17 +107,26 @@ class Caller:
         """Count a request that is about to begin; OverQuota if that is more than the key may."""
         if self.removed:
             raise Unauthorised("this server does not know the API key any more")
+        self._check_in_flight()
         config = self.config
         if config is not None:
-            if config.in_flight is not None and self.in_flight >= config.in_flight:
-                self._refuse("in_flight", f"has {self.in_flight} requests in flight, which is its limit", 1.0)
             wait_s = self._allowance.wait_s(self._now()) if self._allowance else 0.0
             if wait_s > 0:
                 self._refuse("rate", f"asks for more than {config.requests_per_s:g} requests per second", wait_s)
         self.requests += 1
 
+    def enter(self) -> None:
+        """Count one that was admitted until ``end``; OverQuota if others have entered meanwhile."""
+        self._check_in_flight()
+        self.in_flight += 1
+
     def end(self) -> None:
         self.in_flight -= 1
+
+    def _check_in_flight(self) -> None:
+        limit = self.config.in_flight if self.config else None
+        if limit is not None and self.in_flight >= limit:
+            self._refuse("in_flight", f"has {self.in_flight} requests in flight, which is its limit", 1.0)
 
     def _refuse(self, reason: str, what: str, wait_s: float) -> None:
         self.refused[reason] += 1
