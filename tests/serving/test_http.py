@@ -643,10 +643,10 @@ def test_a_refused_client_that_stays_is_dropped() -> None:
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
             assert (await client.ask(b"bad\r\n\r\n")).status == 400
-            (connection,) = bench.server._connections
+            (connection,) = bench.server._all()
             connection.sweep(time.monotonic())
             connection.sweep(time.monotonic() + 2 * PATIENCE_S)
-            while bench.server.connections:
+            while bench.server._all():
                 await asyncio.sleep(0)
 
     run(test)

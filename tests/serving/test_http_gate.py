@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -407,6 +408,45 @@ def test_half_a_head_is_as_good_as_idle() -> None:
                 assert await slow.ended()
 
     run(test, limits=ClientLimits(connections=1))
+
+
+def test_who_was_declined_leaves_for_somebody_new_whatever_it_still_sends() -> None:
+    gate = Gate()
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as declined:
+            declined.send(post("/no", 1000, b"x"))
+            await until(lambda: bool(gate.seen))
+            async with bench.client() as other:
+                assert (await other.ask(GET)).status == 200
+                assert await declined.ended()
+
+    run(test, limits=ClientLimits(connections=1, reserve=1), gate=gate)
+
+
+def test_who_was_refused_and_stays_keeps_nobody_out() -> None:
+    async def test(bench: Bench) -> None:
+        async with bench.client() as refused:
+            assert (await refused.ask(post("/no", MB))).status == 401
+            async with bench.client() as other:
+                assert (await other.ask(GET)).status == 200
+                assert bench.server.connections == 1
+
+    run(test, limits=ClientLimits(connections=1, reserve=1), gate=Gate())
+
+
+def test_only_so_many_that_were_refused_may_stay() -> None:
+    async def test(bench: Bench) -> None:
+        async with AsyncExitStack() as stack:
+            connections = []
+            for _ in range(3):
+                client = await stack.enter_async_context(bench.client())
+                assert (await client.ask(post("/no", MB))).status == 401
+                connections.append([*bench.server._leaving][-1])
+            assert [*bench.server._leaving] == connections[1:]
+            await until(lambda: connections[0]._transport is None)
+
+    run(test, limits=ClientLimits(connections=2), gate=Gate())
 
 
 def test_when_all_are_at_work_a_reserve_answers_for_health() -> None:

@@ -199,6 +199,8 @@ class _Connection(asyncio.Protocol):
             or self._judge_at_the_gate()
             or (self._judge_size() if self._left_bytes > self._easy_bytes else None)
         )
+        if self._declined is not None:
+            self._places.idle[self] = None  # it has its answer as good as now, and may leave for somebody new
 
     def on_body(self, piece: bytes) -> None:
         if self._chunks is None:
@@ -490,9 +492,8 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        if self._places is self._server.reserve:
-            self._places.forget(self)
-            self._server.let_go(self)
+        self._places.forget(self)
+        self._server.let_go(self)
         self._throttle()
         try:
             if transport.can_write_eof():
@@ -540,7 +541,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def owed(self) -> bool:
-        return self._exchange is not None or self._in_body or self.unread
+        return self._exchange is not None or (self._in_body and self._declined is None) or self.unread
 
     def leave(self) -> None:
         self._closing, self._began_s = True, None
@@ -625,7 +626,8 @@ class HttpServer:
         self._log = log
         self._listeners: list[Listener] = []
         self._connections: set[_Connection] = self.places.taken
-        self._leaving: set[_Connection] = set()
+        self._leaving: dict[_Connection, None] = {}
+        """Connections that have no place any more and are not closed, the oldest first."""
         self._greeting: dict[asyncio.Task[None], None] = {}
         """Connections that are being made, the oldest first: TLS takes its time, and some clients theirs."""
         self._accepted: set[asyncio.Task[None]] = set()
@@ -640,7 +642,7 @@ class HttpServer:
     @property
     def unread(self) -> int:
         """Connections whose clients have not taken all that was written for them."""
-        return sum(1 for connection in self._open() if connection.unread)
+        return sum(1 for connection in self._all() if connection.unread)
 
     async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> int:
         """Listen, and give the port (the system chooses it when ``port`` is 0); may be called for several addresses."""
@@ -686,7 +688,7 @@ class HttpServer:
         self._stop_listening()
         for connection in self._open():
             connection.close_if_idle()
-        if self._open():
+        if self._all():
             try:
                 await asyncio.wait_for(self._empty.wait(), timeout_s)
             except TimeoutError:
@@ -701,11 +703,15 @@ class HttpServer:
             self._sweeper.cancel()
         for task in self._greeting:
             task.cancel()
-        for connection in [*self._open(), *self._leaving]:
+        for connection in self._all():
             connection.abort()
 
     def _open(self) -> list[_Connection]:
         return [*self._connections, *self.reserve.taken]
+
+    def _all(self) -> list[_Connection]:
+        """Also those that are being closed."""
+        return [*dict.fromkeys([*self._open(), *self._leaving])]
 
     def _stop_listening(self) -> None:
         while self._listeners:
@@ -716,7 +722,7 @@ class HttpServer:
         self._sweeper = asyncio.get_running_loop().call_later(period_s, self._sweep)
         self.signature = f"Server: weft\r\nDate: {formatdate(usegmt=True)}\r\n".encode()
         now_s = time.monotonic()
-        for connection in [*self._open(), *self._leaving]:
+        for connection in self._all():
             connection.sweep(now_s)
 
     # For the connections.
@@ -726,21 +732,24 @@ class HttpServer:
         for places in (self.places, self.reserve):
             if not self.draining and places.seat(connection):
                 return places, ""
-        self._leaving.add(connection)
-        if len(self._leaving) > self.limits.connections:
+        if len(self._leaving) >= self.limits.connections:
             connection.abort()
             return self.places, ""
         return self.places, "the server is going down" if self.draining else self.all_taken
 
     def let_go(self, connection: _Connection) -> None:
-        """It is being closed, and does not count any more."""
-        self._leaving.add(connection)
+        """It is being closed, and does not count any more; where many are, the first of them is closed at once."""
+        self._leaving[connection] = None
+        if len(self._leaving) > self.limits.connections:
+            oldest = next(iter(self._leaving))
+            del self._leaving[oldest]
+            oldest.abort()
 
     def forget(self, connection: _Connection) -> None:
         self.places.forget(connection)
         self.reserve.forget(connection)
-        self._leaving.discard(connection)
-        if self.draining and not self._open():
+        self._leaving.pop(connection, None)
+        if self.draining and not self._all():
             self._empty.set()
 
     def record(self, exchange: HttpExchange, response: HttpResponse, body_bytes: int) -> None:
