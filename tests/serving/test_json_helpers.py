@@ -7,7 +7,9 @@ import io
 import os
 import pickle
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,6 +214,29 @@ def test_none_is_started_before_it_is_needed_nor_after_the_end() -> None:
     with pytest.raises(Overloaded, match="going down"):
         made.do(lambda helpers: helpers.decode(*BODIES[0], MODEL))
     made.loop.close()
+
+
+def test_it_knows_no_secret_and_imports_nothing_from_the_folder_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    for name in ("sitecustomize", "pickle", "orjson", "weft"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'w')\nraise ImportError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WEFT_API_KEY", "s3cret")
+    seen: dict[str, Any] = {}
+    start = subprocess.Popen
+
+    def spied(*args: Any, **options: Any) -> Any:
+        seen.update(options)
+        return start(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", spied)
+    made = Used()
+    fits(made.do(lambda helpers: helpers.decode(*BODIES[0], MODEL)), MODEL)
+    made.helpers.close()
+    made.loop.close()
+    assert not ran.exists() and "s3cret" not in seen["env"].values()
 
 
 def test_an_end_stops_what_is_being_read() -> None:

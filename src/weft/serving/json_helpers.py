@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import pickle
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from weft.errors import Failed, Overloaded, RequestError
+from weft.runtime.isolated.spawning import bare_environment
 from weft.serving import json_worker
 from weft.serving.json_worker import DecodeJob, DecodeMessageJob, EncodeJob, EncodeMessageJob
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec
@@ -148,13 +148,11 @@ class _Helper:
     """One process."""
 
     def __init__(self) -> None:
-        paths = os.pathsep.join(filter(None, sys.path))
-        one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND],
+            [sys.executable, "-P", "-c", _COMMAND],  # -P: nothing is imported from the folder it is started in
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | one | {"PYTHONPATH": paths},
+            env=bare_environment() | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
 

@@ -13,7 +13,7 @@ import orjson
 from weft.runtime.isolated.confinement import Confinement
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE")
-"""What a worker has of the server's environment, in which there may be secrets."""
+"""What a process that works for the server has of its environment, in which there may be secrets."""
 
 
 def ended_by(code: int) -> str:
@@ -27,11 +27,15 @@ def ended_by(code: int) -> str:
     return f"{name}, from outside or for want of memory" if -code == signal.SIGKILL else name
 
 
-def started(line: int, confinement: Confinement, scratch: str) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that knows the modules of this one, and next to nothing of its environment."""
+def bare_environment() -> dict[str, str]:
+    """For a fresh interpreter that knows the modules of this one, and next to nothing of its environment."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     paths = os.pathsep.join(dict.fromkeys(os.path.abspath(each) for each in sys.path if each))
-    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": paths}
+
+
+def started(line: int, confinement: Confinement, scratch: str) -> subprocess.Popen[bytes]:
+    """A worker's process, in a folder of its own."""
     command = [
         sys.executable,
         "-m",
@@ -41,7 +45,7 @@ def started(line: int, confinement: Confinement, scratch: str) -> subprocess.Pop
     ]
     return subprocess.Popen(
         command,
-        env={**kept, **one_thread, "PYTHONPATH": paths, "TMPDIR": scratch, "HOME": scratch},
+        env={**bare_environment(), "TMPDIR": scratch, "HOME": scratch},
         pass_fds=[line],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
