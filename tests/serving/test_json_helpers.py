@@ -8,9 +8,10 @@ import os
 import pickle
 import signal
 import subprocess
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -205,6 +206,38 @@ def test_who_left_before_its_turn_is_not_read(used: Used) -> None:
         assert helpers.busy == 0
 
     used.do(main)
+
+
+def test_nothing_is_held_for_who_left_before_its_turn() -> None:
+    made = Used()
+    body, length = BODIES[0]
+
+    async def main(helpers: JsonHelpers) -> None:
+        await helpers.decode(body, length, MODEL)
+        (process,) = helpers.processes
+        os.kill(process, signal.SIGSTOP)
+        try:
+            first = helpers.decode(body, length, MODEL)
+            large = Body(body)
+            gone = weakref.ref(large)
+            waiting = helpers.decode(cast(bytes, large), length, MODEL)
+            del large
+            assert gone() is not None
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await asyncio.sleep(0)
+            assert gone() is None and not first.done()
+        finally:
+            os.kill(process, signal.SIGCONT)
+        fits(await first, MODEL)
+
+    made.do(main)
+    made.helpers.close()
+    made.loop.close()
+
+
+class Body(bytearray):
+    """One that can be watched."""
 
 
 def test_none_is_started_before_it_is_needed_nor_after_the_end() -> None:

@@ -11,11 +11,13 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
-from weft.errors import Failed, Overloaded, RequestError
+from weft.errors import Cancelled, Failed, Overloaded, RequestError
 from weft.runtime.isolated.spawning import bare_environment
 from weft.serving import json_worker
 from weft.serving.json_worker import DecodeJob, DecodeMessageJob, EncodeJob, EncodeMessageJob
@@ -56,20 +58,20 @@ class JsonHelpers:
 
     def decode(self, body: bytes, header_length: int | None, model: ModelSpec) -> asyncio.Future[InferRequest]:
         """``wire.decode``, elsewhere."""
-        return self._begin(DecodeJob(pickle.PickleBuffer(body), header_length, model))
+        return self._begin(lambda: DecodeJob(pickle.PickleBuffer(body), header_length, model))
 
     def decode_message(self, message: bytes, model: ModelSpec) -> asyncio.Future[InferRequest]:
         """``grpc_wire.decode_infer`` of a message that is not parsed, elsewhere."""
-        return self._begin(DecodeMessageJob(pickle.PickleBuffer(message), model))
+        return self._begin(lambda: DecodeMessageJob(pickle.PickleBuffer(message), model))
 
     async def encode(self, response: InferResponse) -> tuple[list[bytes], int | None]:
         """``wire.encode``, elsewhere."""
-        parts, length = await self._begin(EncodeJob(_travelling(response)))
+        parts, length = await self._begin(lambda: EncodeJob(_travelling(response)))
         return parts, length
 
     async def encode_message(self, response: InferResponse) -> bytes:
         """``grpc_wire.encode_infer`` as bytes, elsewhere."""
-        return bytes(await self._begin(EncodeMessageJob(_travelling(response))))
+        return bytes(await self._begin(lambda: EncodeMessageJob(_travelling(response))))
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -87,24 +89,31 @@ class JsonHelpers:
         with self._lock:
             return [helper.pid for helper in self._all]
 
-    def _begin(self, job: object) -> asyncio.Future[Any]:
+    def _begin(self, make: Callable[[], object]) -> asyncio.Future[Any]:
+        """Have the job done that *make* gives; it is made in the thread that waits for it, when its turn has come."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="json")
         self.busy += 1
-        begun = asyncio.get_running_loop().run_in_executor(self._threads, self._do, job)
-        begun.add_done_callback(self._ended)
+        box = [make]
+        begun = asyncio.get_running_loop().run_in_executor(self._threads, self._do, box)
+        begun.add_done_callback(partial(self._ended, box))
         return begun
 
-    def _ended(self, begun: asyncio.Future[Any]) -> None:
+    def _ended(self, box: list[Callable[[], object]], begun: asyncio.Future[Any]) -> None:
         self.busy -= 1
+        box.clear()  # where it waits still, nothing is held for who has left
         if not begun.cancelled():
             begun.exception()  # whoever asked may have left
 
-    def _do(self, job: object) -> Any:
+    def _do(self, box: list[Callable[[], object]]) -> Any:
         """Have a job done by a process, in a thread that waits for it."""
+        try:
+            make = box.pop()
+        except IndexError:
+            raise Cancelled("the client went away") from None
         helper = self._take()
         try:
-            answer = helper.ask(job)
+            answer = helper.ask(make())
         except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             self._drop(helper)
             log.warning("a process that reads and writes JSON died: %s", error)
