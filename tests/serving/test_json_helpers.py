@@ -130,6 +130,16 @@ def test_only_answers_with_much_json_are_large() -> None:
     assert not is_large(binary)
 
 
+@pytest.mark.parametrize("binary", [True, False])
+def test_answers_with_many_or_long_strings_are_large(binary: bool) -> None:
+    few, many = json_helpers.LARGE_ELEMENTS // 2, json_helpers.LARGE_ELEMENTS + 1
+    long = b"x" * (json_helpers.LARGE_BYTES + 1)
+    for items, large in (([b"x"] * few, False), ([b"x"] * many, True), ([long], True), (["x", long], True)):
+        made = response(s=np.array(items, np.object_))
+        made.request.wanted = (Wanted("s", binary),)
+        assert is_large(made) is large
+
+
 # Messages
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import grpc
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from tests.serving import live
 from tests.serving.test_serve_life import Background
@@ -45,6 +47,9 @@ top_priority = 2
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     live.mlp(folder / "mlp.onnx")
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, ["n"]) for name in ("s", "t")]
+    graph = helper.make_graph([helper.make_node("Identity", ["s"], ["t"])], "echo", values[:1], values[1:])
+    live.save(graph, folder / "echo.onnx")
     return folder
 
 
@@ -287,6 +292,43 @@ def test_a_model_that_left_while_its_request_was_read(server: live.Live, stopped
     reply = waiting.result()
     assert reply.status == 503 and "send it again" in reply.json()["error"]
     assert send(server, "POST", "/v2/repository/models/mlp/load").status == 200
+
+
+def strings(count: int) -> bytes:
+    return b"".join((1).to_bytes(4, "little") + b"x" for _ in range(count))
+
+
+@pytest.fixture
+def elsewhere(server: live.Live, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read and written by processes beside the server, call by call."""
+    begun: list[str] = []
+    helpers = server.server.service.json
+    for name in ("decode", "encode", "decode_message", "encode_message"):
+        begin = getattr(helpers, name)
+        monkeypatch.setattr(
+            helpers, name, lambda *args, name=name, begin=begin: (begun.append(name), begin(*args))[1], raising=False
+        )
+    return begun
+
+
+def test_many_strings_are_cut_apart_elsewhere_also_in_binary(server: live.Live, elsewhere: list[str]) -> None:
+    for count in (300_000, 3):
+        data = strings(count)
+        tensor = {"name": "s", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}
+        begin = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(begin))}
+        reply = send(server, "POST", "/v2/models/echo/infer", begin + data, headers)
+        assert reply.status == 200 and reply.body.endswith(data)
+        assert elsewhere == ["decode", "encode"]
+
+
+def test_many_strings_over_grpc_are_cut_apart_elsewhere(server: live.Live, elsewhere: list[str]) -> None:
+    for count in (300_000, 3):
+        request = proto.CLASSES["ModelInferRequest"](model_name="echo")
+        request.inputs.add(name="s", datatype="BYTES", shape=[count])
+        request.raw_input_contents.append(strings(count))
+        assert call(server, "ModelInfer", request).raw_output_contents[0] == strings(count)
+        assert elsewhere == ["decode_message", "encode_message"]
 
 
 # gRPC

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +59,8 @@ class _Large(NamedTuple):
 
     message: Any
     size: int
-    typed: bytes | None
-    """Its bytes, where its tensors are typed contents: lists of numbers, which take long to read."""
+    slow: bytes | None
+    """Its bytes, where it has typed contents or strings: many objects, which take long to read."""
 
 
 class _Begun:
@@ -234,18 +235,20 @@ class GrpcFace:
 
     def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller) -> None:
         """Have a request computed; RequestError if it is not even begun."""
-        typed: bytes | None = None
+        slow: bytes | None = None
         if isinstance(message, _Large):
-            message, size, typed = message
+            message, size, slow = message
             self._service.budget.take(size)
             begun.held_bytes = size
         if isinstance(message, RequestError):
             raise message
 
         def read(model: ModelSpec) -> Any:
-            if typed is None:
+            if slow is None:
                 return grpc_wire.decode_infer(message, model)
-            return self._service.json.decode_message(self._of_json_size(typed), model)
+            if not message.raw_input_contents:
+                self._check_typed(len(slow))
+            return self._service.json.decode_message(slow, model)
 
         def peek() -> Any:
             return grpc_wire.parameters_of(message)
@@ -254,12 +257,11 @@ class GrpcFace:
             message.model_name, message.model_version, read, begun.done, peek, deadline, caller
         )
 
-    def _of_json_size(self, typed: bytes) -> bytes:
+    def _check_typed(self, count: int) -> None:
         """Typed contents cost what JSON does, and have the same limit."""
         limit = self._service.config.max_json_bytes
-        if len(typed) > limit:
-            raise TooLarge(f"{len(typed)} bytes of typed contents exceed the limit of {limit} bytes; send raw contents")
-        return typed
+        if count > limit:
+            raise TooLarge(f"{count} bytes of typed contents exceed the limit of {limit} bytes; send raw contents")
 
     async def _computed(self, outcome: InferResponse | RequestError) -> Any:
         if isinstance(outcome, RequestError):
@@ -434,10 +436,15 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
             return BadRequest(f"the message is no {kind.DESCRIPTOR.name}: its {len(data)} bytes cannot be parsed")
         if not infer or len(data) <= UNCOUNTED_BYTES:
             return message
-        typed = len(data) > LARGE_BYTES and not message.raw_input_contents
-        return _Large(message, len(data), data if typed else None)
+        slow = len(data) > LARGE_BYTES and (not message.raw_input_contents or _says_strings(message))
+        return _Large(message, len(data), data if slow else None)
 
     return read
+
+
+def _says_strings(message: Any) -> bool:
+    """Whether one of the inputs is said to be strings; no model has more inputs than are looked at."""
+    return any(tensor.datatype == "BYTES" for tensor in islice(message.inputs, 1024))
 
 
 def _written(message: Any) -> bytes:

@@ -1,5 +1,6 @@
 """Large JSON is read and written by processes beside the server, so that nobody waits for it but who sent it.
 
+So are many strings, also those in binary: each is an object of its own.
 They are started on first need, work for one request at a time, and are started again if they die.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, cast
 
 from weft.errors import Cancelled, Failed, Overloaded, RequestError
 from weft.runtime.isolated.spawning import bare_environment
+from weft.runtime.tensors import Array
 from weft.serving import json_worker
 from weft.serving.json_worker import DecodeJob, DecodeMessageJob, EncodeJob, EncodeMessageJob
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec
@@ -35,12 +37,27 @@ _COMMAND = "from weft.serving.json_worker import main; main()"
 
 
 def is_large(response: InferResponse) -> bool:
-    """Whether an answer has much JSON."""
-    elements = 0
+    """Whether an answer has much JSON, or many or long strings."""
+    elements, texts = 0, []
     for name, binary in response.request.wanted:
-        if not binary and (array := response.outputs.get(name)) is not None:
-            elements += array.size
-    return elements > LARGE_ELEMENTS
+        array = response.outputs.get(name)
+        if array is None:
+            continue
+        if array.dtype.kind in "OUS":
+            texts.append(array)
+        elif binary:
+            continue
+        elements += array.size
+    return elements > LARGE_ELEMENTS or sum(map(_text_size, texts)) > LARGE_BYTES
+
+
+def _text_size(array: Array) -> int:
+    return sum(len(item) for item in array.reshape(-1).tolist() if isinstance(item, str | bytes))
+
+
+def has_strings(model: ModelSpec) -> bool:
+    """Whether it takes strings."""
+    return any(spec.datatype == "BYTES" for spec in model.inputs)
 
 
 class JsonHelpers:

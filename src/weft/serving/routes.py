@@ -21,7 +21,7 @@ from weft.serving import dashboard, metrics, openapi, state
 from weft.serving.budget import ByteBudget
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
-from weft.serving.json_helpers import LARGE_BYTES, is_large
+from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
 from weft.serving.keys import Caller
 from weft.serving.service import Service, internal
 from weft.serving.unpacking import ENCODINGS, Unpacker
@@ -198,7 +198,9 @@ class Routes:
             self._check_json(json_bytes)
 
         def read(model: ModelSpec) -> Any:
-            return service.json.decode(body, length, model) if large else decode(body, length, model)
+            if large or (len(body) > LARGE_BYTES and has_strings(model)):
+                return service.json.decode(body, length, model)
+            return decode(body, length, model)
 
         def done(outcome: InferResponse | RequestError) -> None:
             if isinstance(outcome, RequestError):
