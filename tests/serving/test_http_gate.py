@@ -290,6 +290,21 @@ def test_a_chunked_body_is_counted_as_it_grows() -> None:
     run(test, later, budget=budget)
 
 
+def test_a_chunked_body_holds_no_more_than_it_may_have() -> None:
+    later, budget = Later(), ByteBudget(MB // 2)
+    chunk = b"%x\r\n%b\r\n" % (MB // 4, b"x" * (MB // 4))
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(post("/c", None, chunk + b"0\r\n\r\n"))
+            exchange = await later.arrived.get()
+            assert len(exchange.body) == MB // 4 and exchange.held_bytes == budget.held_bytes == MB // 2
+            exchange.respond(HttpResponse(200))
+            assert (await client.answer()).status == 200 and budget.held_bytes == 0
+
+    run(test, later, ClientLimits(body_bytes=MB // 2), budget=budget)
+
+
 def test_crumbs_of_a_body_are_joined() -> None:
     later = Later()
 

@@ -200,6 +200,14 @@ def test_what_is_unpacked_counts(server: live.Live) -> None:
     assert send(server, "POST", INFER, gzip.compress(b"\0" * (9 << 20)), packed).status == 413
 
 
+def test_a_packed_body_that_is_alone_has_all_the_room(server: live.Live) -> None:
+    """Its own packed bytes are not somebody else's, who would be left half of the room."""
+    rest = os.urandom(100_000) + b"\0" * (7 << 20)
+    packed = {"Content-Encoding": "gzip", "Inference-Header-Content-Length": "0"}
+    reply = send(server, "POST", INFER, gzip.compress(rest), packed)
+    assert reply.status == 400, reply.body  # there was room for it, and it was read
+
+
 # Large JSON
 
 

@@ -308,7 +308,8 @@ class _Connection(asyncio.Protocol):
         if body_bytes > self._body_bytes:
             return self._too_large("body is longer than")
         missing_bytes = body_bytes - UNCOUNTED_BYTES - self._held_bytes
-        return self._hold(max(missing_bytes, _GROWTH_BYTES)) if missing_bytes > 0 else None
+        most_bytes = self._body_bytes - self._held_bytes
+        return self._hold(min(max(missing_bytes, _GROWTH_BYTES), most_bytes)) if missing_bytes > 0 else None
 
     def _hold(self, count: int) -> HttpResponse | None:
         """Take room for bytes of the body."""
@@ -409,7 +410,7 @@ class _Connection(asyncio.Protocol):
         else:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         exchange = HttpExchange(self._answer, self._method, self._target, self._headers, body, self._peer)
-        exchange.passage = self._passage
+        exchange.passage, exchange.held_bytes = self._passage, self._held_bytes
         self._exchange = exchange
         self._parts, self._chunks = [], None
         self._began_s = None

@@ -73,6 +73,8 @@ class HttpExchange:
     gone: Callable[[], None] | None = None
     passage: Passage | None = None
     """What the gate found out about it, where there is a gate."""
+    held_bytes: int = 0
+    """What the server holds for its body, of what it may hold for all."""
 
     @property
     def path(self) -> str:

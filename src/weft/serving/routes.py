@@ -60,9 +60,9 @@ class _Asked:
         if caller is not None:
             caller.begin()
 
-    def hold(self, count: int) -> None:
-        """Hold bytes that were unpacked, until it is over."""
-        self._budget.take(count, self._unpacked_bytes)
+    def hold(self, count: int, packed_bytes: int) -> None:
+        """Hold bytes that were unpacked, until it is over, beside the packed ones that are held for it already."""
+        self._budget.take(count, packed_bytes + self._unpacked_bytes)
         self._unpacked_bytes += count
 
     def end(self) -> None:
@@ -185,7 +185,7 @@ class Routes:
         while piece := await asyncio.to_thread(unpacker.step):
             if not exchange.open:
                 return
-            asked.hold(len(piece))
+            asked.hold(len(piece), exchange.held_bytes)
             pieces.append(piece)
         if exchange.open:
             self._begin(exchange, asked, b"".join(pieces))
