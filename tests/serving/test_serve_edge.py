@@ -282,6 +282,24 @@ def test_a_server_that_goes_down_answers_what_is_being_read(folder: Path) -> Non
         until(lambda: not _exists(process), "its process has ended")
 
 
+def test_who_was_let_in_before_the_server_went_down_is_computed_for(server: live.Live) -> None:
+    service = server.server.service
+    body = np.full((4096, 64), 0.5, np.float32).tobytes()
+    packed = gzip.compress(body, 0)
+    lines = "Content-Encoding: gzip", "Inference-Header-Content-Length: 0", "Connection: close"
+    with socket.create_connection(("127.0.0.1", server.server.http_port or 0), timeout=live.PATIENCE_S) as client:
+        client.sendall(head("POST", INFER, f"Content-Length: {len(packed)}", *lines))
+        until(lambda: service.budget.held_bytes == len(packed), "it is let in")
+        service.draining = True
+        try:
+            assert send(server, "POST", INFER, ask()).status == 503
+            assert "going down" in refused("UNAVAILABLE", server, "ModelInfer", raw_request(1))
+            client.sendall(packed)
+            assert client.recv(64).startswith(b"HTTP/1.1 200 ")
+        finally:
+            service.draining = False
+
+
 def _exists(process: int) -> bool:
     try:
         os.kill(process, 0)

@@ -242,6 +242,7 @@ class GrpcFace:
             begun.held_bytes = size
         if isinstance(message, RequestError):
             raise message
+        self._service.meant(message.model_name, message.model_version)
 
         def read(model: ModelSpec) -> Any:
             if slow is None:

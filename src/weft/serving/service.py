@@ -202,10 +202,13 @@ class Service:
     # Inference
 
     def meant(self, name: str, version: str) -> ModelSlot:
-        """The model that a request for a result is for; that it can have none is counted."""
+        """The model that a new request for a result is for; that it can have none is counted."""
+        if self.draining:
+            raise self.counted(self.refused, Overloaded(GOING_DOWN, reason="draining", retry_after_s=5))
+        return self._found(name, version)
+
+    def _found(self, name: str, version: str) -> ModelSlot:
         try:
-            if self.draining:
-                raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
             return self.library.find(name, version)
         except RequestError as error:
             self.counted(self.refused, error)
@@ -221,10 +224,13 @@ class Service:
         deadline: int | None = None,
         caller: Caller | None = None,
     ) -> InferCall:
-        """Have a request computed; ``done`` is called once, perhaps before this returns."""
+        """Have a request computed that was let in by ``meant``; ``done`` is called once, perhaps before this returns.
+
+        It is computed also if the server goes down meanwhile: whoever was let in has a result.
+        """
         call = InferCall(self, done, deadline, caller)
         try:
-            slot = self.meant(name, version)
+            slot = self._found(name, version)
         except RequestError as error:
             done(error)
             return call
