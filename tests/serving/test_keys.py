@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from weft.errors import InputError, OverQuota, Unauthorised
 from weft.serving.config import ServerConfig
 from weft.serving.keys import ANYBODY, LOOK_EVERY_S, OWN, Caller, KeyConfig, Keys, read_keys
-from weft.serving.server import Server, _Signals
+from weft.serving.server import Server, _Signals, serve
 
 TWO = """
 [[keys]]
@@ -305,7 +305,7 @@ def test_whoever_asks_with_a_wrong_key_learns_nothing_from_how_it_is_looked_for(
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="the system has no SIGHUP")
 def test_a_signal_has_the_file_read_again(file: Path) -> None:
     keys = Keys(None, file)
-    server = SimpleNamespace(config=ServerConfig(keys_file=file), service=SimpleNamespace(keys=keys))
+    server = SimpleNamespace(config=ServerConfig(keys_file=file), keys=keys)
 
     async def main() -> None:
         _Signals(0.0).reread_keys(cast(Server, server))
@@ -318,3 +318,34 @@ def test_a_signal_has_the_file_read_again(file: Path) -> None:
 
     asyncio.run(main())
     assert name(keys, bearer("second")) is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="the system has no SIGHUP")
+def test_a_signal_while_models_are_loaded_ends_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed: list[int] = []
+    seen: list[str | None] = []
+
+    async def start(server: Server, say: object) -> None:
+        file.write_text(TWO.replace("second", "SECOND"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not missed and name(server.keys, bearer("SECOND")) is None:
+            await asyncio.sleep(0)
+        seen.append(name(server.keys, bearer("SECOND")))
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Server, "start", start)
+    before = signal.signal(signal.SIGHUP, lambda *_: missed.append(1))
+    try:
+        config = ServerConfig(keys_file=file, cache=tmp_path / "cache")
+        assert asyncio.run(serve(config, None, lambda _: None))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == ["two"] and not missed
+
+
+def test_a_server_whose_keys_cannot_be_read_is_not_even_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read it"):
+        Server(ServerConfig(keys_file=tmp_path / "none.toml", cache=tmp_path / "cache"))

@@ -26,6 +26,7 @@ from weft.serving.grpc_service import GrpcFace, credentials
 from weft.serving.http import ClientLimits, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.isolation import limits_of
+from weft.serving.keys import Keys
 from weft.serving.library import Library
 from weft.serving.repository import Repository
 from weft.serving.routes import VITAL, Routes
@@ -53,6 +54,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.keys = Keys(config.api_key, config.keys_file)
         make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
         self.backend = isolating(make_backend(config.backend), limits_of(config))
         self._hurry = asyncio.Event()
@@ -129,7 +131,7 @@ class Server:
             max_compute_s=config.max_compute_s or None,
             isolation=config.isolation,
         )
-        self.service = Service(config, library, self._dispatcher, telemetry)
+        self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
 
     def _answered(self, exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
         self.service.http_answers[response.status] += 1
@@ -231,7 +233,7 @@ class _Signals:
     def reread_keys(self, server: Server) -> None:
         """Let SIGHUP have the file of keys read again."""
         if server.config.keys_file is not None and hasattr(signal, "SIGHUP"):
-            self._loop.add_signal_handler(signal.SIGHUP, lambda: server.service.keys.look(anyway=True))
+            self._loop.add_signal_handler(signal.SIGHUP, lambda: server.keys.look(anyway=True))
 
     def _received(self) -> None:
         if not self.asked.is_set():
@@ -258,6 +260,7 @@ async def serve(
     """
     signals = _Signals(config.drain_s)
     server = signals.server = Server(config)
+    signals.reread_keys(server)
     try:
         return await _served(server, signals, say, started, finishing)
     finally:
@@ -283,7 +286,6 @@ async def _served(
     finally:
         if starting.exception():
             waiting.cancel()
-    signals.reread_keys(server)
     started(server)
     await waiting
     if finishing and server.unfinished:

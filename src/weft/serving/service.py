@@ -158,7 +158,12 @@ class Service:
     """The server behind its protocols."""
 
     def __init__(
-        self, config: ServerConfig, library: Library, dispatcher: Dispatcher, telemetry: Telemetry | None = None
+        self,
+        config: ServerConfig,
+        library: Library,
+        dispatcher: Dispatcher,
+        telemetry: Telemetry | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
@@ -175,7 +180,7 @@ class Service:
         """How many answers had each status, whatever was asked."""
         self.refused = Statistics()
         """Requests that met no model."""
-        self.keys = Keys(config.api_key, config.keys_file)
+        self.keys = keys or Keys(config.api_key, config.keys_file)
         self.budget = ByteBudget(config.inflight_bytes)
         """What requests hold of all connections together."""
         self.json = JsonHelpers()
