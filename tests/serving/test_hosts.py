@@ -51,6 +51,15 @@ def test_a_server_that_others_reach_goes_by_any_name_unless_some_are_set() -> No
     HostNames(names_of(ServerConfig(allowed_hosts=("*",)))).check({"host": "any.example"})
 
 
+@pytest.mark.parametrize("name", ["api.example:8000", "API.example.:443", "api.example"])
+def test_a_name_may_be_set_with_a_port_that_does_not_matter(name: str) -> None:
+    named = HostNames((name, "[::1]:8000", "fe80::1"))
+    for host in ("api.example", "api.example:9000", "[::1]", "[fe80::1]:80"):
+        named.check({"host": host})
+    with pytest.raises(Forbidden):
+        named.check({"host": "api"})
+
+
 @given(st.text(max_size=30))
 def test_any_host_has_a_name(host: str) -> None:
     name = name_in(host)

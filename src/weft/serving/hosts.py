@@ -18,10 +18,10 @@ MOST_SEEN = 256
 
 
 class HostNames:
-    """The names that a server goes by; none is refused where *names* is None or holds ``*``."""
+    """The names that a server goes by, on any port; none is refused where *names* is None or holds ``*``."""
 
     def __init__(self, names: Iterable[str] | None) -> None:
-        listed = None if names is None else {_bare(each) for each in names}
+        listed = None if names is None else {name_in(each) for each in names}
         self._names = None if listed is None or ANY in listed else frozenset(listed)
         self._seen: set[str] = set()
 
@@ -53,7 +53,7 @@ def names_of(config: ServerConfig) -> tuple[str, ...] | None:
 
 
 def name_in(host: str) -> str:
-    """The name in a header ``Host``, without its port."""
+    """The name in a header ``Host``, or in a setting, without its port."""
     if host.startswith("["):
         return _bare(host.partition("]")[0])
     name, colon, port = host.rpartition(":")
