@@ -829,6 +829,28 @@ def test_who_is_silent_instead_of_agreeing_on_tls_keeps_nobody_out(certificate: 
     run(test, limits=ClientLimits(connections=1), context=context)
 
 
+def test_where_files_are_short_who_is_silent_instead_of_agreeing_on_tls_leaves_first(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    trust = ssl.create_default_context(cafile=str(certificate))
+
+    async def test(bench: Bench) -> None:
+        server = bench.server
+        async with bench.client(trust) as idle, bench.client() as first, bench.client() as second:
+            assert (await idle.ask(GET)).status == 200
+            while len(server._greeting) < 2:
+                await asyncio.sleep(0)
+            server._spare_a_file()
+            server._spare_a_file()
+            assert not server._greeting
+            assert await first.ended() and await second.ended()
+            assert (await idle.ask(GET)).status == 200
+            server._spare_a_file()
+            assert await idle.ended()
+
+    run(test, context=context)
+
+
 # Arbitrary bytes.
 
 VALID = [

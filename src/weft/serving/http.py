@@ -663,7 +663,7 @@ class HttpServer:
         this = asyncio.current_task()
         assert this is not None
         if ssl is not None and len(self._greeting) >= self.limits.connections:
-            next(iter(self._greeting)).cancel()
+            self._drop_greeting()
         self._greeting[this] = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -676,11 +676,19 @@ class HttpServer:
         except OSError as error:
             logger.debug("a connection was not made: %s", error)
         finally:
-            del self._greeting[this]
+            self._greeting.pop(this, None)
+
+    def _drop_greeting(self) -> None:
+        """End the connection that has been in the making longest."""
+        oldest = next(iter(self._greeting))
+        del self._greeting[oldest]
+        oldest.cancel()
 
     def _spare_a_file(self) -> None:
-        """Files are short: let go of a connection that nobody needs."""
-        if not self.places.make_room():
+        """Files are short: let go of a connection that nobody needs, one that is being made before all others."""
+        if self._greeting:
+            self._drop_greeting()
+        elif not self.places.make_room():
             self.reserve.make_room()
 
     async def drain(self, timeout_s: float) -> bool:
