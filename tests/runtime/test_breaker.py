@@ -111,3 +111,16 @@ def test_a_good_step_that_was_under_way_does_not_close_it_and_a_death_does_not_p
     made.admit()
     made.lived()
     assert made.state == "closed"
+
+
+def test_a_trial_that_ends_with_an_error_is_one_that_was_survived(clock: Clock) -> None:
+    made = opened(clock)
+    made.answered()
+    assert made.state == "open", "nothing is tried yet"
+    clock.ns += 10 * S
+    made.check()
+    assert made.state == "open", "nobody was let in"
+    made.enter()
+    assert made.state == "trying"
+    made.answered()
+    assert made.state == "closed"

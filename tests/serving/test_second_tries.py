@@ -9,8 +9,9 @@ import pytest
 
 from tests.engine.hosts import MS
 from tests.serving.test_dispatch import at_rest
-from weft.errors import Overloaded, WorkerDied
+from weft.errors import Expired, Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, Endurance
+from weft.serving import second_tries
 from weft.serving.second_tries import MOST_TRIES, QUARANTINE_S
 from weft.serving.tickets import BatchWork
 
@@ -163,6 +164,37 @@ def test_a_model_that_was_taken_out_refuses_requests(machine):
     assert tried.fate == "served"
     one.send(model)
     one.run()
+
+
+def test_one_that_is_refused_for_another_reason_is_not_the_one_that_is_tried(machine):
+    one = machine()
+    model = one.model([5], name="net")
+    breaker = model.loaded.breaker = Breaker(Endurance(deaths=0), one.clock.monotonic_ns)
+    breaker.died()
+    one.clock.ticks += 10_000 * MS
+    with pytest.raises(Expired):
+        one.send(model, due_ms=1, strict=True)
+    assert breaker.state == "open"
+    tried = one.send(model, due_ms=1000)
+    assert breaker.state == "trying"
+    one.run()
+    assert tried.fate == "served"
+
+
+def test_only_inputs_that_look_like_quarantined_ones_are_read(machine, monkeypatch):
+    one = machine()
+    model, other = one.model([5], name="net"), one.model([5], name="other")
+    dying(model, poison=POISON)
+    one.send(model, value=POISON)
+    one.run()
+    read = []
+    digest = second_tries._digest
+    monkeypatch.setattr(second_tries, "_digest", lambda ticket: read.append(ticket.model.name) or digest(ticket))
+    one.send(other, value=POISON)
+    one.send(model, value=1)
+    one.run()
+    assert read == ["net"]
+    at_rest(one, model, other)
 
 
 def test_outputs_that_do_not_fit_a_batch_are_told_to_its_requests_and_nobody_else(machine, caplog, monkeypatch):

@@ -71,16 +71,31 @@ class Breaker:
                     self._trying, self._until, self._rest_ns = False, 0, 0
                     self._deaths.clear()
 
+    def answered(self) -> None:
+        """A step ended with an error, and what ran it goes on: no trial has to tell more."""
+        if self._trying:
+            self.lived()
+
     def admit(self) -> None:
         """Let a request in, or raise why not; when the rest is over, one at a time is tried."""
-        if not self._until:
-            return
-        with self._lock:
-            now = self._now()
-            if now < self._until:
-                raise self._refusal(now)
-            if self._until:
-                self._trying, self._until = True, now + self._rest_ns
+        self.check()
+        self.enter()
+
+    def check(self) -> None:
+        """Raise why no request is let in."""
+        if self._until:
+            with self._lock:
+                now = self._now()
+                if now < self._until:
+                    raise self._refusal(now)
+
+    def enter(self) -> None:
+        """A request was let in; when the rest is over, it is the one that is tried."""
+        if self._until:
+            with self._lock:
+                now = self._now()
+                if self._until and now >= self._until:
+                    self._trying, self._until = True, now + self._rest_ns
 
     def refuse(self) -> NoReturn:
         """Raise why a request that was let in before is not computed."""

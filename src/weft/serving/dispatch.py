@@ -92,7 +92,10 @@ class Dispatcher:
     def submit(self, ticket: ClientTicket) -> None:
         """Take a request, or raise why not; its ``reply`` is called once, on this thread."""
         now, model = self.lanes.now(), ticket.model
-        self._check_deaths(ticket)
+        breaker = breaker_of(model.loaded)
+        self.second_tries.admit(ticket)
+        if breaker:
+            breaker.check()
         stream = self.streams.of(model, ticket.inputs)
         self._account()
         ticket.enter(stream, now)
@@ -101,15 +104,10 @@ class Dispatcher:
             if refusal.reason == "unmeetable":
                 self.streams.doubt(stream)
             raise refused(model, refusal, self._source.queues.line)
+        if breaker:
+            breaker.enter()
         model.body.leases += 1
         self._tickets.add(ticket)
-
-    def _check_deaths(self, ticket: ClientTicket) -> None:
-        """Refuse what has killed workers: its inputs, or its model."""
-        self.second_tries.admit(ticket)
-        breaker = breaker_of(ticket.model.loaded)
-        if breaker:
-            breaker.admit()
 
     def _account(self) -> None:
         """See what has ended, so that nobody is refused for work that is done; answers go out in the next turn."""

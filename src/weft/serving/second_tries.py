@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from weft.errors import BadRequest, Failed, Overloaded, RequestError, UnfitInputs, WorkerDied, first_line
 from weft.runtime.tensors import Array
@@ -26,25 +27,34 @@ QUARANTINE_S = 60.0
 MOST_QUARANTINED = 256
 
 
+class _Quarantine(NamedTuple):
+    """Until when inputs are refused, and what can be seen of them without reading them."""
+
+    until: int
+    outline: tuple[object, ...]
+
+
 class SecondTries:
     """Decides who is tried again; *now* is the clock of the lanes."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
-        self._quarantined: OrderedDict[bytes, int] = OrderedDict()
-        """Digests of inputs that killed their workers, and until when they are refused."""
+        self._quarantined: OrderedDict[bytes, _Quarantine] = OrderedDict()
+        """Inputs that killed their workers, by their digests."""
         self.quarantines = 0
 
     def admit(self, ticket: ClientTicket) -> None:
-        """Refuse inputs that killed their worker twice; nothing is looked at while there are none."""
+        """Refuse inputs that killed their worker twice; only such as look like them are looked at in full."""
         if not self._quarantined:
             return
         now = self._now()
-        while self._quarantined and next(iter(self._quarantined.values())) <= now:
+        while self._quarantined and next(iter(self._quarantined.values())).until <= now:
             self._quarantined.popitem(last=False)
-        until = self._quarantined.get(_digest(ticket)) if self._quarantined else None
-        if until is not None:
-            rest_s = (until - now) / 1e9
+        outline = _outline(ticket)
+        alike = any(each.outline == outline for each in self._quarantined.values())
+        found = self._quarantined.get(_digest(ticket)) if alike else None
+        if found is not None:
+            rest_s = (found.until - now) / 1e9
             raise Overloaded(
                 f"{ticket.model.name}: the same inputs killed their worker twice; refused for {rest_s:.0f} s more",
                 reason="quarantined",
@@ -73,7 +83,8 @@ class SecondTries:
         if error.suspects > 1 or ticket.gone:
             return
         self.quarantines += 1
-        self._quarantined[_digest(ticket)] = self._now() + round(QUARANTINE_S * 1e9)
+        until = self._now() + round(QUARANTINE_S * 1e9)
+        self._quarantined[_digest(ticket)] = _Quarantine(until, _outline(ticket))
         if len(self._quarantined) > MOST_QUARANTINED:
             self._quarantined.popitem(last=False)
 
@@ -87,6 +98,12 @@ def said(model: str, error: Exception) -> RequestError:
     if isinstance(error, UnfitInputs):
         return BadRequest(f"{model} cannot compute these inputs: {first_line(error)}")
     return Failed(f"{model}: {type(error).__name__}: {first_line(error)}")
+
+
+def _outline(ticket: ClientTicket) -> tuple[object, ...]:
+    """A model, and the names, types and shapes of inputs."""
+    tensors = sorted((name, str(value.dtype), value.shape) for name, value in ticket.inputs.items())
+    return ticket.model.name, ticket.model.version, *tensors
 
 
 def _digest(ticket: ClientTicket) -> bytes:
