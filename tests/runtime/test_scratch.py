@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.serving import live
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.onnxruntime_cpu import scratch as scratches
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.scratch import KEPT_BYTES, LONG_NS, Scratch
 
 SECOND = 10**9
@@ -124,3 +126,18 @@ def test_an_idle_lane_returns_what_a_large_request_took(tmp_path: Path, monkeypa
     assert backend.scratch_bytes == 0
     assert lane.close(live.PATIENCE_S)
     model.close()
+
+
+def test_what_is_computed_on_the_thread_that_starts_it_is_looked_at_too(process: Process) -> None:
+    ticks = count(0, LONG_NS)
+    lane = CpuLane(0, lambda: next(ticks), scratch=process.scratch)
+    process.resident += 2 * KEPT_BYTES
+    heard = Heard()
+    lane.start(Idle(), Step(0, (), 0), heard, here=True)
+    assert heard.end().error is None and process.scratch.is_large
+    assert lane.close(live.PATIENCE_S)
+
+
+class Idle:
+    def compute(self, *_: object) -> tuple[()]:
+        return ()

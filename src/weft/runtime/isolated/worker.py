@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from weft.runtime.isolated.described import description, told
 from weft.runtime.isolated.packets import Laid, Line, Packet
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
+from weft.runtime.onnxruntime_cpu.scratch import IDLE_S
 
 SWITCH_S = 0.0005
 """How long a Python thread may hold the global lock while another waits."""
@@ -53,6 +55,7 @@ class ModelWorker:
         self.models: dict[int, LoadedModel] = {}
         self.values: dict[int, dict[str, Any]] = {}
         self._backend = CpuBackend()
+        self.scratch = self._backend.scratch
         self._lanes: dict[int, _WorkerLane] = {}
         self._numbers = count(1)
         self._slow = ThreadPoolExecutor(1, "calls")
@@ -109,10 +112,11 @@ class ModelWorker:
             self.line.send(["reply", key, None, told(error)], wait=True)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
+        """Open a model, from the *cache* if one is named."""
         more: dict[str, Any] = {} if learn else {"learn": False}
         shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
         chosen = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
-        model = self._backend.open(Path(path), chosen, Path(cache), **more)
+        model = self._backend.open(Path(path), chosen, Path(cache) if cache else None, **more)
         self.models[number] = model
         gc.collect()
         gc.freeze()  # what is loaded now stays; looking through it again and again would cost every step
@@ -124,7 +128,7 @@ class _WorkerLane:
 
     def __init__(self, worker: ModelWorker, index: int, line: Line, core: int | None) -> None:
         self._worker, self._line, self._core = worker, line, core
-        self._cpu = CpuLane(index, time.monotonic_ns)
+        self._cpu = CpuLane(index, time.monotonic_ns, scratch=worker.scratch)
         self._steps = 0
         self._current = self._halted = 0
         self._inward: memory.TensorMemory | None = None
@@ -137,11 +141,25 @@ class _WorkerLane:
             os.sched_setaffinity(0, {self._core})
         try:
             while True:
+                self._shrink_until_asked()
                 packet = self._line.receive()
                 self._run(packet)
                 del packet
         except (EOFError, OSError):
             os._exit(0)
+
+    def _shrink_until_asked(self) -> None:
+        """Give back scratch memory that has not been needed for a while; return when a step comes, or nothing is."""
+        scratch = self._worker.scratch
+        if not scratch.is_large:
+            return
+        if scratch.is_due(idle=False):
+            scratch.shrink()
+        asked = select.poll()
+        asked.register(self._line.file, select.POLLIN)
+        while scratch.is_large and not asked.poll(IDLE_S * 1e3):
+            if scratch.is_due(idle=True):
+                scratch.shrink()
 
     def halt(self, run: int) -> None:
         """Stop a step between two of its nodes; one that has not come yet is not begun."""

@@ -56,7 +56,9 @@ class CpuLane:
             self._options, self._stopped = ort.RunOptions(), False
         self._steps += 1
         if here:
-            ended(self._computed(model, step, self._options))
+            end = self._computed(model, step, self._options)
+            self._scratch.ran(end.ended - end.began)
+            ended(end)
         else:
             self._tasks.put((model, step, ended, self._options))
         return CpuRun(self, self._steps)
