@@ -18,6 +18,7 @@ from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from weft.errors import BadRequest, ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
+from weft.runtime.onnxruntime_cpu.cache import is_empty
 from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
@@ -477,3 +478,10 @@ def test_an_input_without_dimensions_is_refused(tmp_path):
 def test_recipes_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ModelError, match="must be"):
         LoadOptions(**wrong)
+
+
+def test_a_cache_in_which_something_is_being_built_is_still_empty(tmp_path: Path) -> None:
+    (tmp_path / ".building-1-x").mkdir()
+    assert is_empty(tmp_path)
+    (tmp_path / "entry").mkdir()
+    assert not is_empty(tmp_path)

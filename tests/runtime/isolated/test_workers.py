@@ -24,7 +24,7 @@ from tests.serving.test_serve_models import until
 from weft.errors import Failed, ModelError, Overloaded, WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.breaker import Endurance
-from weft.runtime.isolated import memory, process
+from weft.runtime.isolated import memory, packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.group import WorkerGroup
@@ -32,6 +32,7 @@ from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.process import WorkerProcess
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.own_folder import make_folder
 
 
 @pytest.fixture
@@ -94,6 +95,21 @@ def until_it_computes(process: int) -> None:
 
     before = ticks()
     until(lambda: ticks() > before + 5, "it computes")
+
+
+def whole(one: IsolatingBackend, path: Path) -> IsolatedModel:
+    """A model that is not learned, which takes one process."""
+    model = one.open(path, LoadOptions(isolation="g"), path.parent / "cache", learn=False)
+    assert isinstance(model, IsolatedModel)
+    return model
+
+
+def killed(group: WorkerGroup) -> WorkerProcess:
+    """Kill the worker; the one that took its place."""
+    before = group.worker
+    os.kill(pid(group), signal.SIGKILL)
+    found: WorkerProcess = until(lambda: group.worker is not before and group.worker, "there is another one")
+    return found
 
 
 def assert_gone(*pids: int) -> None:
@@ -371,6 +387,9 @@ class NoModel:
     def check(self, *_: Any) -> None:
         """Takes anything."""
 
+    def failed(self) -> None:
+        """Bears everything."""
+
 
 def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: str) -> tuple[WorkerProcess, list[Any]]:
     """A worker that answers whatever it hears with these heads."""
@@ -459,3 +478,242 @@ def test_nothing_is_left_when_a_backend_is_closed_while_a_model_is_opened(
     one.close()
     thread.join(live.PATIENCE_S)
     assert len(failures) == 1 and "it was closed" in str(failures[0])
+
+
+# What models do behind one's back
+
+
+def test_what_a_model_leaves_in_its_folders_is_no_module_of_the_next_worker(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one = backend(made)
+    model, lane = whole(one, live.mlp(tmp_path / "mlp.onnx")), one.lane(0)
+    home = model.group._scratch / ".local" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    home.mkdir(parents=True)
+    planted = [model.group._scratch / "orjson.py", model.group.folder / "orjson.py", home / "usercustomize.py"]
+    for each in planted:
+        each.write_text("import os; os._exit(3)")
+    assert os.readlink(f"/proc/{killed(model.group).pid}/cwd") == "/"
+    assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+
+
+def test_one_that_was_opened_whole_comes_back_whole_though_it_was_learned_since(
+    made: list[IsolatingBackend], tmp_path: Path
+) -> None:
+    one, path = backend(made), live.heavy(tmp_path / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
+    options, lane = LoadOptions(isolation="g", grain_s=1e-9, max_pieces=2), one.lane(0)
+    simple = one.open(path, options, tmp_path / "cache", learn=False)
+    assert isinstance(simple, IsolatedModel)
+    parts = one.open(path, options, tmp_path / "cache")
+    assert (len(simple.segments), len(parts.segments)) == (1, 2)
+    assert len(killed(simple.group).opened) == 2
+    assert ended(simple, lane, 0, BatchPart({"x": drawn(1, 16)})).error is None
+
+
+def test_steps_of_a_dead_worker_end_though_no_thread_can_be_started_to_restore_it(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = backend(made)
+    model, lane = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    until(lambda: model.group._keeper is None, "nobody is at it")
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name.startswith("keeper"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        heard = running(model, lane, asked(ENDLESS))
+        os.kill(pid(model.group), signal.SIGKILL)
+        assert isinstance(heard.end().error, WorkerDied)
+    error = ended(model, lane, 0, BatchPart(asked(3))).error
+    assert isinstance(error, WorkerDied) and error.again_s > 0
+    until(lambda: model.group.worker, "who asked had it restored")
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+
+
+def test_steps_of_a_dead_worker_end_whatever_becomes_of_the_news(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = backend(made)
+    model, lane = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    heard, worker = running(model, lane, asked(ENDLESS)), model.group.worker
+    assert worker is not None
+    monkeypatch.setattr(worker, "_died", lambda *_: 1 / 0)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert isinstance(heard.end().error, WorkerDied)
+    assert f"the death of worker {worker.pid} could not be told" in caplog.text
+
+
+def test_a_worker_that_could_not_be_made_ready_is_tried_again_without_a_load(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = backend(made)
+    model, lane = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    monkeypatch.setattr("weft.runtime.isolated.group.LONGEST_PAUSE_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 2)
+        patch.setattr(process, "started", lambda *_: subprocess.Popen(["/bin/true"]))
+        os.kill(pid(model.group), signal.SIGKILL)
+        until(lambda: _failure(model, lane, asked(1)), "requests are told")
+    until(lambda: model.group.worker, "there is one again")
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+
+
+@pytest.mark.parametrize("deadly", [True, False])
+def test_a_model_that_cannot_be_opened_again_is_left_out_and_the_others_come_back(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadly: bool
+) -> None:
+    one = backend(made)
+    good, bad = whole(one, turning(tmp_path / "good.onnx")), whole(one, turning(tmp_path / "bad.onnx"))
+    lane, call = one.lane(0), WorkerProcess.call
+
+    def failing(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        if method == "open" and "bad" in str(arguments):
+            if not deadly:
+                raise RuntimeError("no luck")
+            os.kill(worker.pid, signal.SIGSEGV)
+        return call(worker, method, *arguments)
+
+    monkeypatch.setattr(WorkerProcess, "call", failing)
+    monkeypatch.setattr("weft.runtime.isolated.group.LONGEST_PAUSE_S", 0.01)
+    killed(good.group)
+    failed = _failure(bad, lane, asked(1))
+    assert "it could not be opened again" in str(failed)
+    assert ended(good, lane, 0, BatchPart(asked(3))).error is None
+
+
+def test_a_model_that_is_closed_while_a_spare_opens_it_stays_in_no_worker(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, path = backend(made, spare=True), turning(tmp_path / "turning.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerGroup, "_keep", lambda _: None)
+        first, second = whole(one, path), whole(one, path)
+    call, closed = WorkerProcess.call, threading.Event()
+
+    def closing(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        found = call(worker, method, *arguments)
+        if method == "open" and arguments[0] == second.number:
+            second.close()
+            closed.set()
+        return found
+
+    monkeypatch.setattr(WorkerProcess, "call", closing)
+    first.group._keep()
+    assert closed.wait(live.PATIENCE_S)
+    spare = spare_of(first.group)
+    assert spare.opened == {first.number} and spare.call("held")[0] == 1
+
+
+def test_nothing_is_left_when_a_backend_is_closed_while_a_spare_is_made(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, path, reached = backend(made, spare=True), live.mlp(tmp_path / "mlp.onnx"), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerGroup, "_keep", lambda _: None)
+        model = whole(one, path)
+    call, pids = WorkerProcess.call, [pid(model.group)]
+
+    def waiting(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        os.kill(worker.pid, signal.SIGSTOP)  # so that it never answers
+        pids.append(worker.pid)
+        reached.set()
+        return call(worker, method, *arguments)
+
+    monkeypatch.setattr(WorkerProcess, "call", waiting)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.01)
+    model.group._keep()
+    assert reached.wait(live.PATIENCE_S)
+    one.close()
+    assert_gone(*pids)
+
+
+def test_a_process_that_learns_for_too_long_is_killed(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, call = backend(made), WorkerProcess.call
+
+    def waiting(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        os.kill(worker.pid, signal.SIGSTOP)  # as good as an operator that does not look up
+        return call(worker, method, *arguments)
+
+    monkeypatch.setattr(WorkerProcess, "call", waiting)
+    monkeypatch.setattr("weft.runtime.isolated.group.GRACE_S", 0.0)
+    with pytest.raises(ModelError, match=r"cannot be cut and measured: .*s more than it may"):
+        opened(one, live.mlp(tmp_path / "mlp.onnx"), learn_s=0.01)
+
+
+def test_models_are_served_from_a_cache_that_cannot_be_written_to(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(prefix: str = "weft-", parent: Path | None = None) -> Path:
+        if parent is not None:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return make_folder(prefix)
+
+    opened(backend(made), live.mlp(tmp_path / "mlp.onnx")).close()
+    monkeypatch.setattr("weft.runtime.isolated.group.make_folder", read_only)
+    one = backend(made)
+    model, lane = opened(one, tmp_path / "mlp.onnx"), one.lane(0)
+    assert model.group._scratch.parent != model.group.folder and model.learned
+    assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+    one.close()
+    assert not model.group._scratch.exists() and model.group.folder.exists()
+
+
+def test_who_learns_gently_has_a_gentle_process_and_everybody_else_is_as_urgent_as_ever(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, call, urgency = backend(made), WorkerProcess.call, list[int]()
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    gentle = min(19, usual + 5)
+
+    def looking(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        if method == "open":
+            urgency.append(os.getpriority(os.PRIO_PROCESS, worker.pid))
+        return call(worker, method, *arguments)
+
+    def load() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), gentle)
+        opened(one, live.mlp(tmp_path / "mlp.onnx"))
+
+    monkeypatch.setattr(WorkerProcess, "call", looking)
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    assert urgency == [gentle, usual]
+    worker = one.groups()["g"].worker
+    assert worker is not None and worker._reader.native_id is not None
+    assert os.getpriority(os.PRIO_PROCESS, worker._reader.native_id) == usual
+
+
+def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ThreadPoolExecutor(1) as spawner:
+        worker, _ = liar(spawner, monkeypatch)
+        for head, count in ((["reply", 1, 1, None], 1), (["over", 1, 0, 0, [], False, None], 2), ([], 1)):
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+            with pytest.raises((packets.Garbled, ValueError)):
+                worker._hear(packets.Packet(head, b"", list(files)))
+            for file in files:
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    os.fstat(file)
+        worker.close()
+
+
+def test_memory_that_the_worker_was_not_given_is_not_written_to_again() -> None:
+    line, laid = process._LaneLine(FailingLine()), packets.Laid()  # type: ignore[arg-type]
+    laid.add(np.zeros(packets.INLINE_BYTES, np.uint8))
+    laid.add(np.zeros(8, np.uint8))
+    with pytest.raises(OSError, match="references"):
+        line.send([], laid)
+    assert line.outward is None
+
+
+class FailingLine:
+    def send(self, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ETOOMANYREFS, "Too many references")

@@ -32,6 +32,7 @@ class IsolatingBackend:
         self.now = inner.now
         self._watchman = Watchman(self.limits.kill_s)
         self._spawner = ThreadPoolExecutor(1, "spawner")
+        self._spawner.submit(int)  # its thread, and so all workers, are as urgent as whoever makes this
         self._carrier = ThreadPoolExecutor(1, "carrier")
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -106,22 +107,20 @@ class IsolatingBackend:
             self._users[group] = self._users.get(group, 0) + 1
             return group
 
-    def _leave(self, group: WorkerGroup) -> None:
-        """A model of a group is gone, and the group with its last one."""
+    def _leave(self, group: WorkerGroup) -> bool:
+        """A model of a group is gone, and the group with its last one: True."""
         with self._lock:
             self._users[group] -= 1
             if self._users[group]:
-                return
+                return False
             del self._users[group]
             if self._groups.get(group.name) is group:
                 del self._groups[group.name]
             past, ended = self._past, group.counts
             self._past = WorkerCounts(past.deaths + ended.deaths, past.restarts + ended.restarts)
         group.close()
+        return True
 
     def _closed(self, model: IsolatedModel) -> None:
-        with self._lock:
-            others = self._users.get(model.group, 0) > 1
-        if others:
+        if not self._leave(model.group):
             model.group.forget(model.number)
-        self._leave(model.group)

@@ -12,11 +12,10 @@ import dataclasses
 import hashlib
 import logging
 import os
-import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from weft.runtime.isolated.described import ModelDescription
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
 from weft.runtime.onnxruntime_cpu.external import external_files
+from weft.runtime.own_folder import make_folder, remove
 
 log = logging.getLogger("weft.workers")
 
@@ -37,9 +37,16 @@ STARTING_S = 0.05
 """When a step is worth another try, if no worker is there yet."""
 
 MOST_FAILURES = 5
-"""Workers in a row that could not be made ready, after which nobody tries any more."""
+"""Workers in a row that could not be made ready, after which requests are told so."""
 
 LONGEST_PAUSE_S = 5.0
+"""How long after a worker that could not be made ready the next one is tried."""
+
+MOST_REOPENINGS = 2
+"""A model that so many new workers in a row died of, or failed at, is left out of the next one."""
+
+GRACE_S = 300.0
+"""How much longer than it may a model may be learned before its process is killed: an operator may not look up."""
 
 
 class Hands(NamedTuple):
@@ -78,6 +85,8 @@ class KeptModel:
     """Batch sizes that were prepared."""
     lost: str = ""
     """Why it cannot be had any more."""
+    failures: int = 0
+    """New workers in a row that it could not be opened in."""
 
 
 class WorkerGroup:
@@ -90,7 +99,7 @@ class WorkerGroup:
         self.worker: WorkerProcess | None = None
         self.spare: WorkerProcess | None = None
         self.lost = ""
-        """Why no worker can be started any more."""
+        """Why no worker could be started the last times."""
         self._kept: dict[int, KeptModel] = {}
         self._lock = threading.Lock()
         self._preparing = threading.RLock()
@@ -98,9 +107,9 @@ class WorkerGroup:
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
-        """Processes that are not ready yet, or never take requests."""
+        """Processes that do not have all models yet, or never take requests."""
         self.folder, self._temporary = own_folder(name, cache)
-        self._scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
+        self._scratch = _scratch_in(self.folder)
 
     # Models
 
@@ -119,8 +128,10 @@ class WorkerGroup:
                 worker, described = self._opened_somewhere(file)
             except WorkerDied as error:
                 raise ModelError(f"{file.path}: cannot be opened: {error}") from error
-            kept = self._kept[file.number] = KeptModel(file, described, set())
-            worker.opened.add(file.number)
+            kept = KeptModel(file, described, set())
+            with self._lock:
+                self._kept[file.number] = kept
+                worker.opened.add(file.number)
         self._keep()
         return kept
 
@@ -150,13 +161,17 @@ class WorkerGroup:
         """Close a model; the others stay."""
         with self._lock:
             self._kept.pop(number, None)
-        for process in self._processes():
-            if number in process.opened:
+            having = [each for each in (*self._processes(), *self._building) if number in each.opened]
+            for process in having:
                 process.opened.discard(number)
-                try:
-                    process.call("close", number)
-                except (WorkerDied, RuntimeError) as error:
-                    log.debug("model %d of %s went with its worker: %s", number, self.name, error)
+        for process in having:
+            self._close_in(process, number)
+
+    def _close_in(self, process: WorkerProcess, number: int) -> None:
+        try:
+            process.call("close", number)
+        except (WorkerDied, RuntimeError) as error:
+            log.debug("model %d of %s went with its worker: %s", number, self.name, error)
 
     def charge(self, number: int) -> WorkerProcess:
         """The worker that has a model; ``WorkerDied`` says when to ask again, ``Failed`` that there is none."""
@@ -165,6 +180,7 @@ class WorkerGroup:
             return worker
         if self.lost or kept is None or kept.lost:
             raise Failed(self.lost or (kept.lost if kept else "the model is closed"))
+        self._keep()
         raise WorkerDied("its worker is being started", again_s=STARTING_S)
 
     # Processes
@@ -179,33 +195,38 @@ class WorkerGroup:
             return worker
         fresh = self._started([path])
         with self._lock:
-            old, self.worker = self.worker, fresh
-            spare, self.spare = self.spare, None
-        for each in (old, spare):
+            self._building.discard(fresh)
+            fit = fresh.alive and not self._closed.is_set()
+            unwanted = [self.worker, self.spare] if fit else [fresh, None]
+            if fit:
+                self.worker, self.spare = fresh, None
+        for each in unwanted:
             if each is not None:
                 each.close()
+        if not fit:
+            raise fresh.lost()
         return fresh
 
     def _learn(self, file: ModelFile) -> None:
         """Have a model in the cache in full."""
         try:
             process = self._made([file.path])
-            self._building.add(process)
             try:
-                self._opened(process, file)
+                _give_way(process)
+                with _killed_after(process, file.options.learn_s):
+                    self._opened(process, file)
             finally:
-                self._building.discard(process)
-                process.close()
+                self._abandon(process)
         except WorkerDied as error:
             raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
 
     def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
-        """A new process with all models open."""
+        """A new process with all models open; whoever gives it a place takes it out of those that are built."""
         process = self._made([*more, *(each.file.path for each in self._models())])
         try:
             self._complete(process)
         except BaseException:
-            process.close()
+            self._abandon(process)
             raise
         return process
 
@@ -214,21 +235,27 @@ class WorkerGroup:
         if self._closed.is_set():
             raise WorkerDied("the server ends")
         process = self._spawned(files)
-        self._building.add(process)
+        with self._lock:
+            self._building.add(process)
+            closed = self._closed.is_set()
         try:
-            if self._closed.is_set():
+            if closed:
                 raise WorkerDied("the server ends")
             process.await_ready()
         except BaseException:
-            process.close()
+            self._abandon(process)
             raise
-        finally:
-            self._building.discard(process)
         return process
+
+    def _abandon(self, process: WorkerProcess) -> None:
+        """End a process that was built, and never had a place."""
+        process.close()
+        with self._lock:
+            self._building.discard(process)
 
     def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
         folders = frozenset[str]().union(*map(_folders, files))
-        writable = (str(self.folder),)
+        writable = (str(self.folder), str(self._scratch))
         wanted = Confinement(
             os.getpid(), self.limits.memory_bytes, self.limits.open_files, tuple(sorted(folders)), writable
         )
@@ -249,29 +276,53 @@ class WorkerGroup:
             return list(self._kept.values())
 
     def _complete(self, process: WorkerProcess) -> None:
-        """Open what it lacks."""
+        """Open what it lacks; a model that new workers do not survive is left out, and the others are there."""
+        serves = process is self.worker
         for kept in self._models():
-            number = kept.file.number
-            if number in process.opened or kept.lost:
-                continue
-            if kept.file.changed():
-                kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
+            if kept.file.number in process.opened or kept.lost:
                 continue
             try:
-                again = self._opened(process, kept.file)
+                self._reopen(process, kept)
             except ModelError as error:
                 kept.lost = f"it could not be opened again: {error}; load it again"
-                continue
-            if again.segments != kept.description.segments or again.outputs != kept.description.outputs:
-                kept.lost = "it came out otherwise when its worker was started again; load it again"
-                continue
-            for rows in sorted(kept.rows):
-                process.call("prepare", number, rows)
-            process.opened.add(number)
+            except WorkerDied as error:
+                if not serves and not self._closed.is_set():  # nothing else ran there
+                    self._count_failure(kept, error)
+                raise
+            except Exception as error:
+                self._count_failure(kept, error)
+                if not kept.lost:
+                    raise
 
-    def _opened(self, process: WorkerProcess, file: ModelFile) -> ModelDescription:
+    def _count_failure(self, kept: KeptModel, error: Exception) -> None:
+        kept.failures += 1
+        if kept.failures >= MOST_REOPENINGS:
+            kept.lost = f"it could not be opened again: {error}; load it again"
+            log.warning("%s: %s", kept.file.path, kept.lost)
+
+    def _reopen(self, process: WorkerProcess, kept: KeptModel) -> None:
+        """Open a model as it was before; one that was not learned then is not taken from the cache now."""
+        number, told = kept.file.number, kept.description
+        if kept.file.changed():
+            kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
+            return
+        again = self._opened(process, kept.file, cached=told.learned)
+        if again.segments != told.segments or again.outputs != told.outputs:
+            kept.lost = "it came out otherwise when its worker was started again; load it again"
+        for rows in sorted(kept.rows) if not kept.lost else ():
+            process.call("prepare", number, rows)
+        kept.failures = 0
+        with self._lock:
+            wanted = number in self._kept and not kept.lost
+            if wanted:
+                process.opened.add(number)
+        if not wanted:
+            self._close_in(process, number)
+
+    def _opened(self, process: WorkerProcess, file: ModelFile, *, cached: bool = True) -> ModelDescription:
         options = dataclasses.asdict(dataclasses.replace(file.options, isolation=None))
-        text = process.call("open", file.number, str(file.path), options, str(self.folder), file.learn)
+        cache = str(self.folder) if cached else ""
+        text = process.call("open", file.number, str(file.path), options, cache, file.learn)
         try:
             return ModelDescription.model_validate_json(text)
         except ValidationError as error:
@@ -299,8 +350,13 @@ class WorkerGroup:
         """Have a thread see that worker and spare are there."""
         with self._lock:
             if self._keeper is None and not self._closed.is_set():
-                self._keeper = threading.Thread(target=self._restore, name=f"keeper of {self.name}", daemon=True)
-                self._keeper.start()
+                keeper = threading.Thread(target=self._restore, name=f"keeper of {self.name}", daemon=True)
+                try:
+                    self._hands.spawner.submit(keeper.start).result()  # threads are as gentle as who starts them
+                except RuntimeError as error:  # there are too many threads; whoever wants a step asks again
+                    log.warning("nobody can restore the workers of %s now: %s", self.name, error)
+                    return
+                self._keeper = keeper
 
     def _restore(self) -> None:
         failures = 0
@@ -314,9 +370,8 @@ class WorkerGroup:
                 failures += 1
                 log.warning("a worker of %s could not be made ready: %s", self.name, error)
                 if failures >= MOST_FAILURES:
-                    self._give_up(error)
-                    return
-                self._closed.wait(min(LONGEST_PAUSE_S, 0.1 * 2**failures))
+                    self._admit_failure(error)
+                self._closed.wait(min(LONGEST_PAUSE_S, 0.1 * 2 ** min(failures, 10)))
 
     def _step_of_keeper(self) -> bool:
         """Do one thing that is missing; False, and the thread ends, where nothing is."""
@@ -346,9 +401,12 @@ class WorkerGroup:
 
     def _install(self, process: WorkerProcess) -> None:
         with self._lock:
+            self._building.discard(process)
+            self.lost = ""
             if self.counts.deaths:
                 self.counts = self.counts._replace(restarts=self.counts.restarts + 1)
-            if self._closed.is_set() or (self.worker is not None and self.spare is not None):
+            useless = self._closed.is_set() or not process.alive
+            if useless or (self.worker is not None and self.spare is not None):
                 unwanted: WorkerProcess | None = process
             elif self.worker is None:
                 self.worker, unwanted = process, None
@@ -357,11 +415,11 @@ class WorkerGroup:
         if unwanted is not None:
             unwanted.close()
 
-    def _give_up(self, error: Exception) -> None:
+    def _admit_failure(self, error: Exception) -> None:
+        """Let requests fail, for there may be no worker for long."""
         with self._lock:
-            self._keeper = None
             if self.worker is None:
-                self.lost = f"its worker cannot be started again: {error}; load it again"
+                self.lost = f"its worker cannot be started again: {error}; that is tried every {LONGEST_PAUSE_S:g} s"
 
     def close(self) -> None:
         """End all processes, and take away what they left."""
@@ -374,7 +432,7 @@ class WorkerGroup:
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join()
         for folder in (self._scratch, *([self.folder] if self._temporary else [])):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
@@ -400,4 +458,34 @@ def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
             return folder, False
         except OSError as error:
             log.warning("models of %s are not cached: %s", name, error)
-    return Path(tempfile.mkdtemp(prefix="weft-")), True
+    return make_folder(), True
+
+
+def _scratch_in(folder: Path) -> Path:
+    """Where workers put what they need for a while: elsewhere if nothing can be written to their cache."""
+    try:
+        return make_folder(".building-", folder)
+    except OSError as error:
+        log.warning("nothing more is cached in %s: %s", folder, error)
+        return make_folder()
+
+
+def _give_way(process: WorkerProcess) -> None:
+    """Have a process that has one thread yet be as gentle as this thread, and so those that it starts."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+@contextmanager
+def _killed_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
+    """Kill a process that goes on long after it should have stopped by itself."""
+    if limit_s is None:
+        yield
+        return
+    timer = threading.Timer(limit_s + GRACE_S, process.kill, [f"it took {GRACE_S:g} s more than it may"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

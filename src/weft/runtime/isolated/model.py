@@ -81,7 +81,12 @@ class IsolatedModel:
                     raise Garbled(f"exit {name!r} is {each.dtype} of shape {each.shape} for {rows} rows")
         if not made:
             raise Garbled("a step without a result")
-        self.breaker.lived()
+        if last or exits:  # what comes later may be what kills
+            self.breaker.lived()
+
+    def failed(self) -> None:
+        """Its worker said what was wrong with a step."""
+        self.breaker.answered()
 
     def close(self) -> None:
         """Give its memory back; the workers go with their last model."""

@@ -45,6 +45,10 @@ class Charged(Protocol):
         """``Garbled`` if that cannot be what a segment gives."""
         ...
 
+    def failed(self) -> None:
+        """A step of it ended with an error."""
+        ...
+
 
 class HeldValues:
     """Values in the memory of a worker; they are freed with this."""
@@ -125,9 +129,13 @@ class _LaneLine:
         try:
             self.outward.write(laid.pieces)
             self.line.send(head, files=files, wait=False)
+        except BaseException:
+            if files:  # the other side does not have it
+                self.outward = None
+            raise
         finally:
             packets.close_all(files)
-            if self.outward.size > memory.KEPT_BYTES:
+            if self.outward and self.outward.size > memory.KEPT_BYTES:
                 self.outward = None
 
 
@@ -171,7 +179,13 @@ class WorkerProcess:
         finally:
             theirs.close()
         self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
-        self._reader.start()
+        try:
+            spawner.submit(self._reader.start).result()  # threads are as gentle as who starts them
+        except RuntimeError:  # there are too many threads; nobody would see it to its end
+            self.process.kill()
+            self.process.wait()
+            self._line.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -323,7 +337,7 @@ class WorkerProcess:
         if self._closing:
             blamed = []
         else:
-            self._died(self, {run.model for run in blamed})
+            self._tell_of_death({run.model for run in blamed})
         for run in runs:
             run.fail(self.lost(len(blamed) if run in blamed else 0))
         for future in [self._hello, *calls]:
@@ -332,24 +346,34 @@ class WorkerProcess:
         for line in (self._line, *(each.line for each in list(self._lanes.values()))):
             line.close()
 
+    def _tell_of_death(self, models: set[Charged]) -> None:
+        """Whatever becomes of that, everything that waits for this worker is answered."""
+        try:
+            self._died(self, models)
+        except Exception:
+            log.exception("the death of worker %d could not be told", self.pid)
+
     # What it says
 
     def _hear(self, packet: Packet) -> None:
-        kind, *rest = packet.head
-        if kind == "over":
-            self._over(packet, *rest)
-        elif kind == "reply":
-            self._reply(*rest)
-        elif kind == "hello":
-            self._greet(*rest)
-        else:
-            packets.close_all(packet.files)
-            raise Garbled(f"{kind!r} is nothing a worker says")
+        try:
+            kind, *rest = packet.head
+            if len(packet.files) > (kind == "over"):
+                raise Garbled(f"{len(packet.files)} files with {kind!r}")
+            if kind == "over":
+                self._over(packet, *rest)
+            elif kind == "reply":
+                self._reply(*rest)
+            elif kind == "hello":
+                self._greet(*rest)
+            else:
+                raise Garbled(f"{kind!r} is nothing a worker says")
+        finally:
+            packets.close_all(packet.files)  # those that nobody took
 
     def _over(self, packet: Packet, number: int, began: int, ended: int, made: Any, shared: bool, problem: Any) -> None:
         run = self._take(number)
         if run is None:
-            packets.close_all(packet.files)
             raise Garbled(f"step {number} does not run")
         try:
             end = self._read_end(run, packet, began, ended, made, shared, problem)
@@ -370,9 +394,11 @@ class WorkerProcess:
         began = min(max(run.began, int(began)), ended)
         lane = self._lanes[run.lane.index]
         if packet.files:
-            lane.inward = memory.taken(packet.files[0])
+            lane.inward = memory.taken(packet.files.pop())
         if problem is not None:
-            return StepEnd(began, ended, error=heard(problem))
+            error = heard(problem)
+            run.model.failed()
+            return StepEnd(began, ended, error=error)
         if shared and lane.inward is None:
             raise Garbled("no memory was sent")
         source = lane.inward.bytes if shared and lane.inward else packet.tensors

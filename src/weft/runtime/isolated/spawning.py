@@ -38,6 +38,8 @@ def started(line: int, confinement: Confinement, scratch: str) -> subprocess.Pop
     """A worker's process, in a folder of its own."""
     command = [
         sys.executable,
+        "-P",  # no modules from where it is started, nor from a home: models may write there
+        "-s",
         "-m",
         "weft.runtime.isolated.worker",
         str(line),
@@ -49,6 +51,6 @@ def started(line: int, confinement: Confinement, scratch: str) -> subprocess.Pop
         pass_fds=[line],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        cwd=scratch,
+        cwd="/",
         start_new_session=True,
     )

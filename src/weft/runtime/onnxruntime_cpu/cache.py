@@ -69,7 +69,7 @@ def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
 def is_empty(cache: Path) -> bool:
     """Whether there cannot be an entry, so that nobody has to look at a model to find it."""
     try:
-        return not any(cache.iterdir())
+        return all(each.name.startswith(".") for each in cache.iterdir())  # those are being built
     except OSError:
         return True
 
