@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.runtime.exit_nets import conv_net
 from tests.runtime.isolated.models import HOURS, boxes, stubborn, swelling, table
 from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
 from tests.serving import live
@@ -688,6 +689,24 @@ def test_who_learns_gently_has_a_gentle_process_and_everybody_else_is_as_urgent_
     worker = one.groups()["g"].worker
     assert worker is not None and worker._reader.native_id is not None
     assert os.getpriority(os.PRIO_PROCESS, worker._reader.native_id) == usual
+
+
+def test_a_model_that_must_be_tried_out_is_so_in_a_process_of_its_own(
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, call, seen = backend(made), WorkerProcess.call, list[tuple[int, bool]]()
+    path = conv_net(tmp_path / "exits.onnx", marked=True)
+
+    def looking(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
+        if method == "open":
+            seen.append((worker.pid, arguments[-1]))
+        return call(worker, method, *arguments)
+
+    monkeypatch.setattr(WorkerProcess, "call", looking)
+    model = whole(one, path)
+    assert len(model.exits) == 3 and model.learned
+    assert [learn for _, learn in seen] == [False, True, False]
+    assert seen[0][0] == seen[2][0] == pid(model.group) != seen[1][0]
 
 
 def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from weft.errors import Failed, ModelError, WorkerDied
+from weft.errors import Failed, ModelError, NotLearned, WorkerDied
 from weft.runtime.backend import LoadOptions
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
@@ -117,11 +117,20 @@ class WorkerGroup:
         """Open a model in the worker; the spare follows. ``ModelError`` if it cannot be opened.
 
         One that is to be learned is learned in a process of its own, whose end concerns nobody; the worker then finds
-        it in the cache. So nobody waits for that, and what a model does when it is tried out hurts no request.
+        it in the cache. So nobody waits for that, and what a model does when it is tried out hurts no request. One
+        that cannot be had otherwise is learned in any case.
         """
-        if file.learn:
-            self._learn(file)
-            file = file._replace(learn=False)
+        if not file.learn:
+            with suppress(NotLearned):
+                return self._open_in_worker(file)
+        self._learn(file._replace(learn=True))
+        try:
+            return self._open_in_worker(file._replace(learn=False))
+        except NotLearned:  # nothing could be written to the cache
+            return self._open_in_worker(file._replace(learn=True))
+
+    def _open_in_worker(self, file: ModelFile) -> KeptModel:
+        """``NotLearned`` if it would have to be tried out there, and may not."""
         with self._preparing:
             self.lost = ""
             try:

@@ -27,9 +27,10 @@ from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.confinement import Confinement, confine
 from weft.runtime.isolated.described import description, told
 from weft.runtime.isolated.packets import Laid, Line, Packet
-from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
-from weft.runtime.onnxruntime_cpu.scratch import IDLE_S
+from weft.runtime.onnxruntime_cpu.preparing import prepare
+from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
 
 SWITCH_S = 0.0005
 """How long a Python thread may hold the global lock while another waits."""
@@ -54,8 +55,7 @@ class ModelWorker:
         self.line = line
         self.models: dict[int, LoadedModel] = {}
         self.values: dict[int, dict[str, Any]] = {}
-        self._backend = CpuBackend()
-        self.scratch = self._backend.scratch
+        self.scratch = Scratch(time.monotonic_ns)
         self._lanes: dict[int, _WorkerLane] = {}
         self._numbers = count(1)
         self._slow = ThreadPoolExecutor(1, "calls")
@@ -112,11 +112,13 @@ class ModelWorker:
             self.line.send(["reply", key, None, told(error)], wait=True)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
-        """Open a model, from the *cache* if one is named."""
-        more: dict[str, Any] = {} if learn else {"learn": False}
+        """Open a model, from the *cache* if one is named; ``NotLearned`` where it had to be learned and shall not."""
         shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
         chosen = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
-        model = self._backend.open(Path(path), chosen, Path(cache) if cache else None, **more)
+        allowance = Allowance(chosen.learn_s)
+        if not learn:
+            allowance.stop()
+        model = prepare(Path(path), chosen, Path(cache) if cache else None, learn=learn, allowance=allowance)
         self.models[number] = model
         gc.collect()
         gc.freeze()  # what is loaded now stays; looking through it again and again would cost every step
