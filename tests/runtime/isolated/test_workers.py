@@ -709,6 +709,21 @@ def test_a_model_that_must_be_tried_out_is_so_in_a_process_of_its_own(
     assert seen[0][0] == seen[2][0] == pid(model.group) != seen[1][0]
 
 
+def test_a_worker_whose_place_is_taken_ends_when_its_steps_have(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one = backend(made)
+    model, lane, heard = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0), Heard()
+    old = model.group.worker
+    run = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
+    (tmp_path / "elsewhere").mkdir()
+    other = whole(one, turning(tmp_path / "elsewhere" / "turning.onnx"))
+    assert old is not None and old.alive and other.group.worker is not old
+    run.stop()
+    error = heard.end().error
+    assert error is not None and not isinstance(error, WorkerDied)
+    until(lambda: not old.alive, "it is gone")
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None and one.counts().deaths == 0
+
+
 def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -45,6 +45,9 @@ LONGEST_PAUSE_S = 5.0
 MOST_REOPENINGS = 2
 """A model that so many new workers in a row died of, or failed at, is left out of the next one."""
 
+RETIRING_S = 10.0
+"""How long a worker may go on with what it runs when another one has taken its place."""
+
 GRACE_S = 300.0
 """How much longer than it may a model may be learned before its process is killed: an operator may not look up."""
 
@@ -107,7 +110,7 @@ class WorkerGroup:
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
-        """Processes that do not have all models yet, or never take requests."""
+        """Processes that have no place yet, or never had, or not any more."""
         self.folder, self._temporary = own_folder(name, cache)
         self._scratch = _scratch_in(self.folder)
 
@@ -204,17 +207,31 @@ class WorkerGroup:
             return worker
         fresh = self._started([path])
         with self._lock:
-            self._building.discard(fresh)
             fit = fresh.alive and not self._closed.is_set()
-            unwanted = [self.worker, self.spare] if fit else [fresh, None]
+            old = [each for each in (self.worker, self.spare) if fit and each is not None]
             if fit:
                 self.worker, self.spare = fresh, None
-        for each in unwanted:
-            if each is not None:
-                each.close()
+                self._building.discard(fresh)
+                self._building.update(old)
         if not fit:
+            self._abandon(fresh)
             raise fresh.lost()
+        for each in old:
+            self._retire(each)
         return fresh
+
+    def _retire(self, process: WorkerProcess) -> None:
+        """Close a process when what it runs has ended, or has had its time."""
+
+        def see_out() -> None:
+            process.await_idle(RETIRING_S)
+            self._abandon(process)
+
+        try:
+            thread = threading.Thread(target=see_out, name=f"end of worker {process.pid}", daemon=True)
+            self._hands.spawner.submit(thread.start).result()
+        except RuntimeError:  # there are too many threads, or the server ends
+            self._abandon(process)
 
     def _learn(self, file: ModelFile) -> None:
         """Have a model in the cache in full."""
@@ -257,7 +274,7 @@ class WorkerGroup:
         return process
 
     def _abandon(self, process: WorkerProcess) -> None:
-        """End a process that was built, and never had a place."""
+        """End a process that has no place."""
         process.close()
         with self._lock:
             self._building.discard(process)

@@ -173,6 +173,8 @@ class WorkerProcess:
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
+        self._idle = threading.Event()
+        """Set when nothing runs any more."""
         self._line, theirs = packets.pair()
         try:
             self.process = spawner.submit(started, theirs.fileno(), confinement, scratch).result()
@@ -198,6 +200,12 @@ class WorkerProcess:
     def await_ready(self) -> None:
         """Return when it can be given work; ``WorkerDied`` if it never can."""
         self._hello.result()
+
+    def await_idle(self, patience_s: float) -> None:
+        """Return when nothing runs there, or after so long; for one that is given nothing more."""
+        self._idle.clear()
+        if self._runs:
+            self._idle.wait(patience_s)
 
     # Steps
 
@@ -281,7 +289,8 @@ class WorkerProcess:
     def lost(self, suspects: int = 0) -> WorkerDied:
         """What is said of a step that went with it."""
         again_s = 0.0 if suspects else SOON_S
-        return WorkerDied(f"the worker that computed it died: {self.death}", suspects=suspects, again_s=again_s)
+        death = self.death or "another one has taken its place"
+        return WorkerDied(f"the worker that computed it died: {death}", suspects=suspects, again_s=again_s)
 
     # Calls
 
@@ -343,6 +352,7 @@ class WorkerProcess:
         for future in [self._hello, *calls]:
             if not future.done():
                 future.set_exception(self.lost())
+        self._idle.set()
         for line in (self._line, *(each.line for each in list(self._lanes.values()))):
             line.close()
 
@@ -383,6 +393,7 @@ class WorkerProcess:
             raise
         run.end(end)
         if not self._runs:
+            self._idle.set()
             self._flush()
 
     def _read_end(
