@@ -65,8 +65,10 @@ def backend(made: list[IsolatingBackend], **limits: Any) -> IsolatingBackend:
     return made[-1]
 
 
-def opened(one: IsolatingBackend, path: Path, group: str = "g", **options: Any) -> IsolatedModel:
-    model = one.open(path, LoadOptions(isolation=group, **options), path.parent / "cache")
+def opened(
+    one: IsolatingBackend, path: Path, group: str = "g", *, learn: bool = False, **options: Any
+) -> IsolatedModel:
+    model = one.open(path, LoadOptions(isolation=group, **options), path.parent / "cache", learn=learn)
     assert isinstance(model, IsolatedModel)
     return model
 
@@ -155,7 +157,7 @@ def test_large_tensors_travel_in_memory_that_both_see(calm: IsolatingBackend, fo
 
 def test_values_stay_in_the_worker_until_nobody_needs_them(calm: IsolatingBackend, folder: Path) -> None:
     one, path = calm, live.heavy(folder / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
-    model, lane = opened(one, path, grain_s=1e-9, max_pieces=2, max_batch=4), one.lane(0)
+    model, lane = opened(one, path, grain_s=1e-9, max_pieces=2, max_batch=4, learn=True), one.lane(0)
     worker = model.group.worker
     assert worker is not None and len(model.segments) == 2
     (half,) = ended(model, lane, 0, BatchPart({"x": drawn(4, 16)}), rows=4).made
@@ -228,7 +230,7 @@ def test_what_a_batch_held_goes_with_its_worker_and_it_begins_anew(
     made: list[IsolatingBackend], tmp_path: Path
 ) -> None:
     one, path = backend(made, spare=True), live.heavy(tmp_path / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
-    model, lane = opened(one, path, grain_s=1e-9, max_pieces=2), one.lane(0)
+    model, lane = opened(one, path, grain_s=1e-9, max_pieces=2, learn=True), one.lane(0)
     spare = spare_of(model.group)
     (half,) = ended(model, lane, 0, BatchPart({"x": drawn(1, 16)})).made
     os.kill(pid(model.group), signal.SIGKILL)
@@ -468,7 +470,7 @@ def test_nothing_is_left_when_a_backend_is_closed_while_a_model_is_opened(
 
     def load() -> None:
         try:
-            opened(one, path)
+            opened(one, path, learn=True)
         except ModelError as error:
             failures.append(error)
 
@@ -644,7 +646,7 @@ def test_a_process_that_learns_for_too_long_is_killed(
     monkeypatch.setattr(WorkerProcess, "call", waiting)
     monkeypatch.setattr("weft.runtime.isolated.group.GRACE_S", 0.0)
     with pytest.raises(ModelError, match=r"cannot be cut and measured: .*s more than it may"):
-        opened(one, live.mlp(tmp_path / "mlp.onnx"), learn_s=0.01)
+        opened(one, live.mlp(tmp_path / "mlp.onnx"), learn_s=0.01, learn=True)
 
 
 def test_models_are_served_from_a_cache_that_cannot_be_written_to(
@@ -655,10 +657,10 @@ def test_models_are_served_from_a_cache_that_cannot_be_written_to(
             raise OSError(errno.EROFS, "Read-only file system")
         return make_folder(prefix)
 
-    opened(backend(made), live.mlp(tmp_path / "mlp.onnx")).close()
+    opened(backend(made), live.mlp(tmp_path / "mlp.onnx"), learn=True).close()
     monkeypatch.setattr("weft.runtime.isolated.group.make_folder", read_only)
     one = backend(made)
-    model, lane = opened(one, tmp_path / "mlp.onnx"), one.lane(0)
+    model, lane = opened(one, tmp_path / "mlp.onnx", learn=True), one.lane(0)
     assert model.group._scratch.parent != model.group.folder and model.learned
     assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
     one.close()
@@ -679,7 +681,7 @@ def test_who_learns_gently_has_a_gentle_process_and_everybody_else_is_as_urgent_
 
     def load() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), gentle)
-        opened(one, live.mlp(tmp_path / "mlp.onnx"))
+        opened(one, live.mlp(tmp_path / "mlp.onnx"), learn=True)
 
     monkeypatch.setattr(WorkerProcess, "call", looking)
     thread = threading.Thread(target=load)
