@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +18,17 @@ from weft.costs.program import Program
 from weft.devices import Host, Lanes, load_any, load_npu, load_simulated, parse_host, read_host
 from weft.devices.host import write_host
 from weft.engine import Engine, SaturatedStreams, SimulatedHost
+from weft.engine.admission import Refusal
 from weft.engine.simulated_host import Crowd, DrawnWork
+from weft.engine.tickets import WaitingLine
 from weft.errors import DeviceError, WorkloadError
 from weft.policies import Setting, make_policy
 from weft.policies.base import NO_BUFFER, Candidate, Start
+from weft.serving.refusals import refused as refused_with
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
 from weft.survey import SeenSpan, Subject, losses, survey
+from weft.survey.measure import failures
 from weft.survey.spans import _met, hand_overs, read_spans, runs
 from weft.workloads.requests import parse_workload
 
@@ -345,6 +350,12 @@ def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(t
     stream = {"model": str(path), "rate": 20.0, "deadline_ms": 10_000.0}
     report = simulate_requests(prepare(workload(stream=[stream]), host), "punctual").report
     assert report.streams[0].completed == report.streams[0].arrived > 0
+
+
+def test_a_queue_that_is_full_shows_that_lanes_are_busy_and_any_other_refusal_is_told():
+    full = str(refused_with(SimpleNamespace(name="net", line=WaitingLine(256)), Refusal("line_full"), WaitingLine(1)))
+    streams = [SimpleNamespace(messages={503: full}), SimpleNamespace(messages={503: "net cannot be loaded"})]
+    assert failures(SimpleNamespace(streams=streams)) == ["503: net cannot be loaded"]
 
 
 @given(

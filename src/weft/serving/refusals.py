@@ -11,6 +11,8 @@ from weft.engine.tickets import WaitingLine
 from weft.errors import Expired, Overloaded, RequestError
 from weft.serving.streams import ServedModel
 
+QUEUE_FULL = "exceeds its maximum queue size"
+
 
 def refused(model: ServedModel, refusal: Refusal, everybody: WaitingLine) -> RequestError:
     """*everybody*: the line of all requests, whoever they are for."""
@@ -19,7 +21,7 @@ def refused(model: ServedModel, refusal: Refusal, everybody: WaitingLine) -> Req
             return Overloaded(f"{everybody.waiting} requests are waiting, which is the limit; send it again later")
         case "line_full":
             return Overloaded(
-                f"{model.name}: exceeds its maximum queue size of {model.line.places}; send it again later",
+                f"{model.name}: {QUEUE_FULL} of {model.line.places}; send it again later",
                 retry_after_s=refusal.ahead / 1e9,
             )
         case "unmeetable":
