@@ -31,7 +31,7 @@ TINY = {"seq_len": 8, "layers": 2, "hidden": 64, "heads": 4}
 RUNNABLE = {
     **{name: {} for name in CNNS},
     "ncf": {},
-    "bert-base": {},
+    "bert-base": {"layers": 2},
     "bert-large": {"layers": 1},
     "xlnet-base": {"layers": 2},
     "xlnet-large": {"layers": 1},
