@@ -30,8 +30,8 @@ from weft.mapping.simulator import simulate
 from weft.mapping.solver import Options, Solution, solve
 from weft.mapping.z3_model import solve_z3
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from soc_problems import synthetic
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.mapping.soc_problems import synthetic
 
 RESULTS = Path(__file__).parent / "results" / "mapping_speed.json"
 PROOFS = ((2, 12, 0.2), (2, 20, 1.0), (3, 8, 60.0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -31,6 +33,16 @@ PATIENCE_S = 600
 def test_the_policy_of_ones_own_runs_beside_ours() -> None:
     done = subprocess.run([sys.executable, ROOT / "examples/own_policy.py"], capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["fifo", "shortest-fetch", "layerweaver", "weft"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody runs all of them after each change; a module that moved is seen here."""
+    monkeypatch.syspath_prepend(str(path.parent))
+    for node in ast.parse(path.read_text()).body:
+        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        assert [name for name in names if importlib.util.find_spec(name) is None] == []
 
 
 def shell_block(page: str, section: str) -> str:
