@@ -4,10 +4,9 @@ A real server, HTTP over loopback with binary tensors, and waves of requests of 
 several models at once. Some rows are ordinary, the others hold what may hurt: huge values, NaN, infinities, zeros.
 Every answer is compared with what the row gives in a batch of the same size whose other rows are ordinary, bit by bit,
 at any of its places; ordinary rows of float32 also with what they give alone. Models that must not be batched are
-served beside them: their answers are those of the row alone. Run from the repository's folder, for the models are
-those of the tests:
+served beside them: their answers are those of the row alone. The models are those of the tests:
 
-    PYTHONPATH=. python benchmarks/exact_batches.py
+    python benchmarks/exact_batches.py
 
 ``--resume`` goes on with what was recorded, policy by policy.
 """
@@ -18,6 +17,7 @@ import argparse
 import asyncio
 import json
 import struct
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,8 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from machine import machine
-from tests.runtime.neighbours import CALM, deviation, together
-from tests.runtime.special_models import MOODS, SPECIAL, Special, large
 
 from weft.errors import ModelError
 from weft.jsonfile import write_json
@@ -37,6 +35,10 @@ from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.tensors import DATATYPES
 from weft.serving.process import ServerProcess
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.runtime.neighbours import CALM, deviation, together
+from tests.runtime.special_models import MOODS, SPECIAL, Special, large
 
 RESULTS = Path(__file__).parent / "results" / "exact_batches.json"
 POLICIES = ("punctual", "fifo", "edf", "fluid")

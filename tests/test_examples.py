@@ -45,6 +45,13 @@ def test_what_a_benchmark_imports_is_there(path: Path, monkeypatch: pytest.Monke
         assert [name for name in names if importlib.util.find_spec(name) is None] == []
 
 
+@pytest.mark.parametrize("name", ["exact_batches", "mapping_speed"])
+def test_a_benchmark_that_uses_the_tests_finds_them(name: str, tmp_path: Path) -> None:
+    script = ROOT / f"benchmarks/{name}.py"
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def shell_block(page: str, section: str) -> str:
     """The first block of commands under a heading."""
     below = (ROOT / page).read_text().split(f"\n## {section}\n", 1)[1]
