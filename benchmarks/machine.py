@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+from weft.version import __version__
+
 
 def machine(*packages: str) -> dict[str, object]:
     """Processor, cores and versions, of weft and of *packages*."""
@@ -15,7 +17,8 @@ def machine(*packages: str) -> dict[str, object]:
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{name: version(name) for name in ("weft", "numpy", *packages)},
+        "weft": __version__,  # of the checkout; what was installed may be older
+        **{name: version(name) for name in ("numpy", *packages)},
     }
 
 

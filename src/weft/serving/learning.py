@@ -105,7 +105,7 @@ class Learner:
     async def _learn(self, lesson: Lesson) -> None:
         opening = partial(self._opened, lesson.slot.entry, lesson.turn_s)
         try:
-            self._take(lesson, await errand("learner", opening, _close, gently=self._gently))
+            self._take(lesson, await errand("learner", opening, close_unwanted, gently=self._gently))
         except NotLearned as error:
             if lesson.turn_s < self._learn_s:
                 self._lessons.append(lesson._replace(turn_s=self._learn_s))
@@ -134,7 +134,8 @@ class Learner:
             slot.message = f"stays whole: {said}"
 
 
-def _close(body: ServedModel) -> None:
+def close_unwanted(body: ServedModel) -> None:
+    """Give back a model that nobody waited for."""
     body.loaded.close()
 
 

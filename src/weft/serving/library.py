@@ -23,7 +23,7 @@ from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
 from weft.serving.isolation import group_of
-from weft.serving.learning import Learner
+from weft.serving.learning import Learner, close_unwanted
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
 from weft.serving.slots import ModelSlot, file_bytes, signature
@@ -191,7 +191,7 @@ class Library:
         try:
             file = signature(entry.path)
             await self._make_room(self._coming[slots[0]], slots)
-            body = await errand(f"loader of {entry.name}", partial(self._opened, entry), _close)
+            body = await errand(f"loader of {entry.name}", partial(self._opened, entry), close_unwanted)
             self._coming.pop(slots[0])
             self._install(slots, body)
             await self._make_room(0, slots)
@@ -361,11 +361,6 @@ def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Leav
         if key in config.model_fields_set and len(config.exits) != 1:
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
     return None
-
-
-def _close(body: ServedModel) -> None:
-    """Nobody waited for it."""
-    body.loaded.close()
 
 
 def _eviction_rank(group: list[ModelSlot], wanted: list[ModelSlot]) -> tuple[bool, bool, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.watchman import Watchman
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.lane import own_core
 
 
 class IsolatingBackend:
@@ -68,8 +68,7 @@ class IsolatingBackend:
         return IsolatedModel(group, kept, breaker, self._closed)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
-        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
-        return IsolatingLane(index, self.now, cores[index % len(cores)] if cores else None, self._inner.scratch)
+        return IsolatingLane(index, self.now, own_core(index, pin=pin), self._inner.scratch)
 
     @property
     def scratch_bytes(self) -> int:

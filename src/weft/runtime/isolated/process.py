@@ -330,7 +330,7 @@ class WorkerProcess:
             while True:
                 self._hear(self._line.receive())
         except (EOFError, OSError):
-            pass
+            pass  # it is gone, which is told below
         except Exception as error:  # whatever it sent, it cannot be trusted any more
             self._why = self._why or f"it sent what cannot be read ({error})"
         self.process.kill()

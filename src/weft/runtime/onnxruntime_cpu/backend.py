@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
-from weft.runtime.onnxruntime_cpu.lane import CpuLane
+from weft.runtime.onnxruntime_cpu.lane import CpuLane, own_core
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
@@ -63,8 +62,7 @@ class CpuBackend:
                 self._learning.discard(allowance)
 
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
-        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
-        return CpuLane(index, self.now, cores[index % len(cores)] if cores else None, self.scratch)
+        return CpuLane(index, self.now, own_core(index, pin=pin), self.scratch)
 
     def close(self) -> None:
         """Stop what is still being tried out; threads and sessions are those of its lanes and models."""

@@ -27,6 +27,12 @@ class Computing(Protocol):
 _Task = tuple[Computing, Step, Ended, ort.RunOptions]
 
 
+def own_core(index: int, *, pin: bool) -> int | None:
+    """The core that a lane is kept on; None where it may run on any."""
+    cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+    return cores[index % len(cores)] if cores else None
+
+
 class CpuRun(NamedTuple):
     """A step that a lane was given."""
 
