@@ -67,7 +67,7 @@ class Lane:
 
 
 class LaneExecutor:
-    """Runs segments on a backend; ``wake`` is called from its threads whenever one has ended."""
+    """Runs segments on a backend; ``wake`` is called, on any thread, when one has ended."""
 
     def __init__(
         self,
@@ -81,6 +81,8 @@ class LaneExecutor:
         self.backend, self.now = backend, backend.now
         self._work_of, self._wake = work_of, wake
         self._thread = get_ident()
+        self._starting = False
+        """Whether the engine is told of an end without being woken."""
         self.lanes = [Lane(index, backend.lane(index, pin=pin)) for index in range(count)]
         self._idle = list(reversed(self.lanes))
         self._ended: deque[tuple[Lane, Completion]] = deque()
@@ -122,10 +124,14 @@ class LaneExecutor:
         lane = self._idle.pop()
         task = lane.task = _LaneTask(candidate, work, self.now())
         here = self.runs_here(candidate, work)
-        task.run = work.start(candidate.layer, lane.device, partial(self._end, lane, task), here=here)
+        self._starting = True
+        try:
+            task.run = work.start(candidate.layer, lane.device, partial(self._end, lane, task), here=here)
+        finally:
+            self._starting = False
 
     def _end(self, lane: Lane, task: _LaneTask, end: StepEnd) -> None:
-        """A segment has ended; called on a thread of the backend's, or on our own while it starts."""
+        """A segment has ended; called on any thread, and on our own while it starts."""
         error = end.error
         if error is None:
             try:
@@ -135,7 +141,7 @@ class LaneExecutor:
         times = LayerTimes(end.began, end.began, end.began, end.ended)
         stopped = task.aborted and error is not None
         self._ended.append((lane, Completion(task.candidate, times, stopped, None if stopped else error)))
-        if get_ident() != self._thread:
+        if not self._starting or get_ident() != self._thread:
             self._wake()
 
     def abortable(self) -> tuple[Running, ...]:

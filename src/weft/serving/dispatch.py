@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
 
 from weft.costs.program import Program
 from weft.devices.decoupled import LayerTimes
@@ -51,7 +52,7 @@ class Dispatcher:
         pin: bool = False,
         most_waiting: int = 4096,
     ) -> None:
-        self._loop = loop
+        self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
         self.policy = make_request_policy(policy, setting, options)
@@ -133,8 +134,11 @@ class Dispatcher:
     # The loop's turns
 
     def _wake(self) -> None:
-        """Called on a lane's thread."""
-        self._loop.call_soon_threadsafe(self._pump)
+        """Called where a lane's step ended."""
+        if get_ident() == self._thread:
+            self._pump_soon()
+        else:
+            self._loop.call_soon_threadsafe(self._pump)
 
     def _pump_soon(self) -> None:
         """Look for work at the end of this turn, so that requests which come together are batched together."""

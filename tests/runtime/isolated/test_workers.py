@@ -27,6 +27,7 @@ from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.breaker import Endurance
 from weft.runtime.isolated import memory, packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
+from weft.runtime.isolated.lane_line import LaneLine
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.limits import WorkerLimits
@@ -372,14 +373,15 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
 
 LIAR = """
 import socket, sys
-kept = []  # files that came with what it heard
 line = socket.socket(fileno=int(sys.argv[1]))
-def say(head):
-    line.send(len(head).to_bytes(4, "little") + head)
-say(b'["hello", [], []]')
-for head in sys.argv[2:]:
-    kept.append(line.recvmsg(1 << 17, 64))
-    say(head.encode())
+def say(where, head):
+    where.send(len(head).to_bytes(4, "little") + head)
+say(line, b'["hello", [], []]')
+for where, head in zip(sys.argv[2::2], sys.argv[3::2]):
+    _, (lane,), _, _ = socket.recv_fds(line, 1 << 17, 1)
+    lane = socket.socket(fileno=lane)
+    lane.recv(1 << 17)
+    say({"line": line, "lane": lane}[where], head.encode())
 line.recv(1 << 17)
 """
 
@@ -395,7 +397,7 @@ class NoModel:
 
 
 def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: str) -> tuple[WorkerProcess, list[Any]]:
-    """A worker that answers whatever it hears with these heads."""
+    """A worker that answers the first step on every lane with these heads: where each is said, and what."""
 
     def started(line: int, *_: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", LIAR, str(line), *says], pass_fds=[line])
@@ -411,6 +413,7 @@ def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: st
     return worker, deaths
 
 
+@pytest.mark.parametrize("where", ["line", "lane"])
 @pytest.mark.parametrize(
     "head",
     [
@@ -429,10 +432,12 @@ def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: st
         '["hello", [], []]',
     ],
 )
-def test_what_cannot_be_read_is_the_end_of_who_sent_it(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_the_end_of_who_sent_it(
+    head: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = IsolatingBackend(CpuBackend())
     with ThreadPoolExecutor(1) as spawner:
-        worker, deaths = liar(spawner, monkeypatch, head)
+        worker, deaths = liar(spawner, monkeypatch, where, head)
         heard, lane = Heard(), one.lane(0)
         step = Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1)
         worker.begin(lane, NoModel(), step, heard)
@@ -731,23 +736,40 @@ def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(
 ) -> None:
     with ThreadPoolExecutor(1) as spawner:
         worker, _ = liar(spawner, monkeypatch)
-        for head, count in ((["reply", 1, 1, None], 1), (["over", 1, 0, 0, [], False, None], 2), ([], 1)):
-            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+        for head in (["reply", 1, 1, None], []):
+            file = os.open(os.devnull, os.O_RDONLY)
             with pytest.raises((packets.Garbled, ValueError)):
-                worker._hear(packets.Packet(head, b"", list(files)))
-            for file in files:
-                with pytest.raises(OSError, match="Bad file descriptor"):
-                    os.fstat(file)
+                worker._hear(packets.Packet(head, b"", [file]))
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(file)
         worker.close()
 
 
+def test_more_files_than_a_step_needs_are_closed_and_are_the_end_of_who_sent_them() -> None:
+    ours, theirs = packets.pair()
+    line, teller = LaneLine(ours, NoEar()), packets.Line(theirs)  # type: ignore[arg-type]
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    before = len(os.listdir("/proc/self/fd"))
+    teller.send(["over", 1, 0, 0, [], False, None], files=files, wait=True)
+    with pytest.raises(packets.Garbled, match="2 files"):
+        line.hear()
+    assert len(os.listdir("/proc/self/fd")) == before
+    packets.close_all(files)
+    ours.close()
+    teller.close()
+
+
+class NoEar:
+    """Nobody listens."""
+
+
 def test_memory_that_the_worker_was_not_given_is_not_written_to_again() -> None:
-    line, laid = process._LaneLine(FailingLine()), packets.Laid()  # type: ignore[arg-type]
+    line, laid = LaneLine(FailingLine(), NoEar()), packets.Laid()  # type: ignore[arg-type]
     laid.add(np.zeros(packets.INLINE_BYTES, np.uint8))
     laid.add(np.zeros(8, np.uint8))
     with pytest.raises(OSError, match="references"):
         line.send([], laid)
-    assert line.outward is None
+    assert line._outward is None
 
 
 class FailingLine:

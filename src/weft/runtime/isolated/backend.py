@@ -11,6 +11,7 @@ from typing import Any
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.breaker import Breaker
+from weft.runtime.isolated.ear import Ear
 from weft.runtime.isolated.group import Hands, ModelFile, WorkerGroup, signature
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
@@ -34,6 +35,7 @@ class IsolatingBackend:
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._spawner.submit(int)  # its thread, and so all workers, are as urgent as whoever makes this
         self._carrier = ThreadPoolExecutor(1, "carrier")
+        self._ear: Ear | None = None
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
@@ -68,7 +70,8 @@ class IsolatingBackend:
         return IsolatedModel(group, kept, breaker, self._closed)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
-        return IsolatingLane(index, self.now, own_core(index, pin=pin), self._inner.scratch)
+        self._ear = self._ear or Ear()
+        return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch)
 
     @property
     def scratch_bytes(self) -> int:
@@ -96,6 +99,8 @@ class IsolatingBackend:
         self._watchman.close()
         self._spawner.shutdown()
         self._carrier.shutdown()
+        if self._ear:
+            self._ear.close()
 
     def _joined(self, name: str, cache: Path | None) -> WorkerGroup:
         with self._lock:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
+from weft.runtime.isolated.ear import Ear
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
@@ -14,30 +14,23 @@ from weft.runtime.onnxruntime_cpu.scratch import Scratch
 class RunElsewhere(Protocol):
     """A step of this lane that a worker computes."""
 
-    over: bool
-    watched: threading.Event | None
-    """Set when it has ended."""
+    def await_end(self, patience_s: float | None) -> bool:
+        """Return when it has ended, or after so long: False."""
+        ...
 
 
 class IsolatingLane(CpuLane):
     """A lane by its number, which every worker has, too."""
 
     def __init__(
-        self, index: int, now: Callable[[], int], core: int | None = None, scratch: Scratch | None = None
+        self, index: int, now: Callable[[], int], ear: Ear, core: int | None = None, scratch: Scratch | None = None
     ) -> None:
         super().__init__(index, now, core, scratch)
-        self.index, self.core = index, core
+        self.index, self.ear, self.core = index, ear, core
         self.run: RunElsewhere | None = None
         """The last one."""
 
     def close(self, patience_s: float | None = None) -> bool:
         end_s = None if patience_s is None else time.monotonic() + patience_s
-        ended = self._ended_elsewhere(patience_s)
+        ended = self.run is None or self.run.await_end(patience_s)
         return super().close(None if end_s is None else max(0.0, end_s - time.monotonic())) and ended
-
-    def _ended_elsewhere(self, patience_s: float | None) -> bool:
-        run = self.run
-        if run is None:
-            return True
-        run.watched = threading.Event()
-        return run.over or run.watched.wait(patience_s)

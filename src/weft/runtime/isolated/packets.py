@@ -25,6 +25,9 @@ INLINE_BYTES = 32 << 10
 LARGEST_PACKET = 128 << 10
 """Longer ones travel in a file of their own."""
 
+LARGEST_HEAD = 16 << 20
+"""Nobody has to read longer ones."""
+
 MOST_FILES = 2
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 _FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
@@ -79,9 +82,11 @@ class Line:
         else:
             self._socket.send(packet, flags)
 
-    def receive(self) -> Packet:
-        """The next packet; EOFError when the other side is gone."""
-        size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES)
+    def receive(self, *, wait: bool = True) -> Packet:
+        """The next packet; EOFError when the other side is gone, BlockingIOError if there is none and it may not wait.
+        """
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES, flags)
         if not size:
             raise EOFError
         files = _files(rights) if rights else []
@@ -123,6 +128,8 @@ def _read(packet: memoryview, files: list[int]) -> Packet:
         size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
         packet = memoryview(memory.taken(files.pop()).bytes)[:size]
         length = int.from_bytes(packet[:_HEAD], "little")
+    if length > LARGEST_HEAD:
+        raise ValueError(f"a head of {length} bytes")
     head = orjson.loads(packet[_HEAD : _HEAD + length])
     if not isinstance(head, list):
         raise ValueError("a packet without a list")
@@ -180,7 +187,7 @@ def restore(told: Any, source: Any, *, copied: bool) -> dict[str, Any]:
                 found[name] = _restored_texts(shape, place, size, source)
                 continue
             each = np.ndarray(shape, DATATYPES[kind], source, place)
-            if not 0 <= place <= length - each.nbytes:  # numpy looks, but not before the beginning
+            if size != each.nbytes or not 0 <= place <= length - size:  # numpy looks, but not before the beginning
                 raise ValueError(f"{kind} {shape} at {place} of {length} bytes")
             found[name] = each.copy() if copied else each
         return found

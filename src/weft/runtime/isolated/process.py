@@ -1,7 +1,8 @@
 """The server's side of one worker: the process, its lines, what runs there, and its death.
 
-Steps are sent on the thread that starts them. One thread reads, tells of ends as it hears of them, and sees the process
-to its end. A worker that sends what cannot be read, or takes no more work, is killed as if it had died.
+Steps are sent on the thread that starts them, and their ends are heard by the lanes' ``Ear``. A thread reads everything
+else and sees the process to its end. A worker that sends what cannot be read, or takes no more work, is killed as if it
+had died.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any, Protocol
 
 from weft.errors import WorkerDied
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
-from weft.runtime.isolated import memory, packets
+from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import heard
 from weft.runtime.isolated.lane import IsolatingLane
-from weft.runtime.isolated.packets import Garbled, Laid, Line, Packet
+from weft.runtime.isolated.lane_line import LaneLine, StepReport
+from weft.runtime.isolated.packets import Garbled, Laid, Packet
 from weft.runtime.isolated.spawning import ended_by, started
 
 log = logging.getLogger("weft.workers")
@@ -33,7 +38,10 @@ SOON_S = 0.002
 """When a step that a worker did not have to do with its death may be tried again: another one is in charge then."""
 
 CARRIED_BYTES = 4 << 20
-"""Larger inputs are copied on a thread beside, or the event loop would wait for it."""
+"""Larger tensors are copied on a thread beside, or the event loop would wait for it."""
+
+LOOK_S = 0.01
+"""How often who waits for a step looks whether it has ended."""
 
 
 class Charged(Protocol):
@@ -68,7 +76,7 @@ _NO_STEP = Step(0, (), 0)
 class WorkerRun:
     """A step that a worker was given."""
 
-    __slots__ = ("_ended", "began", "lane", "model", "number", "over", "step", "watched", "worker")
+    __slots__ = ("_ended", "began", "lane", "model", "number", "over", "step", "worker")
 
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended
@@ -77,7 +85,6 @@ class WorkerRun:
         self._ended: Ended | None = ended
         self.began = worker.now()
         self.over = False
-        self.watched: threading.Event | None = None
 
     def stop(self) -> None:
         if not self.over:
@@ -102,41 +109,13 @@ class WorkerRun:
         except Exception:
             log.exception("the end of a step could not be told")
         self.over = True
-        if self.watched:
-            self.watched.set()
+
+    def await_end(self, patience_s: float | None) -> bool:
+        """Return when it has ended, or after so long: False. Whoever waits here listens, too."""
+        return self.over or self.worker.listen_until(self, patience_s)
 
     def fail(self, error: Exception) -> None:
         self.end(StepEnd(self.began, max(self.began, self.worker.now()), error=error))
-
-
-class _LaneLine:
-    """The line to a worker's lane, with the memory for tensors both ways."""
-
-    def __init__(self, line: Line) -> None:
-        self.line = line
-        self.outward: memory.TensorMemory | None = None
-        self.inward: memory.TensorMemory | None = None
-
-    def send(self, head: list[Any], laid: Laid) -> None:
-        """Send a step; large tensors go into the memory, which is passed on if it is new."""
-        if laid.size <= packets.INLINE_BYTES:
-            self.line.send(head, laid.in_a_row(), wait=False)
-            return
-        files: list[int] = []
-        if self.outward is None or self.outward.size < laid.size:
-            self.outward, file = memory.made(laid.size)
-            files.append(file)
-        try:
-            self.outward.write(laid.pieces)
-            self.line.send(head, files=files, wait=False)
-        except BaseException:
-            if files:  # the other side does not have it
-                self.outward = None
-            raise
-        finally:
-            packets.close_all(files)
-            if self.outward and self.outward.size > memory.KEPT_BYTES:
-                self.outward = None
 
 
 class WorkerProcess:
@@ -168,7 +147,7 @@ class WorkerProcess:
         self._keys = itertools.count(1)
         self._runs: dict[int, WorkerRun] = {}
         self._calls: dict[int, Future[Any]] = {}
-        self._lanes: dict[int, _LaneLine] = {}
+        self._lanes: dict[int, LaneLine] = {}
         self._freed: deque[int] = deque()
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
@@ -245,14 +224,17 @@ class WorkerProcess:
             if self._take(run.number):
                 run.fail(error)
 
-    def _lane(self, lane: IsolatingLane) -> _LaneLine:
+    def _lane(self, lane: IsolatingLane) -> LaneLine:
         """The line to a lane, opened when it is first used."""
         found = self._lanes.get(lane.index)
         if found is None:
             line, theirs = packets.pair()
             with theirs:
                 self._line.send(["lane", lane.index, lane.core], files=[theirs.fileno()], wait=False)
-            found = self._lanes[lane.index] = _LaneLine(line)
+            found = self._lanes[lane.index] = LaneLine(line, lane.ear)
+            lane.ear.listen(line, partial(self._heard, found))
+            if self.death:  # it has been buried, and this line was not there yet
+                lane.ear.part(line)
         return found
 
     def _take(self, number: int) -> WorkerRun | None:
@@ -338,6 +320,9 @@ class WorkerProcess:
 
     def _bury(self, code: int) -> None:
         """Everything that ran there ends, after whoever keeps the worker has heard of it."""
+        for lane in list(self._lanes.values()):  # what it finished is not lost
+            while self._listen(lane, 0.0):
+                pass
         with self._lock:
             self.death = "it was closed" if self._closing else self._why or ended_by(code)
             runs, self._runs = list(self._runs.values()), {}
@@ -353,8 +338,9 @@ class WorkerProcess:
             if not future.done():
                 future.set_exception(self.lost())
         self._idle.set()
-        for line in (self._line, *(each.line for each in list(self._lanes.values()))):
-            line.close()
+        self._line.close()
+        for lane in list(self._lanes.values()):
+            lane.ear.part(lane.line)
 
     def _tell_of_death(self, models: set[Charged]) -> None:
         """Whatever becomes of that, everything that waits for this worker is answered."""
@@ -366,59 +352,98 @@ class WorkerProcess:
     # What it says
 
     def _hear(self, packet: Packet) -> None:
-        try:
-            kind, *rest = packet.head
-            if len(packet.files) > (kind == "over"):
-                raise Garbled(f"{len(packet.files)} files with {kind!r}")
-            if kind == "over":
-                self._over(packet, *rest)
-            elif kind == "reply":
-                self._reply(*rest)
-            elif kind == "hello":
-                self._greet(*rest)
-            else:
-                raise Garbled(f"{kind!r} is nothing a worker says")
-        finally:
-            packets.close_all(packet.files)  # those that nobody took
+        packets.close_all(packet.files)
+        kind, *rest = packet.head
+        if packet.files:
+            raise Garbled(f"{len(packet.files)} files with {kind!r}")
+        if kind == "reply":
+            self._reply(*rest)
+        elif kind == "hello":
+            self._greet(*rest)
+        else:
+            raise Garbled(f"{kind!r} is nothing a worker says")
 
-    def _over(self, packet: Packet, number: int, began: int, ended: int, made: Any, shared: bool, problem: Any) -> None:
-        run = self._take(number)
-        if run is None:
-            raise Garbled(f"step {number} does not run")
+    def listen_until(self, run: WorkerRun, patience_s: float | None) -> bool:
+        """Hear what is said of a step until it has ended; False if it has not in time."""
+        end_s = None if patience_s is None else time.monotonic() + patience_s
+        while not run.over:
+            if end_s is not None and time.monotonic() > end_s:
+                return False
+            lane = self._lanes.get(run.lane.index)
+            if lane is None or not self._listen(lane, LOOK_S):
+                time.sleep(LOOK_S)  # its inputs are being copied, or the worker is seen to its end
+        return True
+
+    def _listen(self, lane: LaneLine, patience_s: float) -> bool:
+        """Wait so long for what a lane says; False if it says nothing."""
+        file, told = lane.line.file, select.poll()
+        if file < 0:
+            return False
+        told.register(file, select.POLLIN)
+        return bool(told.poll(patience_s * 1e3)) and self._heard(lane)
+
+    def _heard(self, lane: LaneLine) -> bool:
+        """Hear what a lane says, if it says something; False if it never will again."""
+        with lane.hearing:
+            try:
+                report = lane.hear()
+                if report.weight > CARRIED_BYTES:
+                    self._carrier.submit(self._finish_beside, report)
+                else:
+                    self._finish(report)
+            except BlockingIOError:
+                return True  # somebody else heard it
+            except (EOFError, OSError):
+                self.process.kill()  # it is gone, or as good as that
+                return False
+            except Exception as error:
+                self._distrust(error)
+                return False
+            return True
+
+    def _finish_beside(self, report: StepReport) -> None:
         try:
-            end = self._read_end(run, packet, began, ended, made, shared, problem)
+            self._finish(report)
+        except Exception as error:
+            self._distrust(error)
+
+    def _distrust(self, error: Exception) -> None:
+        """Whatever it sent, it can be trusted no more."""
+        self.kill(f"it sent what cannot be read ({error})")
+
+    def _finish(self, report: StepReport) -> None:
+        """A step has ended."""
+        run = self._take(report.number)
+        if run is None:
+            if self.death:
+                return  # it was said to have gone with the worker
+            raise Garbled(f"step {report.number} does not run")
+        try:
+            end = self._read_end(run, report)
         except BaseException:
             with self._lock:
-                self._runs[number] = run  # it ends with the worker
+                self._runs[run.number] = run  # it ends with the worker
             raise
         run.end(end)
         if not self._runs:
             self._idle.set()
             self._flush()
 
-    def _read_end(
-        self, run: WorkerRun, packet: Packet, began: int, ended: int, made: Any, shared: bool, problem: Any
-    ) -> StepEnd:
+    def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
         """The end of a step; its times are ours where the worker's cannot be."""
         now = self.now()
-        ended = min(max(run.began, int(ended)), now)
-        began = min(max(run.began, int(began)), ended)
-        lane = self._lanes[run.lane.index]
-        if packet.files:
-            lane.inward = memory.taken(packet.files.pop())
-        if problem is not None:
-            error = heard(problem)
+        ended = min(max(run.began, int(report.ended)), now)
+        began = min(max(run.began, int(report.began)), ended)
+        if report.problem is not None:
+            error = heard(report.problem)
             run.model.failed()
             return StepEnd(began, ended, error=error)
-        if shared and lane.inward is None:
-            raise Garbled("no memory was sent")
-        source = lane.inward.bytes if shared and lane.inward else packet.tensors
         outputs = [
-            StepOutput(HeldValues(self, int(number)) if number else {}, packets.restore(answers, source, copied=True))
-            for number, answers in made
+            StepOutput(
+                HeldValues(self, int(number)) if number else {}, packets.restore(answers, report.source, copied=True)
+            )
+            for number, answers in report.made
         ]
-        if lane.inward and lane.inward.size > memory.KEPT_BYTES:
-            lane.inward = None
         run.model.check(run.step.segment, run.step.rows, outputs)
         return StepEnd(began, ended, outputs)
 

@@ -1,7 +1,7 @@
 """The process: models on ONNX Runtime, lanes, and what batches hold between segments.
 
-Every lane has a line of its own, on which its thread waits for steps and computes them; so a step wakes one thread
-here and its end one thread there. Everything else comes on the first line. The process ends with that line.
+Every lane has a line of its own, on which its thread waits for steps, and says how they ended; so a step wakes one
+thread here and its end one thread there. Everything else is said on the first line. The process ends with that line.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class _WorkerLane:
         problem = told(end.error) if end.error else None
         head = ["over", run, end.began, end.ended, made, shared, problem]
         try:
-            self._worker.line.send(head, () if shared else laid.in_a_row(), files, wait=True)
+            self._line.send(head, () if shared else laid.in_a_row(), files, wait=True)
         finally:
             packets.close_all(files)
             if self._outward and self._outward.size > memory.KEPT_BYTES:

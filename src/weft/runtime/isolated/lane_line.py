@@ -1,0 +1,90 @@
+"""The line to a lane of a worker: steps go one way and what became of them the other, with memory for large tensors."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from weft.runtime.isolated import memory, packets
+from weft.runtime.isolated.ear import Ear
+from weft.runtime.isolated.packets import Garbled, Laid, Line, Packet
+
+TEXT_WEIGHT = 64
+"""How much longer than others bytes of texts take to be read."""
+
+
+class StepReport(NamedTuple):
+    """What a lane says of a step that has ended; nothing of it is sure."""
+
+    number: int
+    began: int
+    ended: int
+    made: Any
+    """The number of what is kept there and the descriptions of tensors, for each part."""
+    problem: Any
+    source: Any
+    """Where the tensors are; it holds until the next step, or the next report if they came in the packet."""
+    weight: int
+    """How long it takes to read, in bytes that are copied."""
+
+
+class LaneLine:
+    """One end of it."""
+
+    def __init__(self, line: Line, ear: Ear) -> None:
+        self.line, self.ear = line, ear
+        self.hearing = threading.Lock()
+        """Held by whoever hears: the ear, who waits for a step at the end, and who sees the worker to its end."""
+        self._outward: memory.TensorMemory | None = None
+        self._inward: memory.TensorMemory | None = None
+
+    def send(self, head: list[Any], laid: Laid) -> None:
+        """Send a step; large tensors go into the memory, which is passed on if it is new."""
+        if laid.size <= packets.INLINE_BYTES:
+            self.line.send(head, laid.in_a_row(), wait=False)
+            return
+        files: list[int] = []
+        if self._outward is None or self._outward.size < laid.size:
+            self._outward, file = memory.made(laid.size)
+            files.append(file)
+        try:
+            self._outward.write(laid.pieces)
+            self.line.send(head, files=files, wait=False)
+        except BaseException:
+            if files:  # the other side does not have it
+                self._outward = None
+            raise
+        finally:
+            packets.close_all(files)
+            if self._outward and self._outward.size > memory.KEPT_BYTES:
+                self._outward = None
+
+    def hear(self) -> StepReport:
+        """What was said, without waiting for it: BlockingIOError if nothing was, EOFError if nothing ever will be."""
+        packet = self.line.receive(wait=False)
+        try:
+            return self._report(packet)
+        finally:
+            packets.close_all(packet.files)  # those that nobody took
+
+    def _report(self, packet: Packet) -> StepReport:
+        kind, number, began, ended, made, shared, problem = packet.head
+        if kind != "over" or len(packet.files) > 1:
+            raise Garbled(f"{kind!r} with {len(packet.files)} files is nothing a lane says")
+        if packet.files:
+            self._inward = memory.taken(packet.files.pop())
+        if not shared:
+            return StepReport(number, began, ended, made, problem, packet.tensors, 0)
+        if self._inward is None:
+            raise Garbled("no memory was sent")
+        source = self._inward.bytes
+        if self._inward.size > memory.KEPT_BYTES:
+            self._inward = None
+        return StepReport(number, began, ended, made, problem, source, _weight(made))
+
+
+def _weight(made: Any) -> int:
+    sizes = [
+        size * (TEXT_WEIGHT if kind == "BYTES" else 1) for _, answers in made for _, kind, _, _, size in answers
+    ]
+    return int(sum(sizes))
