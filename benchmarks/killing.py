@@ -11,8 +11,8 @@ from pathlib import Path
 
 from processes import children
 
-WORKER = b"weft.runtime.isolated.worker"
-"""The program that a worker is."""
+WORKER = b"weft worker"
+"""What the system calls a worker."""
 WORKED_NS = 1_000_000
 """Who has computed for longer since the last kill is at work."""
 
@@ -43,7 +43,7 @@ def at_work(before_ns: dict[int, int], now_ns: dict[int, int]) -> list[int]:
 
 def worker_pids(server: int) -> list[int]:
     """A server's workers, by how they are called."""
-    return [each.pid for each in children(server) if WORKER in _read(Path(f"/proc/{each.pid}/cmdline"))]
+    return [each.pid for each in children(server) if _read(Path(f"/proc/{each.pid}/comm")).strip() == WORKER]
 
 
 def worked_ns(pid: int) -> int:

@@ -28,6 +28,7 @@ from weft.runtime.breaker import Endurance
 from weft.runtime.isolated import memory, packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.lane_line import LaneLine
+from weft.runtime.isolated.spawning import Template
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.limits import WorkerLimits
@@ -360,7 +361,7 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
     model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
     with monkeypatch.context() as patch:
         patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 1)
-        patch.setattr(process, "started", lambda *_: subprocess.Popen(["/bin/true"]))
+        patch.setattr(Template, "fork", lambda *_: subprocess.Popen(["/bin/true"]))
         os.kill(pid(model.group), signal.SIGKILL)
         failed = until(lambda: _failure(model, lane, asked(1)), "it is given up")
     assert "its worker cannot be started again" in str(failed)
@@ -402,11 +403,10 @@ def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: st
     def started(line: int, *_: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", LIAR, str(line), *says], pass_fds=[line])
 
-    monkeypatch.setattr(process, "started", started)
     deaths: list[Any] = []
     confinement = Confinement(os.getpid(), None, 64, (), ())
     worker = WorkerProcess(
-        "liar", confinement, "/", now=lambda: 0, spawner=spawner, carrier=spawner, watch=lambda _: None,
+        "liar", confinement, "/", now=lambda: 0, spawner=spawner, fork=started, carrier=spawner, watch=lambda _: None,
         died=lambda *death: deaths.append(death),
     )  # fmt: skip
     worker.await_ready()
@@ -563,7 +563,7 @@ def test_a_worker_that_could_not_be_made_ready_is_tried_again_without_a_load(
     monkeypatch.setattr("weft.runtime.isolated.group.LONGEST_PAUSE_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 2)
-        patch.setattr(process, "started", lambda *_: subprocess.Popen(["/bin/true"]))
+        patch.setattr(Template, "fork", lambda *_: subprocess.Popen(["/bin/true"]))
         os.kill(pid(model.group), signal.SIGKILL)
         until(lambda: _failure(model, lane, asked(1)), "requests are told")
     until(lambda: model.group.worker, "there is one again")

@@ -16,6 +16,7 @@ from weft.runtime.isolated.group import Hands, ModelFile, WorkerGroup, signature
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
+from weft.runtime.isolated.spawning import Template
 from weft.runtime.isolated.watchman import Watchman
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
@@ -34,6 +35,7 @@ class IsolatingBackend:
         self._watchman = Watchman(self.limits.kill_s)
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._spawner.submit(int)  # its thread, and so all workers, are as urgent as whoever makes this
+        self._template = Template()
         self._carrier = ThreadPoolExecutor(1, "carrier")
         self._ear: Ear | None = None
         self._numbers = itertools.count(1)
@@ -97,6 +99,7 @@ class IsolatingBackend:
         for group in groups:
             group.close()
         self._watchman.close()
+        self._spawner.submit(self._template.close).result()
         self._spawner.shutdown()
         self._carrier.shutdown()
         if self._ear:
@@ -106,7 +109,7 @@ class IsolatingBackend:
         with self._lock:
             group = self._groups.get(name)
             if group is None:
-                hands = Hands(self.now, self._spawner, self._carrier, self._watchman.watch)
+                hands = Hands(self.now, self._spawner, self._template, self._carrier, self._watchman.watch)
                 group = self._groups[name] = WorkerGroup(name, self.limits, hands, cache)
             self._users[group] = self._users.get(group, 0) + 1
             return group

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on every machine."""
@@ -68,7 +68,7 @@ class Outcome:
 def confine(wanted: Confinement) -> Outcome:
     """Give up all that was not granted, as far as the system lets us."""
     outcome = Outcome()
-    outcome.attempt("ends with the server", lambda: _die_with(wanted.server))
+    outcome.attempt("ends with the server", lambda: end_with(wanted.server))
     outcome.attempt("first to be killed for memory", _volunteer)
     outcome.attempt("no core dumps", lambda: _limit(resource.RLIMIT_CORE, 0))
     outcome.attempt(f"{wanted.open_files} open files", lambda: _limit(resource.RLIMIT_NOFILE, wanted.open_files))
@@ -91,10 +91,21 @@ def _checked(result: int) -> int:
     return result
 
 
-def _die_with(server: int) -> None:
+def end_with(server: int) -> None:
+    """Be killed when the thread ends whose child this process is."""
     _checked(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != server:  # it has died before we asked
         os._exit(1)
+
+
+def inherit_orphans() -> None:
+    """Have processes whose parents are gone, if those descend from this one."""
+    _checked(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+def call_yourself(name: str) -> None:
+    """Have this process shown under a name of at most 15 letters."""
+    _checked(_libc().prctl(_PR_SET_NAME, name.encode(), 0, 0, 0))
 
 
 def _volunteer() -> None:

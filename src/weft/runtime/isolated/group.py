@@ -28,6 +28,7 @@ from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
+from weft.runtime.isolated.spawning import Template
 from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.own_folder import make_folder, remove
 
@@ -57,6 +58,7 @@ class Hands(NamedTuple):
 
     now: Callable[[], int]
     spawner: Executor
+    template: Template
     carrier: Executor
     watch: Callable[[WorkerRun], None]
 
@@ -292,6 +294,7 @@ class WorkerGroup:
             str(self._scratch),
             now=hands.now,
             spawner=hands.spawner,
+            fork=hands.template.fork,
             carrier=hands.carrier,
             watch=hands.watch,
             died=self._died,

@@ -27,7 +27,7 @@ from weft.runtime.isolated.described import heard
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.packets import Garbled, Laid, Packet
-from weft.runtime.isolated.spawning import ended_by, started
+from weft.runtime.isolated.spawning import Child, ended_by
 
 log = logging.getLogger("weft.workers")
 
@@ -131,11 +131,12 @@ class WorkerProcess:
         *,
         now: Callable[[], int],
         spawner: Executor,
+        fork: Callable[[int, Confinement, str], Child],
         carrier: Executor,
         watch: Callable[[WorkerRun], None],
         died: Callable[[WorkerProcess, set[Charged]], None],
     ) -> None:
-        """*spawner*: a thread that lives as long as the server, or its end would be the worker's."""
+        """*fork*: starts the process, on the *spawner*'s one thread."""
         self.name, self.now, self.number = name, now, next(self._numbers)
         self.readable = frozenset(confinement.readable)
         self.opened: set[int] = set()
@@ -156,7 +157,7 @@ class WorkerProcess:
         """Set when nothing runs any more."""
         self._line, theirs = packets.pair()
         try:
-            self.process = spawner.submit(started, theirs.fileno(), confinement, scratch).result()
+            self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
         finally:
             theirs.close()
         self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)

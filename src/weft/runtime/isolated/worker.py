@@ -20,11 +20,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from weft.runtime.backend import BatchPart, LoadedModel, LoadOptions, Step, StepEnd
 from weft.runtime.isolated import memory, packets
-from weft.runtime.isolated.confinement import Confinement, confine
+from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
 from weft.runtime.isolated.described import description, told
 from weft.runtime.isolated.packets import Laid, Line, Packet
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
@@ -32,18 +30,21 @@ from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
 
+NAME = "weft worker"
+"""What the system calls the process."""
+
 SWITCH_S = 0.0005
 """How long a Python thread may hold the global lock while another waits."""
 
 
-def main() -> None:
-    """Serve the process at the other end of the line, until it is gone."""
+def work(file: int, confinement: Confinement) -> None:
+    """Serve the process at the other end of a line, until it is gone."""
+    call_yourself(NAME)
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends the server ends us
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_S)
-    wanted = orjson.loads(sys.argv[2])
-    outcome = confine(Confinement(**wanted))
-    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    outcome = confine(confinement)
+    line = Line(socket.socket(fileno=file))
     line.send(["hello", outcome.done, outcome.lacking], wait=True)
     ModelWorker(line).serve()
 
@@ -234,7 +235,3 @@ class _WorkerLane:
             files.append(file)
         self._outward.write(laid.pieces)
         return files
-
-
-if __name__ == "__main__":
-    main()
