@@ -99,8 +99,8 @@ class IsolatingBackend:
         for group in groups:
             group.close()
         self._watchman.close()
-        self._spawner.submit(self._template.close).result()
         self._spawner.shutdown()
+        self._template.close()
         self._carrier.shutdown()
         if self._ear:
             self._ear.close()

@@ -84,7 +84,5 @@ class LaneLine:
 
 
 def _weight(made: Any) -> int:
-    sizes = [
-        size * (TEXT_WEIGHT if kind == "BYTES" else 1) for _, answers in made for _, kind, _, _, size in answers
-    ]
+    sizes = [size * (TEXT_WEIGHT if kind == "BYTES" else 1) for _, answers in made for _, kind, _, _, size in answers]
     return int(sum(sizes))
