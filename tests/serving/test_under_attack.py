@@ -20,6 +20,7 @@ import pytest
 
 from tests import ROOT
 from tests.serving.test_serve_models import until
+from weft.runtime.isolated import confinement, worker
 from weft.serving.config import read_server_config
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -152,9 +153,13 @@ def test_settings_are_those_this_version_knows(tmp_path: Path) -> None:
 
 @linux_only
 def test_a_process_is_found_by_its_parent_and_by_its_mark() -> None:
-    waiting = [sys.executable, "-c", "input()", killing.WORKER.decode()]
-    child = subprocess.Popen(waiting, stdin=subprocess.PIPE, env=os.environ | {"WEFT_PEER": MARK})
+    assert worker.NAME.encode() == killing.WORKER
+    named = f"from {confinement.__name__} import call_yourself as name; name({worker.NAME!r})"
+    waiting = [sys.executable, "-c", f"{named}; print(flush=True); input()"]
+    marked = os.environ | {"WEFT_PEER": MARK}
+    child = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=marked)
     try:
+        assert child.stdout and child.stdout.readline()
         members = processes.family(os.getpid())
         assert {os.getpid(), child.pid} <= {each.pid for each in members}
         assert child.pid in {each.pid for each in processes.children(os.getpid())}
