@@ -1,0 +1,123 @@
+"""Who hears of the ends of steps, and where workers come from."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.isolated.test_workers import killed, liar, opened, pid, running, until_it_computes
+from tests.runtime.test_backend_contract import Heard, ended
+from tests.serving import live
+from tests.serving.test_serve_endless import ENDLESS, asked, turning
+from weft.runtime.backend import BatchPart, Step
+from weft.runtime.isolated.backend import IsolatingBackend
+from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+
+DONE = '["over", 1, 0, 0, [[0, []]], false, null]'
+
+
+@pytest.fixture
+def one() -> Iterator[IsolatingBackend]:
+    made = IsolatingBackend(CpuBackend(), WorkerLimits(spare=False, kill_s=600.0))
+    yield made
+    made.close()
+
+
+def template_pid(one: IsolatingBackend) -> int:
+    process = one._template._process
+    assert process is not None
+    return process.pid
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class NoModel:
+    number = 1
+
+    def check(self, *_: Any) -> None:
+        """Takes anything."""
+
+    def failed(self) -> None:
+        """Bears everything."""
+
+
+def test_a_loop_hears_of_the_steps_on_lanes_that_it_opened(one: IsolatingBackend, tmp_path: Path) -> None:
+    model = opened(one, turning(tmp_path / "turning.onnx"))
+
+    async def served() -> tuple[list[int], int]:
+        lane, heard, over = one.lane(0), Heard(), asyncio.Event()
+
+        def tell(end: Any) -> None:
+            heard(end)
+            over.set()
+
+        model.start(Step(0, (BatchPart(asked(3)),), 1), lane, tell)
+        await over.wait()
+        assert heard.end().error is None and lane.close(live.PATIENCE_S)
+        return heard.threads, threading.get_ident()
+
+    threads, loop = asyncio.run(served())
+    assert threads == [loop]
+
+
+def test_a_lane_that_is_closed_on_the_loop_hears_of_its_last_step_itself(one: IsolatingBackend, tmp_path: Path) -> None:
+    model = opened(one, turning(tmp_path / "turning.onnx"))
+
+    async def served() -> None:
+        lane, heard = one.lane(0), Heard()
+        run = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
+        until_it_computes(pid(model.group))
+        assert not lane.close(0.0)
+        run.stop()
+        assert lane.close(live.PATIENCE_S)
+        assert heard.end().error is not None
+
+    asyncio.run(served())
+    model.close()
+
+
+def test_what_a_worker_finished_before_it_died_is_not_lost(
+    one: IsolatingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane, blocked, heard = one.lane(0), threading.Event(), Heard()
+    lane.ear._loop.call_soon_threadsafe(blocked.wait)
+    with ThreadPoolExecutor(1) as spawner:
+        worker, deaths = liar(spawner, monkeypatch, "lane", DONE)
+        worker.begin(lane, NoModel(), Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1), heard)
+        worker._line.send(["bye"], wait=True)  # it has said what it had to say, and ends
+        end = heard.end()
+        worker.close()
+    blocked.set()
+    assert end.error is None and len(deaths) == 1 and deaths[0][1] == set()
+
+
+def test_workers_are_children_of_the_server_and_outlive_what_they_were_forked_from(
+    one: IsolatingBackend, tmp_path: Path
+) -> None:
+    model = opened(one, turning(tmp_path / "turning.onnx"))
+    lane, first = one.lane(0), template_pid(one)
+    assert parent_of(pid(model.group)) == os.getpid() and pid(model.group) != first
+    os.kill(first, signal.SIGKILL)
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    killed(model.group)
+    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert template_pid(one) != first and one.counts().deaths == 1
+
+
+def test_how_a_forked_worker_ended_is_known(one: IsolatingBackend, tmp_path: Path) -> None:
+    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    heard = running(model, lane, asked(ENDLESS))
+    os.kill(pid(model.group), signal.SIGSEGV)
+    assert "SIGSEGV" in str(heard.end().error)
