@@ -18,6 +18,7 @@ from tests.runtime.isolated.test_workers import killed, liar, opened, pid, runni
 from tests.runtime.test_backend_contract import Heard, ended
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
+from tests.serving.test_serve_models import until
 from weft.runtime.backend import BatchPart, Step
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.limits import WorkerLimits
@@ -98,6 +99,7 @@ def test_what_a_worker_finished_before_it_died_is_not_lost(
         worker.begin(lane, NoModel(), Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1), heard)
         worker._line.send(["bye"], wait=True)  # it has said what it had to say, and ends
         end = heard.end()
+        until(lambda: deaths, "it is dead")
         worker.close()
     blocked.set()
     assert end.error is None and len(deaths) == 1 and deaths[0][1] == set()
