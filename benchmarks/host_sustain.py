@@ -4,9 +4,7 @@ In every round the machine is measured (``weft profile --device host``) and the 
 ``weft serve`` is started and ``weft bench`` bisects the load for real: the largest one at which no stream misses more
 than 1 % of its deadlines. Both get the same arrivals: with others of the same rates the same lane sustains 90 or 105
 requests per second over eight seconds. Rounds take turns because the speed of a shared machine drifts; how much is
-measured beside them. Where the machine is one of several on the same hardware, a run during which others took its
-processors (time that Linux calls stolen), or before or after which the same piece of work took far longer than it can
-(others on the same cores), says nothing about weft and is done again; how many were is kept.
+measured beside them. Runs that others disturbed are done again (``undisturbed``).
 Printed are the medians over the rounds of the prediction and of the bisections, and their ratio.
 Every round that is done is kept in the results file; a second start goes on from there.
 Run on a machine that does nothing else: python benchmarks/host_sustain.py [--rounds 5] [--seconds 8]
@@ -20,8 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,6 +25,7 @@ from typing import Any
 from machine import machine
 from rich.console import Console
 from rich.table import Table
+from undisturbed import Undisturbed, piece_s
 
 from weft.devices import read_host
 from weft.jsonfile import write_json
@@ -47,60 +44,10 @@ STREAMS: tuple[dict[str, Any], ...] = (
     {"model": "magika", "rate": 30.0, "deadline_ms": 120.0, "shapes": {"bytes": [1, 2048]}},
 )
 """Two small models of different length; what they send per second where the factor is 1."""
-STOLEN = 0.02
-"""Share of the processors' time that others may take during a run; on one that does not tell it, nothing is stolen."""
-SLOWER = 1.2
-"""How much longer than the least time ever a piece of work may take where a run counts."""
-PATIENCE_S = 3600.0
-"""How long runs are done again, all in all; after that they count as they are."""
 RESULTS = Path(__file__).parent / "results" / "host_sustain.json"
 Round = dict[str, Any]
 """A prediction and a bisection: lanes, policy, seed, the two factors, what was tried."""
 console = Console(width=110)
-
-
-class Undisturbed:
-    """Does runs again that others disturbed, and counts them."""
-
-    def __init__(self) -> None:
-        self.again, self._until_s = 0, time.monotonic() + PATIENCE_S
-        self._least_s = piece_s(time.monotonic() + 5.0)[0]
-
-    def __call__(self, run: Callable[[], None]) -> None:
-        while True:
-            while not self._at_full_speed() and time.monotonic() < self._until_s:
-                time.sleep(1.0)
-            before = processor_ticks()
-            run()
-            stolen, every = (now - then for now, then in zip(processor_ticks(), before, strict=True))
-            fit = stolen <= STOLEN * every and self._at_full_speed()
-            if fit or time.monotonic() > self._until_s:
-                return
-            self.again += 1
-
-    def _at_full_speed(self) -> bool:
-        least_s, median_s, _ = piece_s(time.monotonic() + 0.3)
-        self._least_s = min(self._least_s, least_s)
-        return median_s <= SLOWER * self._least_s
-
-
-def piece_s(until_s: float) -> list[float]:
-    """Seconds of the same piece of work, over and over for a while: least, median and most."""
-    found = []
-    while time.monotonic() < until_s:
-        began = time.perf_counter()
-        sum(n * n for n in range(100_000))
-        found.append(time.perf_counter() - began)
-    return [min(found), statistics.median(found), max(found)]
-
-
-def processor_ticks() -> tuple[int, int]:
-    """Time of all processors since the start that others took, and all there was."""
-    try:
-        ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    except OSError:
-        return 0, 0
-    return ticks[7], sum(ticks)
 
 
 undisturbed = Undisturbed()
@@ -259,7 +206,7 @@ def main() -> None:
             left = [policy for policy in asked.policies.split(",") if policy not in done]
             if not left:
                 continue
-            drifts.append(piece_s(time.monotonic() + 2.0))
+            drifts.append(piece_s(2.0))
             host = profiled(lanes, folder, asked.survey)
             for policy in left:
                 before = [r["factor"] for r in rounds if (r["lanes"], r["policy"]) == (lanes, policy)]

@@ -3,8 +3,8 @@
 Two servers with default settings and one lane, one with ``--isolation process``. Asked are a tiny network (64-128-10,
 about 10 us of work; in threads it runs on the event loop itself) and a chain of matrix products of more than 5 ms, over
 HTTP with binary tensors, in a closed loop. Counted is the processor time of the server and all its children, from
-/proc; the client's is not. Rounds alternate, so that both servers meet the same machine; shown is the median of the
-rounds, and of the differences within a round.
+/proc; the client's is not. Rounds alternate, so that both servers meet the same machine, and are done again where
+others disturbed them (``undisturbed``); shown is the median of the rounds, and of the differences within a round.
 
     python benchmarks/isolation_cost.py
 """
@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 from serving_overhead import Round, Target, binary_request, measure, write_network
+from undisturbed import Undisturbed
 
 from weft.jsonfile import write_json
 from weft.serving.process import ServerProcess
@@ -76,7 +78,7 @@ CASES = (
 )
 
 
-def rounds_of(seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round]]]:
+def rounds_of(seconds: float, rounds: int, undisturbed: Undisturbed) -> dict[Case, list[tuple[Round, Round]]]:
     """Threads and workers in turns, every case in every round."""
     found: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as folder:
@@ -86,9 +88,13 @@ def rounds_of(seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round
         with ServerProcess(*options) as threads, ServerProcess(*options, "--isolation", "process") as workers:
             for _ in range(rounds):
                 for case in CASES:
-                    pair = [_measured(server, case, seconds) for server in (threads, workers)]
-                    found[case].append((pair[0], pair[1]))
+                    both = partial(_measured_both, threads, workers, case, seconds)
+                    found[case].append(undisturbed(both))
     return found
+
+
+def _measured_both(one: ServerProcess, other: ServerProcess, case: Case, seconds: float) -> tuple[Round, Round]:
+    return _measured(one, case, seconds), _measured(other, case, seconds)
 
 
 def _measured(server: ServerProcess, case: Case, seconds: float) -> Round:
@@ -137,13 +143,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    before = machine("onnxruntime")
-    rows = [summary(case, rounds) for case, rounds in rounds_of(options.seconds, options.rounds).items()]
+    before, undisturbed = machine("onnxruntime"), Undisturbed()
+    rounds = rounds_of(options.seconds, options.rounds, undisturbed)
+    rows = [summary(case, pairs) for case, pairs in rounds.items()]
     show(rows)
     verdicts = judge(rows)
     for claim, holds in verdicts.items():
         Console().print(f"{'yes' if holds else 'NO '}  {claim}")
-    write_json(options.json, {"machine": before, "seconds": options.seconds, "rows": rows, "verdicts": verdicts})
+    again = {"done_again": undisturbed.again, "disturbed": undisturbed.counted}
+    raw = {"machine": before, "seconds": options.seconds, **again, "rows": rows, "verdicts": verdicts}
+    write_json(options.json, raw)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ killing = pytest.importorskip("killing")
 modes = pytest.importorskip("modes")
 processes = pytest.importorskip("processes")
 under_attack = pytest.importorskip("under_attack")
+undisturbed = pytest.importorskip("undisturbed")
 
 MARK = uuid.uuid4().hex
 linux_only = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -229,3 +230,41 @@ def test_who_works_is_killed_and_not_a_spare() -> None:
     assert killing.at_work(before, {1: 2_000_000, 2: 5_000_000, 4: 9_000_000}) == [1]
     assert killing.at_work(before, {2: 5_000_000, 3: 8}) == [2, 3]
     assert killing.at_work(before, {}) == []
+
+
+class Clouds:
+    """A machine that others take time from, or slow down, while the run of a certain number goes on."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        stolen: frozenset[int] = frozenset(),
+        slow: frozenset[int] = frozenset(),
+    ) -> None:
+        self.runs, self._ticks, self._stolen, self._slow = 0, (0, 0), stolen, slow
+        monkeypatch.setattr(undisturbed, "processor_ticks", lambda: self._ticks)
+        monkeypatch.setattr(undisturbed, "piece_s", lambda _: [1.0, 1.5 if self.runs in self._slow else 1.0, 2.0])
+        monkeypatch.setattr(undisturbed.time, "sleep", self._sleep)
+
+    def _sleep(self, _: float) -> None:
+        self._slow = self._slow - {self.runs}  # it passes
+
+    def run(self) -> int:
+        self.runs += 1
+        self._ticks = (self._ticks[0] + (3 if self.runs in self._stolen else 2), self._ticks[1] + 100)
+        return self.runs
+
+
+def test_runs_are_done_again_until_nobody_disturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clouds = Clouds(monkeypatch, stolen=frozenset({1, 3}), slow=frozenset({2}))
+    again = undisturbed.Undisturbed()
+    assert again(clouds.run) == 4
+    assert (again.again, again.counted) == (3, 0)
+
+
+def test_a_disturbed_run_counts_when_patience_is_at_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clouds = Clouds(monkeypatch, stolen=frozenset({1, 2}))
+    again = undisturbed.Undisturbed(patience_s=-1.0)
+    assert [again(clouds.run) for _ in range(3)] == [1, 2, 3]
+    assert (again.again, again.counted) == (0, 2)

@@ -83,7 +83,7 @@ class Line:
             self._socket.send(packet, flags)
 
     def receive(self, *, wait: bool = True) -> Packet:
-        """The next packet; EOFError when the other side is gone, BlockingIOError if there is none and it may not wait."""
+        """The next packet; EOFError when the other side is gone, BlockingIOError if nobody waits and there is none."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES, flags)
         if not size:
