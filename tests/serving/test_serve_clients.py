@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.serving import live
-from tests.serving.clients import CLIENTS, KINDS, Client, assert_every_datatype, expected, told, utils, values, x
+from tests.serving.clients import CLIENTS, KINDS, Client, assert_every_datatype, expected, told, values, x
 from tests.serving.test_serve_life import Background
 from tests.serving.test_serve_models import failures, infer, model, occupied, state, until
 
@@ -116,8 +116,11 @@ def test_failures_are_in_the_statistics(client: Client) -> None:
         return int(client.get_inference_statistics("mlp")["model_stats"][0]["inference_stats"]["fail"]["count"])
 
     before = failed()
-    with pytest.raises(utils.InferenceServerException):
+    with client.refused(400):
         client.infer("mlp", [client.tensor("x", np.zeros((1, 65), np.float32))])
+    assert failed() == before  # it is the client's, not the model's
+    with client.refused(504):
+        client.infer("mlp", [client.tensor("x", x())], timeout=1)
     assert failed() == before + 1
 
 

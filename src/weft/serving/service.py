@@ -486,7 +486,6 @@ def _duration(count: int, ns: int) -> dict[str, int]:
 
 def _statistics(slot: ModelSlot) -> dict[str, Any]:
     seen = slot.statistics
-    failures = seen.failures.total()
     return {
         "name": slot.entry.name,
         "version": slot.entry.version,
@@ -495,7 +494,7 @@ def _statistics(slot: ModelSlot) -> dict[str, Any]:
         "execution_count": seen.executions,
         "inference_stats": {
             "success": _duration(seen.success, seen.total_ns),
-            "fail": _duration(failures, seen.failed_ns),
+            "fail": _duration(seen.faults, seen.failed_ns),
             "queue": _duration(seen.success, seen.queue_ns),
             "compute_input": _duration(seen.success, seen.input_ns),
             "compute_infer": _duration(seen.success, seen.infer_ns),
