@@ -198,11 +198,9 @@ def test_what_is_not_supported_says_so(client: Client, call: str) -> None:
         UNSUPPORTED[call](client)
 
 
-def test_tensors_in_shared_memory_and_classes_are_refused(client: Client) -> None:
+def test_tensors_in_shared_memory_are_refused(client: Client) -> None:
     with client.refused(400, 501, match="shared"):
         client.infer("mlp", [client.shared("x", [1, 64])])
-    with client.refused(400, 501, match="classif"):
-        client.infer("mlp", [client.tensor("x", x())], outputs=[client.output("y", class_count=3)])
 
 
 # What is wrong

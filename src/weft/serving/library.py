@@ -19,6 +19,7 @@ from pathlib import Path
 from weft.engine.steering import Steering
 from weft.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
+from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
@@ -253,6 +254,7 @@ class Library:
                 batch_timeout_ms=config.batch_timeout_ms,
                 max_compute_s=self._limit_s(config),
                 leaving=_leaving(entry, loaded, steering),
+                labels=labels_beside(entry.path, config.labels, [spec.name for spec in loaded.outputs]),
             )
         except BaseException:
             loaded.close()

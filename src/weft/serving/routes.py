@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
-from weft.serving import dashboard, metrics, openapi, state
+from weft.serving import dashboard, json_literals, metrics, openapi, state
 from weft.serving.budget import ByteBudget
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
@@ -196,6 +196,8 @@ class Routes:
         large = json_bytes > LARGE_BYTES
         if large:
             self._check_json(json_bytes)
+        elif json_bytes > json_literals.QUICK_BYTES:
+            large = json_literals.among(body, length)
 
         def read(model: ModelSpec) -> Any:
             if large or (len(body) > LARGE_BYTES and has_strings(model)):

@@ -45,6 +45,7 @@ log = logging.getLogger("weft.server")
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "model_configuration",
     "model_repository",
     "parameters",
@@ -143,7 +144,7 @@ class InferCall:
             told[THRESHOLD] = ticket.threshold
         self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
-        self._done(InferResponse(self.request, ticket.model.spec, outcome, told))
+        self._done(InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels))
         ticket.model.statistics.output_ns += time.monotonic_ns() - ended
 
     def cancel(self) -> None:
@@ -363,7 +364,7 @@ class Service:
         slot = await self.loaded(name, version)
         assert slot.served
         loaded, spec = slot.served.loaded, slot.served.spec
-        batch = loaded.max_batch if loaded.batchable else 0
+        batch = loaded.max_batch if loaded.batchable else int(_has_rows(spec))
         settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
         return {
             "name": name,
@@ -371,7 +372,7 @@ class Service:
             "backend": self.library.backend.name,
             "max_batch_size": batch,
             "input": [_configured(each, batched=batch > 0) for each in spec.inputs],
-            "output": [_configured(each, batched=batch > 0) for each in spec.outputs],
+            "output": [_labelled(_configured(each, batched=batch > 0), slot.config.labels) for each in spec.outputs],
             "parameters": {f"weft_{key}": {"string_value": str(value)} for key, value in settings.items()},
         }
 
@@ -478,6 +479,16 @@ def _tensor(spec: Any) -> dict[str, Any]:
 def _configured(spec: Any, *, batched: bool) -> dict[str, Any]:
     kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
     return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batched else spec.shape)}
+
+
+def _labelled(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    file = labels.get(configured["name"])
+    return {**configured, "label_filename": file} if file else configured
+
+
+def _has_rows(spec: ModelSpec) -> bool:
+    """Whether the first dimension of all tensors is free: to clients that is the batch, however it is computed."""
+    return all(each.shape[:1] == (-1,) for each in (*spec.inputs, *spec.outputs))
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:
