@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
-from weft.serving import dashboard, json_literals, metrics, openapi, state
+from weft.serving import dashboard, encoding, json_literals, metrics, openapi, state
 from weft.serving.budget import ByteBudget
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
@@ -145,7 +145,7 @@ class Routes:
             assert asked.answer is not None
             answer = asked.answer(exchange)
             if isinstance(answer, HttpResponse):
-                exchange.respond(answer)
+                self._answer(exchange, answer)
             else:
                 self._soon(exchange, self._later(exchange, answer))
         except RequestError as error:
@@ -168,7 +168,28 @@ class Routes:
         task.add_done_callback(self._tasks.discard)
 
     async def _later(self, exchange: HttpExchange, answer: Awaitable[HttpResponse]) -> None:
-        exchange.respond(await answer)
+        self._answer(exchange, await answer)
+
+    def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
+        """Answer what is no inference; of the protocol nothing else is packed, for not all its clients unpack it."""
+        if exchange.target.raw_path.startswith("/v2"):
+            exchange.respond(response)
+        else:
+            self._answer_packed(exchange, response)
+
+    def _answer_packed(self, exchange: HttpExchange, response: HttpResponse) -> None:
+        """Answer, packed where the client takes that and it pays; what is large is packed beside the loop."""
+        accepted = exchange.headers.get("accept-encoding")
+        wanted = encoding.wanted_encoding(accepted) if accepted else ""
+        if not wanted or exchange.method == "HEAD" or encoding.body_bytes(response) < encoding.LEAST_BYTES:
+            exchange.respond(response)
+        elif encoding.body_bytes(response) <= encoding.QUICK_BYTES:
+            exchange.respond(encoding.packed(response, wanted))
+        else:
+            self._soon(exchange, self._pack(exchange, response, wanted))
+
+    async def _pack(self, exchange: HttpExchange, response: HttpResponse, wanted: str) -> None:
+        exchange.respond(await asyncio.to_thread(encoding.packed, response, wanted))
 
     # Inference
 
@@ -210,7 +231,7 @@ class Routes:
             elif is_large(outcome):
                 self._soon(exchange, self._write_large(exchange, outcome))
             else:
-                exchange.respond(_encoded(outcome))
+                self._answer_packed(exchange, _encoded(outcome))
 
         def peek() -> dict[str, Any]:
             return {} if large else _peeked(body, length)
@@ -221,7 +242,7 @@ class Routes:
 
     async def _write_large(self, exchange: HttpExchange, result: InferResponse) -> None:
         if exchange.open:
-            exchange.respond(_computed(*await self._service.json.encode(result)))
+            self._answer_packed(exchange, _computed(*await self._service.json.encode(result)))
 
     # All else
 
