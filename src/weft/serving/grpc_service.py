@@ -413,9 +413,7 @@ class GrpcFace:
         return grpc_wire.filled("RepositoryIndexResponse", {"models": await self._service.index(message.ready)})
 
     async def _load(self, message: Any, context: Any, caller: Caller) -> Any:
-        if grpc_wire.parameters_of(message):
-            raise BadRequest("load takes no parameters here: models come from the repository as they are")
-        await self._service.load(message.model_name)
+        await self._service.load(message.model_name, grpc_wire.parameters_of(message))
         return proto.CLASSES["RepositoryModelLoadResponse"]()
 
     async def _unload(self, message: Any, context: Any, caller: Caller) -> Any:

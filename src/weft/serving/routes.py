@@ -305,9 +305,10 @@ class Routes:
         return _json(self._service.index(bool(_object(exchange.body).get("ready", False))))
 
     def _load(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
-        if _object(exchange.body).get("parameters"):
-            raise BadRequest("load takes no parameters here: models come from the repository as they are")
-        return _empty(self._service.load(name))
+        parameters = _object(exchange.body).get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise BadRequest("parameters must be a JSON object")
+        return _empty(self._service.load(name, parameters))
 
     def _unload(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
         _object(exchange.body)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from weft.errors import (
@@ -27,7 +28,7 @@ from weft.errors import (
 )
 from weft.runtime.tensors import Array
 from weft.serving.budget import ByteBudget
-from weft.serving.config import ServerConfig
+from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, KeyConfig, Keys
@@ -38,6 +39,7 @@ from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
+from weft.serving.triton_config import asked_settings, parameters_of
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter
 from weft.version import __version__
 
@@ -365,7 +367,6 @@ class Service:
         assert slot.served
         loaded, spec = slot.served.loaded, slot.served.spec
         batch = loaded.max_batch if loaded.batchable else int(_has_rows(spec))
-        settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
         return {
             "name": name,
             "platform": self.library.backend.platform,
@@ -373,7 +374,7 @@ class Service:
             "max_batch_size": batch,
             "input": [_configured(each, batched=batch > 0) for each in spec.inputs],
             "output": [_labelled(_configured(each, batched=batch > 0), slot.config.labels) for each in spec.outputs],
-            "parameters": {f"weft_{key}": {"string_value": str(value)} for key, value in settings.items()},
+            "parameters": parameters_of(slot.config),
         }
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
@@ -403,21 +404,34 @@ class Service:
         ]
         return [row for row in rows if row["state"] == "READY"] if ready_only else rows
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Load a model, with settings of the client's where its *parameters* have some (``triton_config``)."""
         self.check_writable()
+        settings = await self._asked_settings(name, parameters) if parameters else None
         try:
-            await self.library.load(name)
+            await self.library.load(name, settings)
         except LoadFailed as error:
             raise BadRequest(str(error)) from error
         finally:
             self._tell_readiness()
 
+    async def _asked_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
+        backend = self.library.backend
+        shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
+        await self.library.rescan()
+        slot = self.library.find(name)
+        if slot.served:
+            shown = await self.model_config(name)
+        settings = asked_settings(parameters, {**shown, "parameters": parameters_of(slot.config)})
+        if settings is not None and slot.entry.body:
+            raise BadRequest(f"{name} is one of several models of a file; load it without a config")
+        return settings
+
     async def unload(self, name: str) -> None:
+        """Take no more requests for a model; one that is not there has none."""
         self.check_writable()
-        try:
+        with suppress(NotFound):
             self.library.unload(name)
-        except NotFound as error:
-            raise BadRequest(f"cannot unload {name!r}: {error}") from error
         self._tell_readiness()
 
     # Life
