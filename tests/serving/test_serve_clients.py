@@ -169,12 +169,6 @@ def test_a_deadline_a_priority_and_best_effort(client: Client, server: live.Live
 
 
 UNSUPPORTED: dict[str, Callable[[Client], object]] = {
-    "trace settings": lambda client: client.get_trace_settings(),
-    "trace settings of a model": lambda client: client.get_trace_settings("mlp"),
-    "update trace settings": lambda client: client.update_trace_settings(settings={"trace_rate": "1"}),
-    "update trace settings of a model": lambda client: client.update_trace_settings("mlp", {"trace_rate": "1"}),
-    "log settings": lambda client: client.get_log_settings(),
-    "update log settings": lambda client: client.update_log_settings({"log_info": False}),
     "shared memory": lambda client: client.get_system_shared_memory_status(),
     "shared memory of a name": lambda client: client.get_system_shared_memory_status("part"),
     "register shared memory": lambda client: client.register_system_shared_memory("part", "/part", 64),

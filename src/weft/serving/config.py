@@ -233,6 +233,8 @@ class ServerConfig:
     """"read-only": no client may load or unload models."""
     allowed_hosts: tuple[Name, ...] | None = None
     """Names under which it may be asked, or ``*``; where left out those of this machine, on loopback, else any."""
+    live_settings: Literal["open", "read-only"] = "open"
+    """"read-only": no client may change the settings of the log and of the trace."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -158,6 +158,8 @@ class GrpcFace:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_setting,
+            "LogSettings": self._log_settings,
         }
         table = {
             "ServerLive": self._probe("ServerLive", self._live),
@@ -420,6 +422,17 @@ class GrpcFace:
         await self._service.unload(message.model_name)
         return proto.CLASSES["RepositoryModelUnloadResponse"]()
 
+    async def _trace_setting(self, message: Any, context: Any, caller: Caller) -> Any:
+        wanted = {key: list(each.value) for key, each in message.settings.items()}
+        told = self._service.trace_told(message.model_name, wanted)
+        settings = {key: {"value": each if isinstance(each, list) else [each]} for key, each in told.items()}
+        return grpc_wire.filled("TraceSettingResponse", {"settings": settings})
+
+    async def _log_settings(self, message: Any, context: Any, caller: Caller) -> Any:
+        told = self._service.log_told(grpc_wire.values_of(message.settings))
+        settings = {key: {_log_field(each): each} for key, each in told.items()}
+        return grpc_wire.filled("LogSettingsResponse", {"settings": settings})
+
 
 class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds who answers a call; whoever may not make it is refused before gRPC takes the message."""
@@ -488,6 +501,10 @@ def _meant(message: Any) -> dict[str, str]:
         return {}
     found = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
     return {key: each for key, each in found.items() if len(each) <= MAX_ID_CHARS}
+
+
+def _log_field(value: bool | int | str) -> str:
+    return "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:

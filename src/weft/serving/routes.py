@@ -261,7 +261,11 @@ class Routes:
                 return self._of_model(_unescaped(name), rest, target)
             case ["", "v2", "repository", *rest]:
                 return self._of_repository(rest, target)
-            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory" | "trace" | "logging") as what, *_]:
+            case ["", "v2", "trace", "setting"]:
+                return _settings(lambda wanted: self._service.trace_told("", wanted))
+            case ["", "v2", "logging"]:
+                return _settings(self._service.log_told)
+            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory") as what, *_]:
                 return _unsupported(what)
             case ["", *rest]:
                 return self._own(rest, target)
@@ -285,8 +289,8 @@ class Routes:
                 return _Route(_GET, lambda _: _json(service.model_config(name, version)))
             case ["stats"]:
                 return _page(lambda: service.statistics(name, version))
-            case ["trace", *_]:
-                return _unsupported("trace")
+            case ["trace", "setting"] if not version:
+                return _settings(lambda wanted: service.trace_told(name, wanted))
         raise NotFound(_no_path(target))
 
     def _of_repository(self, rest: list[str], target: RequestTarget) -> _Route:
@@ -462,6 +466,16 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadRequest("the request must be a JSON object")
     return found
+
+
+def _settings(told: Callable[[dict[str, Any]], dict[str, Any]]) -> _Route:
+    """Shows settings, and changes those that the body of a POST names."""
+    return _Route(_GET + _POST, lambda exchange: HttpResponse(200, orjson.dumps(told(_wished(exchange)))))
+
+
+def _wished(exchange: HttpExchange) -> dict[str, Any]:
+    """The settings that a request would change; asking changes none."""
+    return _object(exchange.body) if exchange.method == "POST" else {}
 
 
 def _peeked(body: bytes, header_length: int | None) -> dict[str, Any]:

@@ -34,11 +34,13 @@ from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, KeyConfig, Keys
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
+from weft.serving.log_settings import LogSettings
 from weft.serving.readiness import why_not_ready
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
+from weft.serving.trace_settings import TraceSettings
 from weft.serving.triton_config import asked_settings, parameters_of
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter
 from weft.version import __version__
@@ -48,11 +50,13 @@ log = logging.getLogger("weft.server")
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
     "schedule_policy",
     "statistics",
+    "trace",
 )
 GOING_DOWN = "the server is going down"
 PRELOADS = 4
@@ -105,6 +109,7 @@ class InferCall:
         ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.caller)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
+        ticket.traced = self._service.trace.takes(slot.entry.name)
         self.ticket = ticket
 
     def _begin_later(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
@@ -144,7 +149,8 @@ class InferCall:
         }
         if ticket.model.leaving:
             told[THRESHOLD] = ticket.threshold
-        self._service.telemetry.served(ticket, self._service.now())
+        if ticket.traced:
+            self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
         self._done(InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels))
         ticket.model.statistics.output_ns += time.monotonic_ns() - ended
@@ -187,6 +193,7 @@ class Service:
         self.budget = ByteBudget(config.inflight_bytes)
         """What requests hold of all connections together."""
         self.json = JsonHelpers()
+        self.trace, self.log_settings = TraceSettings(), LogSettings()
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
         """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
@@ -205,6 +212,14 @@ class Service:
             raise Forbidden(
                 "the repository is read-only: models are loaded at the start or by requests for them; "
                 'to load and unload, start the server with repository = "open"'
+            )
+
+    def check_steerable(self) -> None:
+        """Refuse who would change the settings of the log or the trace where nobody may."""
+        if self.config.live_settings == "read-only":
+            raise Forbidden(
+                "settings of the log and of the trace are read-only; to let clients change them, start the server with "
+                'live_settings = "open"'
             )
 
     # Inference
@@ -380,6 +395,22 @@ class Service:
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
         slots = [self.library.find(name, version)] if name else [s for s in self.library.slots() if s.served]
         return {"model_stats": [_statistics(slot) for slot in slots]}
+
+    def log_told(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of the log, once those that are *wanted* are taken over."""
+        if wanted:
+            self.check_steerable()
+            self.log_settings.change(wanted)
+        return self.log_settings.told()
+
+    def trace_told(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of the trace, or of that of a model, once those that are *wanted* are taken over."""
+        if name:
+            self.library.find(name)
+        if wanted:
+            self.check_steerable()
+            self.trace.change(wanted, name)
+        return self.trace.told(name)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """Every model there is and its state, after another look at the disk."""
