@@ -1,7 +1,7 @@
 """Answers packed with gzip or deflate for clients that take them so, where that pays.
 
-Small answers are packed at once. Larger ones are packed in threads, after a sample of them: numbers that look like
-noise stay as they are.
+Many libraries say for their users that they take them so. Hence short answers stay as they are, all others are packed
+in threads, and of long ones a sample is tried first: numbers that look like noise stay as they are, too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from functools import lru_cache
 from weft.serving.http_messages import HttpResponse
 from weft.serving.unpacking import ENCODINGS
 
-LEAST_BYTES = 1024
-"""What is shorter fits a packet or two, and is sent as it is."""
-QUICK_BYTES = 16 * 1024
-"""What is longer is packed in a thread."""
-SAMPLE_BYTES = 64 * 1024
+LEAST_BYTES = 4096
+"""What is shorter fits a few packets, and is sent as it is."""
+SAMPLE_BYTES = 16 * 1024
 WORTH = 0.9
 """Packed it must be at most this part of what it was."""
 LEVEL = 1

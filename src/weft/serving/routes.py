@@ -178,13 +178,11 @@ class Routes:
             self._answer_packed(exchange, response)
 
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse) -> None:
-        """Answer, packed where the client takes that and it pays; what is large is packed beside the loop."""
+        """Answer, packed beside the loop where the client takes that and it pays."""
         accepted = exchange.headers.get("accept-encoding")
         wanted = encoding.wanted_encoding(accepted) if accepted else ""
         if not wanted or exchange.method == "HEAD" or encoding.body_bytes(response) < encoding.LEAST_BYTES:
             exchange.respond(response)
-        elif encoding.body_bytes(response) <= encoding.QUICK_BYTES:
-            exchange.respond(encoding.packed(response, wanted))
         else:
             self._soon(exchange, self._pack(exchange, response, wanted))
 
