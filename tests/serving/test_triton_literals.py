@@ -12,7 +12,7 @@ import pytest
 
 from weft.errors import BadRequest
 from weft.runtime.tensors import TensorSpec
-from weft.serving import json_literals
+from weft.serving import json_literals, routes
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode
 
 
@@ -92,6 +92,10 @@ def test_whole_numbers_are_those_of_orjson() -> None:
 def test_only_the_json_part_of_a_body_is_looked_at() -> None:
     assert json_literals.among(b"[NaN]") and json_literals.among(b"[-Infinity]")
     assert not json_literals.among(b"[1]NaN", 3) and not json_literals.among(b"[null]")
+
+
+def test_the_parameters_of_a_request_that_waits_for_its_model_are_seen_beside_literals() -> None:
+    assert routes._peeked(b'{"inputs": [NaN], "parameters": {"timeout": 5}}', None) == {"timeout": 5}
 
 
 # Writing

@@ -429,7 +429,7 @@ class GrpcFace:
         return grpc_wire.filled("TraceSettingResponse", {"settings": settings})
 
     async def _log_settings(self, message: Any, context: Any, caller: Caller) -> Any:
-        told = self._service.log_told(grpc_wire.values_of(message.settings))
+        told = self._service.log_told({key: _log_value(each) for key, each in message.settings.items()})
         settings = {key: {_log_field(each): each} for key, each in told.items()}
         return grpc_wire.filled("LogSettingsResponse", {"settings": settings})
 
@@ -501,6 +501,12 @@ def _meant(message: Any) -> dict[str, str]:
         return {}
     found = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
     return {key: each for key, each in found.items() if len(each) <= MAX_ID_CHARS}
+
+
+def _log_value(setting: Any) -> Any:
+    """The value of a log setting; None where it has none, and stays as it is."""
+    field = setting.WhichOneof("parameter_choice")
+    return getattr(setting, field) if field else None
 
 
 def _log_field(value: bool | int | str) -> str:

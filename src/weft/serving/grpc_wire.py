@@ -64,7 +64,7 @@ def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
             inputs[name] = wire.from_binary(raws[at], fitted)
     if len(inputs) != len(model.inputs):
         raise BadRequest(wire.missing(inputs, model))
-    parameters = values_of(message.parameters)
+    parameters = _values(message.parameters)
     for key, value in parameters.items():
         wire.refuse_request_parameter(key, value)
     return InferRequest(inputs, wire.checked_id(message.id), parameters, _wanted(message.outputs, model))
@@ -88,7 +88,7 @@ def encode_infer(response: InferResponse) -> Any:
 
 def parameters_of(message: Any) -> dict[str, str | int | bool | bytes]:
     """The parameters of a request, whatever it is for."""
-    return values_of(message.parameters)
+    return _values(message.parameters)
 
 
 def filled(name: str, answer: Mapping[str, Any]) -> Any:
@@ -106,7 +106,7 @@ def _wanted(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
     wanted: dict[str, Wanted] = {}
     for output in outputs:
         _refuse_parameters(output.parameters, "output")
-        classes = values_of(output.parameters).get("classification")
+        classes = _values(output.parameters).get("classification")
         wire.add_wanted(wanted, output.name, True, model, classes)
     return tuple(wanted.values())
 
@@ -117,8 +117,8 @@ def _refuse_parameters(parameters: Any, kind: str) -> None:
             wire.refuse_tensor_parameter(key, kind)
 
 
-def values_of(parameters: Any) -> dict[str, Any]:
-    """Parameters, or settings, as plain values."""
+def _values(parameters: Any) -> dict[str, Any]:
+    """Parameters as plain values."""
     values: dict[str, Any] = {}
     if parameters:
         for key, parameter in parameters.items():

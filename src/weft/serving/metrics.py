@@ -291,6 +291,10 @@ FAMILIES = (
         "Time spent on outputs, summed over requests.",
         _model_each(lambda m: m.seen.output_ns // 1000),
     ),
+    *(
+        _counter(f"nv_cache_{name}_per_model", "Always 0: there is no cache of answers.", _model_each(lambda _: 0))
+        for name in ("num_hits", "num_misses", "hit_duration", "miss_duration")
+    ),
     MetricFamily(
         "weft_request_seconds",
         "histogram",

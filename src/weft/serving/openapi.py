@@ -380,6 +380,8 @@ PATHS: tuple[Path, ...] = (
     Path("/weft/timeline", "get head", "timeline", "The lanes' last seconds", _ref("Timeline"), parameters=(_SINCE,)),
     Path("/weft/profile", "get head", "profile", "Measured segments of the models", _ref("Profile")),
     Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
+    *_of_model("/generate", "post", "generate", "Not supported", None, works=False, own=(404,)),
+    *_of_model("/generate_stream", "post", "generateStream", "Not supported", None, works=False, own=(404,)),
     _unsupported("/v2/systemsharedmemory/status", "systemSharedMemory"),
     _unsupported("/v2/cudasharedmemory/status", "cudaSharedMemory"),
     Path(

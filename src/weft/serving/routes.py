@@ -287,6 +287,8 @@ class Routes:
                 return _Route(_GET, lambda _: _json(service.model_config(name, version)))
             case ["stats"]:
                 return _page(lambda: service.statistics(name, version))
+            case ["generate" | "generate_stream" as what]:
+                return _unsupported(what)
             case ["trace", "setting"] if not version:
                 return _settings(lambda wanted: service.trace_told(name, wanted))
         raise NotFound(_no_path(target))
@@ -479,7 +481,7 @@ def _wished(exchange: HttpExchange) -> dict[str, Any]:
 def _peeked(body: bytes, header_length: int | None) -> dict[str, Any]:
     """The parameters of a request as they stand there, or none if it cannot be read."""
     try:
-        found = orjson.loads(memoryview(body)[:header_length])
+        found = json_literals.loads(memoryview(body)[:header_length])
     except orjson.JSONDecodeError:
         return {}
     parameters = found.get("parameters") if isinstance(found, dict) else None
