@@ -224,6 +224,10 @@ def judge_latencies(calm: LoadResult, stormy: LoadResult) -> list[Verdict]:
     return found
 
 
+WITHOUT_RESULT = ("nv_inference_request_failure", "weft_client_errors_total", "weft_requests_refused_total")
+"""Counters that together have every request without a result once."""
+
+
 def judge_books(ledger: Ledger, healthy_ones: Counter[str], books: Books, metrics: dict[str, float]) -> list[Verdict]:
     """Client and server must agree on every model and reason; only abandoned requests may have ended either way."""
     saw, counted = ledger.counted + healthy_ones, books.counted
@@ -239,7 +243,7 @@ def judge_books(ledger: Ledger, healthy_ones: Counter[str], books: Books, metric
     others = sum(counted.values()) - success
     told = (
         metric_sum(metrics, "nv_inference_request_success"),
-        metric_sum(metrics, "nv_inference_request_failure") + metric_sum(metrics, "weft_requests_refused_total"),
+        sum(metric_sum(metrics, each) for each in WITHOUT_RESULT),
     )
     return [
         Verdict(

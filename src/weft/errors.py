@@ -20,6 +20,7 @@ WeftError
     ├── Forbidden         nobody may ask for that here: a foreign host, a repository that is read-only
     ├── NotFound          no such model, version or path
     ├── TooLarge          its body or its headers exceed a limit
+    ├── Unsupported       a part of the protocol, or a setting of it, that is not there
     ├── Overloaded        a queue or the memory is full, or the server is going down
     │   ├── LoadFailed    its model cannot be loaded as it is
     │   ├── OverBudget    its bytes find no room beside those of other requests
@@ -140,6 +141,12 @@ class TooLarge(RequestError):
     """Its body or its headers exceed a limit."""
 
     status, code, reason = 413, "RESOURCE_EXHAUSTED", "too_large"
+
+
+class Unsupported(RequestError):
+    """A part of the protocol, or a setting of it, that is not there; the message names it."""
+
+    status, code, reason = 501, "UNIMPLEMENTED", "unsupported"
 
 
 class Overloaded(RequestError):

@@ -99,7 +99,10 @@ def send(live: Live, request: Request) -> Answer:
         try:
             answer.begin()
             headers = {key.lower(): value for key, value in answer.getheaders()}
-            return Answer(answer.status, headers.get("content-type", "").partition(";")[0], headers, answer.read())
+            body = answer.read()
+            if headers.get("content-encoding") == "gzip":
+                body = zlib.decompress(body, 31)
+            return Answer(answer.status, headers.get("content-type", "").partition(";")[0], headers, body)
         finally:
             answer.close()
 

@@ -391,12 +391,14 @@ def refused(code: str, *args: Any, **more: Any) -> str:
     return str(error.value.details())
 
 
-def test_large_typed_contents_are_read_and_written_elsewhere(server: live.Live) -> None:
+def test_large_typed_contents_are_read_elsewhere_and_answered_raw(server: live.Live) -> None:
     count = 8192
-    answer = call(server, "ModelInfer", typed_request(count))
-    assert len(answer.outputs[0].contents.fp32_contents) == 10 * count
-    few = call(server, "ModelInfer", typed_request(1)).outputs[0].contents.fp32_contents
-    np.testing.assert_allclose(answer.outputs[0].contents.fp32_contents[:10], few, rtol=1e-5)
+    many, few = (
+        np.frombuffer(call(server, "ModelInfer", typed_request(rows)).raw_output_contents[0], np.float32)
+        for rows in (count, 1)
+    )
+    assert len(many) == 10 * count
+    np.testing.assert_allclose(many[:10], few, rtol=1e-5)
     said = refused("RESOURCE_EXHAUSTED", server, "ModelInfer", typed_request(20_000))
     assert "send raw contents" in said
     assert server.server.service.budget.held_bytes == 0

@@ -37,11 +37,9 @@ def tensor(name: str, array: np.ndarray) -> Any:
     return made
 
 
-def test_a_model_that_is_not_there_is_not_found(client: Client) -> None:
-    with client.refused(404):
-        client.is_model_ready("mlp", "7")
-    with client.refused(404):
-        client.is_model_ready("nobody")
+def test_a_model_that_is_not_there_is_not_ready(client: Client) -> None:
+    assert not client.is_model_ready("mlp", "7")
+    assert not client.is_model_ready("nobody")
 
 
 def test_async_infer_calls_back(blocking: Any, folder: Path) -> None:

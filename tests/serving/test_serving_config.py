@@ -245,6 +245,7 @@ min_bytes_per_s = 10
 reserved_connections = 3
 keys_file = "keys.toml"
 repository = "read-only"
+live_settings = "read-only"
 allowed_hosts = ["a.example", "b.example"]
 """
 

@@ -103,6 +103,9 @@ def command(
     repository: Annotated[
         str | None, network(show_default="open", help="read-only: no client may load or unload models.")
     ] = None,
+    live_settings: Annotated[
+        str | None, network(show_default="open", help="read-only: no client may change log and trace settings.")
+    ] = None,
     tls_cert: Annotated[str | None, network(help="Certificate chain (PEM); with --tls-key.")] = None,
     tls_key: Annotated[str | None, network(help="Its private key.")] = None,
     cache: Annotated[
@@ -133,6 +136,7 @@ def command(
 
     from weft.serving.config import ServerConfig
     from weft.serving.ending import leave_if_stuck
+    from weft.serving.log_settings import FORMAT
     from weft.serving.server import fastest_loop, serve
 
     given = arguments_of(ServerConfig, context) | {
@@ -149,7 +153,7 @@ def command(
     if check:
         _check(settings)
         return
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format=FORMAT)
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:

@@ -39,6 +39,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, strict=True)
 Option = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(min_length=1, strict=True), AfterValidator(printable)]
 Threshold = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+FileName = Annotated[str, Field(pattern=r"^[^/\\]+$", strict=True), AfterValidator(printable)]
 
 
 Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-]{1,64})$", strict=True)]
@@ -104,6 +105,8 @@ class ModelConfig(BaseModel):
     """How long a request without a strict deadline may be computed, 0 without end; the server's where left out."""
     isolation: Isolation | None = None
     """Where it runs; as the server says where left out."""
+    labels: dict[Name, FileName] = {}
+    """Output -> a text file beside the model with the labels of its classes, one to a line."""
 
     def for_task(self, name: str) -> ModelConfig:
         """The settings of one of the models of a stitched file."""
@@ -230,6 +233,8 @@ class ServerConfig:
     """"read-only": no client may load or unload models."""
     allowed_hosts: tuple[Name, ...] | None = None
     """Names under which it may be asked, or ``*``; where left out those of this machine, on loopback, else any."""
+    live_settings: Literal["open", "read-only"] = "open"
+    """"read-only": no client may change the settings of the log and of the trace."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -407,6 +407,7 @@ class Dispatcher:
                 candidate.size * stream.rows,
                 candidate.query,
                 "aborted" if completion.aborted else "failed" if completion.error else "done",
+                any([ticket.traced for ticket in batch.work.tickets]),
             )
         )
         shares = batch.work.shares()

@@ -11,7 +11,8 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,13 +23,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of i
 import grpc
 from google.protobuf.message import DecodeError
 
-from weft.errors import BadRequest, InputError, RequestError, TooLarge
+from weft.errors import BadRequest, InputError, NotFound, RequestError, TooLarge, Unauthorised
 from weft.serving import grpc_wire, proto
 from weft.serving.budget import UNCOUNTED_BYTES
+from weft.serving.grpc_health import SERVICE as HEALTH
+from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.json_helpers import LARGE_BYTES, is_large
 from weft.serving.keys import Caller
 from weft.serving.service import InferCall, Service, internal
-from weft.serving.wire import InferResponse, ModelSpec
+from weft.serving.wire import MAX_ID_CHARS, InferResponse, ModelSpec
 
 log = logging.getLogger("weft.grpc")
 access = logging.getLogger("weft.access")
@@ -50,6 +53,8 @@ OPEN = frozenset({"ServerLive", "ServerReady"})
 COUNTED = frozenset({"ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
 """Calls that want something done, and count towards what their key may; so does every request of a stream."""
 STREAM = "ModelStreamInfer"
+FINAL = "triton_final_response"
+"""A parameter of every answer in a stream: each is the last one to its request."""
 
 Answer = Callable[[Any, Any, Caller], Awaitable[Any]]
 
@@ -66,7 +71,7 @@ class _Large(NamedTuple):
 class _Begun:
     """A request for a result: who waits for it, and what it holds until it is over."""
 
-    __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes")
+    __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes", "meant")
 
     def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
         """*caller* is whoever it counts for until it is over, None where its call counts."""
@@ -76,6 +81,8 @@ class _Begun:
         """None: it could not even be read."""
         self.held_bytes = 0
         self.began_ns = time.monotonic_ns()
+        self.meant: dict[str, str] = {}
+        """What tells in a stream which request this is: its id, and the name and version of its model."""
 
     def done(self, outcome: InferResponse | RequestError) -> None:
         if not self.answer.done():
@@ -112,7 +119,8 @@ class GrpcFace:
             ("grpc.max_connection_idle_ms", IDLE_MS),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.total_queue + 256)
-        self._server.add_generic_rpc_handlers((_Door(service, self.handlers, self.refusing),))
+        self._health = Health(service)
+        self._server.add_generic_rpc_handlers((_Door(service, self.handlers, self.health_handlers, self.refusing),))
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port."""
@@ -128,6 +136,7 @@ class GrpcFace:
         """End the streams, which ask for no more, and wait until the last byte of every answer is sent."""
         for reader in self._readers:
             reader.cancel()
+        self._health.end()
         if self.in_flight:
             while self.in_flight:
                 await asyncio.sleep(0.005)
@@ -149,6 +158,8 @@ class GrpcFace:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_setting,
+            "LogSettings": self._log_settings,
         }
         table = {
             "ServerLive": self._probe("ServerLive", self._live),
@@ -164,6 +175,34 @@ class GrpcFace:
                 guarded = self._guarded(name, calls[name], caller)
                 table[name] = grpc.unary_unary_rpc_method_handler(guarded, read, _written)
         return table
+
+    def health_handlers(self, caller: Caller | None) -> dict[str, Any]:
+        """Who answers gRPC's health calls; without a key the server as a whole is told of, whatever is asked."""
+        if caller is None:
+            return {"Check": self._probe("Check", self._health.whole)}
+        read = _reader(HealthCheckRequest)
+        check = self._guarded("Check", self._check, caller)
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(check, read, _written),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, read, _written),
+        }
+
+    async def _check(self, message: Any, context: Any, caller: Caller) -> Any:
+        return self._health.check(message)
+
+    async def _watch(self, message: Any, context: Any) -> AsyncIterator[Any]:
+        began_ns, code = time.monotonic_ns(), "OK"
+        try:
+            if isinstance(message, RequestError):
+                raise message
+            async with aclosing(self._health.watch(message)) as statuses:
+                async for status in statuses:
+                    yield status
+        except RequestError as error:
+            code = error.code
+            await context.abort(grpc.StatusCode[code], str(error))
+        finally:
+            self._log(context, "Watch", code, began_ns)
 
     def refusing(self, name: str, error: RequestError) -> Any:
         """Answers a call without reading what it says, whether it streams or not."""
@@ -303,9 +342,14 @@ class GrpcFace:
         """What a stream answers to a request, and its code."""
         reply = proto.CLASSES["ModelStreamInferResponse"]
         try:
-            answer = await self._computed(await begun.answer)
+            outcome = await begun.answer
+            if isinstance(outcome, InferResponse):
+                outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
+            answer = await self._computed(outcome)
         except RequestError as error:
-            return reply(error_message=str(error)), error.code
+            told = reply(error_message=str(error), infer_response=begun.meant)
+            told.infer_response.parameters[FINAL].bool_param = True
+            return told, error.code
         if isinstance(answer, bytes):
             answer = proto.CLASSES["ModelInferResponse"].FromString(answer)
         return reply(infer_response=answer), "OK"
@@ -330,6 +374,7 @@ class GrpcFace:
         except RequestError as error:
             refused = error
         found = _Begun(self._service.budget.give, None if refused else caller)
+        found.meant = _meant(message)
         try:
             self._begin(found, refused or message, None, caller)
         except RequestError as error:
@@ -345,7 +390,10 @@ class GrpcFace:
         return proto.CLASSES["ServerReadyResponse"](ready=self._service.is_ready())
 
     async def _model_ready(self, message: Any, context: Any, caller: Caller) -> Any:
-        ready = self._service.model_ready(message.name, message.version)
+        try:
+            ready = self._service.model_ready(message.name, message.version)
+        except NotFound:
+            ready = False
         return proto.CLASSES["ModelReadyResponse"](ready=ready)
 
     async def _server_metadata(self, message: Any, context: Any, caller: Caller) -> Any:
@@ -367,14 +415,23 @@ class GrpcFace:
         return grpc_wire.filled("RepositoryIndexResponse", {"models": await self._service.index(message.ready)})
 
     async def _load(self, message: Any, context: Any, caller: Caller) -> Any:
-        if grpc_wire.parameters_of(message):
-            raise BadRequest("load takes no parameters here: models come from the repository as they are")
-        await self._service.load(message.model_name)
+        await self._service.load(message.model_name, grpc_wire.parameters_of(message))
         return proto.CLASSES["RepositoryModelLoadResponse"]()
 
     async def _unload(self, message: Any, context: Any, caller: Caller) -> Any:
         await self._service.unload(message.model_name)
         return proto.CLASSES["RepositoryModelUnloadResponse"]()
+
+    async def _trace_setting(self, message: Any, context: Any, caller: Caller) -> Any:
+        wanted = {key: list(each.value) for key, each in message.settings.items()}
+        told = self._service.trace_told(message.model_name, wanted)
+        settings = {key: {"value": each if isinstance(each, list) else [each]} for key, each in told.items()}
+        return grpc_wire.filled("TraceSettingResponse", {"settings": settings})
+
+    async def _log_settings(self, message: Any, context: Any, caller: Caller) -> Any:
+        told = self._service.log_told({key: _log_value(each) for key, each in message.settings.items()})
+        settings = {key: {_log_field(each): each} for key, each in told.items()}
+        return grpc_wire.filled("LogSettingsResponse", {"settings": settings})
 
 
 class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -384,15 +441,19 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
         self,
         service: Service,
         handlers: Callable[[Caller], dict[str, Any]],
+        health_handlers: Callable[[Caller | None], dict[str, Any]],
         refusing: Callable[[str, RequestError], Any],
     ) -> None:
         self._service, self._handlers, self._refusing = service, handlers, refusing
+        self._health, self._health_unread = health_handlers(Caller("")), health_handlers(None)
         self._nobody = handlers(Caller(""))
         self._tables: dict[Caller, dict[str, Any]] = {}
 
     def service(self, handler_call_details: Any) -> Any:
         """Who answers; None if there is no such call."""
         package, _, name = handler_call_details.method.removeprefix("/").partition("/")
+        if package == HEALTH:
+            return self._health_of(name, handler_call_details)
         if package != proto.SERVICE or name not in self._nobody:
             return None
         if name in OPEN:
@@ -408,6 +469,14 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
             table = self._tables[caller] = self._handlers(caller)
         return table[name]
 
+    def _health_of(self, name: str, call: Any) -> Any:
+        """Who answers a health call: orchestrators have no key, and shall be answered."""
+        try:
+            self._service.check_key(self._headers(call))
+        except Unauthorised as error:
+            return self._health_unread.get(name) or (self._refusing(name, error) if name in self._health else None)
+        return self._health.get(name)
+
     def _headers(self, call: Any) -> dict[str, str]:
         if not self._service.keys.required:
             return {}
@@ -422,6 +491,26 @@ def _entered(caller: Caller) -> Iterator[None]:
         yield
     finally:
         caller.end()
+
+
+def _meant(message: Any) -> dict[str, str]:
+    """What tells which request of a stream a message is; nothing where it cannot be read, and no id without end."""
+    if isinstance(message, _Large):
+        message = message.message
+    if isinstance(message, RequestError):
+        return {}
+    found = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
+    return {key: each for key, each in found.items() if len(each) <= MAX_ID_CHARS}
+
+
+def _log_value(setting: Any) -> Any:
+    """The value of a log setting; None where it has none, and stays as it is."""
+    field = setting.WhichOneof("parameter_choice")
+    return getattr(setting, field) if field else None
+
+
+def _log_field(value: bool | int | str) -> str:
+    return "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:

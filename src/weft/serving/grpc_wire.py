@@ -1,7 +1,6 @@
 """Conversion between the gRPC messages of ``proto`` and our values; what REST answers as JSON becomes messages here.
 
-A tensor travels as typed contents or as raw bytes, all tensors of a request in the same way, and the answer comes back
-the way the request came. FP16 has no typed contents, so an answer with such an output is always raw.
+The tensors of a request travel as typed contents or as raw bytes, all in the same way; those of an answer are raw.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import numpy as np
 from google.protobuf import json_format
 
 from weft.errors import BadRequest, Failed
-from weft.runtime.tensors import Array, TensorSpec
+from weft.runtime.tensors import Array
 from weft.serving import proto, wire
+from weft.serving.classification import classified
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
@@ -46,7 +46,7 @@ def parsed(data: bytes) -> Any:
 def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
     tensors, raws = message.inputs, list(message.raw_input_contents)
-    if raws and len(raws) != len(tensors):
+    if raws and len(raws) < len(tensors):  # what is left over belongs to no input, and nobody misses it
         raise BadRequest(f"{len(raws)} raw input contents for {len(tensors)} inputs; send one for each")
     specs = {spec.name: spec for spec in model.inputs}
     inputs: dict[str, Array] = {}
@@ -64,26 +64,25 @@ def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
             inputs[name] = wire.from_binary(raws[at], fitted)
     if len(inputs) != len(model.inputs):
         raise BadRequest(wire.missing(inputs, model))
-    binary = bool(raws) or not tensors
-    return InferRequest(
-        inputs, wire.checked_id(message.id), _values(message.parameters), _wanted(message.outputs, binary, model)
-    )
+    parameters = _values(message.parameters)
+    for key, value in parameters.items():
+        wire.refuse_request_parameter(key, value)
+    return InferRequest(inputs, wire.checked_id(message.id), parameters, _wanted(message.outputs, model))
 
 
 def encode_infer(response: InferResponse) -> Any:
-    """The ``ModelInferResponse`` with the wanted outputs, raw unless the request came typed."""
+    """The ``ModelInferResponse`` with the wanted outputs, all of them raw."""
     request, model = response.request, response.model
     message = _ModelInferResponse(model_name=model.name, model_version=model.version, id=request.id)
     _fill_parameters(message.parameters, response.parameters)
     specs = {spec.name: spec for spec in model.outputs}
-    arrays = [(specs[wanted.name], wire.produced(response.outputs, specs[wanted.name])) for wanted in request.wanted]
-    raw = any([wanted.binary or specs[wanted.name].datatype == "FP16" for wanted in request.wanted])
-    for spec, array in arrays:
-        tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
-        if raw:
-            message.raw_output_contents.append(wire.to_binary(array))
-        else:
-            _fill_contents(tensor.contents, spec, array)
+    for wanted in request.wanted:
+        spec = specs[wanted.name]
+        array = wire.produced(response.outputs, spec)
+        if wanted.classes:
+            spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
+        message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+        message.raw_output_contents.append(wire.to_binary(array))
     return message
 
 
@@ -100,13 +99,15 @@ def filled(name: str, answer: Mapping[str, Any]) -> Any:
         raise Failed(f"{name} cannot be made of our own answer: {' '.join(str(error).split())}") from error
 
 
-def _wanted(outputs: Any, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+def _wanted(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
     if not outputs:
-        return wire.every_output(model, binary)
+        return wire.every_output(model, True)
+    wire.check_wanted(len(outputs))
     wanted: dict[str, Wanted] = {}
     for output in outputs:
         _refuse_parameters(output.parameters, "output")
-        wire.add_wanted(wanted, output.name, binary, model)
+        classes = _values(output.parameters).get("classification")
+        wire.add_wanted(wanted, output.name, True, model, classes)
     return tuple(wanted.values())
 
 
@@ -159,8 +160,3 @@ def _from_contents(contents: Any, fitted: Fitted) -> Array:
         return wire.objects(list(values)).reshape(shape)
     wire.check_range(values, spec)
     return np.fromiter(values, dtype, elements).reshape(shape)
-
-
-def _fill_contents(contents: Any, spec: TensorSpec, array: Array) -> None:
-    items = wire.strings(array) if spec.datatype == "BYTES" else array.reshape(-1).tolist()
-    getattr(contents, _CONTENTS[spec.datatype]).extend(items)

@@ -37,15 +37,15 @@ _COMMAND = "from weft.serving.json_worker import main; main()"
 
 
 def is_large(response: InferResponse) -> bool:
-    """Whether an answer has much JSON, or many or long strings."""
+    """Whether an answer has much JSON, many or long strings, or classes of much."""
     elements, texts = 0, []
-    for name, binary in response.request.wanted:
-        array = response.outputs.get(name)
+    for wanted in response.request.wanted:
+        array = response.outputs.get(wanted.name)
         if array is None:
             continue
         if array.dtype.kind in "OUS":
             texts.append(array)
-        elif binary:
+        elif wanted.binary and not wanted.classes:
             continue
         elements += array.size
     return elements > LARGE_ELEMENTS or sum(map(_text_size, texts)) > LARGE_BYTES
@@ -213,6 +213,8 @@ def _close(stream: Any) -> None:
 
 def _travelling(response: InferResponse) -> InferResponse:
     """An answer without what its writer does not need."""
-    wanted = {name for name, _ in response.request.wanted}
+    wanted = {each.name for each in response.request.wanted}
     outputs = {name: array for name, array in response.outputs.items() if name in wanted}
-    return replace(response, request=replace(response.request, inputs={}), outputs=json_worker.packed(outputs))
+    labels = response.labels if any(each.classes for each in response.request.wanted) else {}
+    request = replace(response.request, inputs={})
+    return replace(response, request=request, outputs=json_worker.packed(outputs), labels=labels)

@@ -19,6 +19,7 @@ from pathlib import Path
 from weft.engine.steering import Steering
 from weft.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
+from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
@@ -115,8 +116,11 @@ class Library:
             slot.waiters -= 1
             self._room_changed.set()
 
-    async def load(self, name: str) -> None:
-        """Load a model, or load it again: from then on requests meet what is on disk now."""
+    async def load(self, name: str, settings: ModelConfig | None = None) -> None:
+        """Load a model, or load it again: from then on requests meet what is on disk now.
+
+        settings: go before those on disk until it is loaded again; where it cannot be loaded so, they are forgotten.
+        """
         await self.rescan()
         slot = self.find(name)
         slot.shut, slot.failed_on = False, None
@@ -125,7 +129,13 @@ class Library:
             await asyncio.wait(running)
         for each in self._together(slot):
             each.entry = self.repository.entry(each.entry.name, each.entry.version)
-        await asyncio.shield(self._start_loading(slot))
+        if settings is not None:
+            slot.entry = slot.entry._replace(config=slot.entry.config.overridden_by(settings))
+        try:
+            await asyncio.shield(self._start_loading(slot))
+        except LoadFailed:
+            slot.entry = self.repository.entry(name)
+            raise
         if slot.served is None and slot.failed_on:
             raise LoadFailed(f"{name} cannot be loaded: {slot.message}")
 
@@ -253,6 +263,7 @@ class Library:
                 batch_timeout_ms=config.batch_timeout_ms,
                 max_compute_s=self._limit_s(config),
                 leaving=_leaving(entry, loaded, steering),
+                labels=labels_beside(entry.path, config.labels, [spec.name for spec in loaded.outputs]),
             )
         except BaseException:
             loaded.close()

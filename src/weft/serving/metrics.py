@@ -22,7 +22,7 @@ from weft.serving.keys import Caller
 from weft.serving.leaving import Leaving
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
-from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
+from weft.serving.statistics import CLIENT_ERRORS, LATENCY_BOUNDS_NS, Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -189,7 +189,7 @@ def _histogram(
 def _triton_failures(model: _ModelRow) -> dict[str, float]:
     failures = model.seen.failures
     found = {name: sum(failures[reason] for reason in ours) for name, ours in TRITON_REASONS.items()}
-    return {**found, "OTHER": failures.total() - sum(found.values())}
+    return {**found, "OTHER": model.seen.faults - sum(found.values())}
 
 
 def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
@@ -260,7 +260,7 @@ FAMILIES = (
     _counter("nv_inference_request_success", "Requests that got a result.", _model_each(lambda m: m.seen.success)),
     _counter(
         "nv_inference_request_failure",
-        "Requests that got none, by Triton's reasons.",
+        "Requests that got none though nothing was wrong with them, by Triton's reasons.",
         _model_by("reason", _triton_failures),
     ),
     _counter("nv_inference_count", "Rows computed.", _model_each(lambda m: m.seen.inferences)),
@@ -291,6 +291,10 @@ FAMILIES = (
         "Time spent on outputs, summed over requests.",
         _model_each(lambda m: m.seen.output_ns // 1000),
     ),
+    *(
+        _counter(f"nv_cache_{name}_per_model", "Always 0: there is no cache of answers.", _model_each(lambda _: 0))
+        for name in ("num_hits", "num_misses", "hit_duration", "miss_duration")
+    ),
     MetricFamily(
         "weft_request_seconds",
         "histogram",
@@ -315,6 +319,11 @@ FAMILIES = (
         "weft_drops_total",
         "Requests that were given up, by reason.",
         _model_by("reason", lambda m: _counted(m.seen.failures, DROPS)),
+    ),
+    _counter(
+        "weft_client_errors_total",
+        "Requests that got none because of what they were, by reason.",
+        _model_by("reason", lambda m: _counted(m.seen.failures, CLIENT_ERRORS)),
     ),
     _counter(
         "weft_preemptions_total", "Batches left half-way for another one.", _model_each(lambda m: m.seen.preemptions)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weft.runtime.tensors import DATATYPES
+from weft.serving.log_settings import FORMATS as LOG_FORMATS
+from weft.serving.log_settings import MOST_VERBOSE
 from weft.serving.service import Service
 from weft.serving.wire import MAX_ID_CHARS
 from weft.version import __version__
@@ -17,8 +19,9 @@ from weft.version import __version__
 Json = dict[str, Any]
 
 ABOUT = (
-    "Open Inference Protocol v2 with binary tensors, and what weft shows of itself. A method that a path does not "
-    "list is answered with 405. Every error is an object with one key, `error`; a probe that says no says so."
+    "Open Inference Protocol v2 with binary tensors, and what weft shows of itself. Elements that are not finite are "
+    "read and written as the literals NaN, Infinity and -Infinity, which JSON has not. A method that a path does "
+    "not list is answered with 405. Every error is an object with one key, `error`; a probe that says no says so."
 )
 HEADER_LENGTH = "Inference-Header-Content-Length"
 LARGEST = 2**62 - 1
@@ -27,7 +30,7 @@ LARGEST = 2**62 - 1
 STATUSES = {
     400: "The request cannot be understood, or does not fit the model.",
     401: "The request carries no API key, or a wrong one.",
-    403: "Nobody may ask for that here: another host's name, or a repository that is read-only.",
+    403: "Nobody may ask for that here: another host's name, or a repository or settings that are read-only.",
     404: "There is no such model or version.",
     405: "The path does not take this method.",
     408: "The request did not end in time.",
@@ -90,8 +93,40 @@ _DATA = _is(
     "left out where the tensor is binary.",
 )
 _SPEC = _object(name=_TEXT, datatype=_DATATYPE, shape=_FREE_SHAPE)
-_CONFIGURED = _object(name=_TEXT, data_type=_is("string", pattern="^TYPE_"), dims=_FREE_SHAPE)
+_CONFIGURED = _object(
+    "",
+    {"label_filename": _is("string", "Of outputs whose classes have labels.")},
+    name=_TEXT,
+    data_type=_is("string", pattern="^TYPE_"),
+    dims=_FREE_SHAPE,
+)
 _WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
+
+_LOG = {
+    "log_file": _is("string", "Empty: the log goes where the server's errors go."),
+    **_each("log_info log_warning log_error", _BOOL),
+    "log_verbose_level": _is("integer", "Above 0 all is written.", minimum=0, maximum=MOST_VERBOSE),
+    "log_format": _is("string", enum=list(LOG_FORMATS)),
+}
+_LOG_CHANGES = {
+    "log_file": _is("null", "Clients cannot set it."),
+    **_each("log_info log_warning log_error", _is(["boolean", "null"])),
+    "log_verbose_level": _is(["integer", "null"], minimum=0, maximum=MOST_VERBOSE),
+    "log_format": _is(["string", "null"], enum=[*LOG_FORMATS, None]),
+}
+_TRACE = {
+    "trace_level": _list(_is("string", enum=["OFF", "TIMESTAMPS"])),
+    "trace_rate": _is("string", "One of so many requests is traced."),
+    "trace_count": _is("string", "So many are still to be traced; -1 is without end."),
+    "log_frequency": _is("string", "Always 0: the trace is in no file."),
+    "trace_file": _is("string", "Always empty."),
+    "trace_mode": _TEXT,
+}
+_TRACE_CHANGES = {
+    "trace_level": _is(["array", "string", "null"], items=_TEXT),
+    **_each("trace_rate trace_count log_frequency", _is(["string", "integer", "null"])),
+    "trace_mode": _is(["string", "null"], enum=["triton", None]),
+}
 
 SCHEMAS: dict[str, Json] = {
     "Error": _object(error=_TEXT),
@@ -135,7 +170,19 @@ SCHEMAS: dict[str, Json] = {
     ),
     "InferInput": _object("", {"parameters": _BINARY_SIZE, "data": _DATA}, **_TENSOR),
     "WantedOutput": _object(
-        "", {"parameters": _map(_PARAMETER, binary_data=_is("boolean", "This output in binary."))}, name=_TEXT
+        "",
+        {
+            "parameters": _map(
+                _PARAMETER,
+                binary_data=_is("boolean", "This output in binary."),
+                classification=_is(
+                    "integer",
+                    "So many of its largest elements, as the strings `value:index` or `value:index:label`.",
+                    minimum=0,
+                ),
+            )
+        },
+        name=_TEXT,
     ),
     "InferResponse": _object(
         "",
@@ -177,7 +224,19 @@ SCHEMAS: dict[str, Json] = {
     "Index": _list(
         _object(**_each("name version reason", _TEXT), state=_is("string", enum=["READY", "LOADING", "UNAVAILABLE"]))
     ),
-    "LoadRequest": _object("", {"parameters": _is("object", "None are taken.", maxProperties=0)}),
+    "LoadRequest": _object(
+        "",
+        {
+            "parameters": {
+                **_object("", {"config": _is("string", "Settings for this load: the JSON of a ModelConfig.")}),
+                "additionalProperties": False,
+            }
+        },
+    ),
+    "LogSettings": _object("What of the log is written, and how.", **_LOG),
+    "TraceSettings": _object("Which requests are traced.", **_TRACE),
+    "LogChanges": _object("What is left out, or null, stays.", _LOG_CHANGES),
+    "TraceChanges": _object("What is left out stays; null is the server's, or the default.", _TRACE_CHANGES),
     "UnloadRequest": _object("", {"parameters": _is("object", "Taken, and mean nothing.")}),
     "State": _object(
         "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
@@ -321,11 +380,22 @@ PATHS: tuple[Path, ...] = (
     Path("/weft/timeline", "get head", "timeline", "The lanes' last seconds", _ref("Timeline"), parameters=(_SINCE,)),
     Path("/weft/profile", "get head", "profile", "Measured segments of the models", _ref("Profile")),
     Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
+    *_of_model("/generate", "post", "generate", "Not supported", None, works=False, own=(404,)),
+    *_of_model("/generate_stream", "post", "generateStream", "Not supported", None, works=False, own=(404,)),
     _unsupported("/v2/systemsharedmemory/status", "systemSharedMemory"),
     _unsupported("/v2/cudasharedmemory/status", "cudaSharedMemory"),
-    _unsupported("/v2/trace/setting", "traceSetting"),
-    _unsupported("/v2/logging", "logging"),
-    *_of_model("/trace/setting", "get", "modelTrace", "Not supported", None, works=False, own=(404,)),
+    Path(
+        "/v2/trace/setting", "get post", "traceSettings", "Which requests are traced", _ref("TraceSettings"),
+        body=_ref("TraceChanges"),
+    ),
+    Path(
+        "/v2/models/{model}/trace/setting", "get post", "modelTraceSettings", "Which requests for a model are traced",
+        _ref("TraceSettings"), own=(404,), body=_ref("TraceChanges"),
+    ),
+    Path(
+        "/v2/logging", "get post", "logSettings", "What of the log is written", _ref("LogSettings"),
+        body=_ref("LogChanges"),
+    ),
 )  # fmt: skip
 
 
@@ -364,7 +434,7 @@ def _operation(path: Path, method: str, locked: bool) -> Json:
     if locked and not path.open:
         statuses |= {401, 429} if method == "post" else {401}
     found: Json = {
-        "operationId": path.id if method != "head" else f"{path.id}Head",
+        "operationId": path.id + _suffix(path, method),
         "summary": path.summary,
         "responses": {"200": _success(path, method)} if path.works else {},
     }
@@ -373,11 +443,16 @@ def _operation(path: Path, method: str, locked: bool) -> Json:
         found["responses"]["503"] = _ref("Probe503", "responses")
     if path.parameters:
         found["parameters"] = list(path.parameters)
-    if path.body:
+    if path.body and method == "post":
         found["requestBody"] = _body(path)
     if path.open:
         found["security"] = []
     return found
+
+
+def _suffix(path: Path, method: str) -> str:
+    """What tells the operations of a path apart; the first one has none."""
+    return "" if path.methods.startswith(method) else {"head": "Head", "post": "Change"}[method]
 
 
 def _body(path: Path) -> Json:

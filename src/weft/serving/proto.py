@@ -75,6 +75,16 @@ _MESSAGES = {
     "RepositoryModelUnloadRequest": """1 string repository_name, 2 string model_name,
         3 {ModelRepositoryParameter} parameters""",
     "RepositoryModelUnloadResponse": "",
+    "TraceSettingRequest": "1 {TraceSettingRequest.SettingValue} settings, 2 string model_name",
+    "TraceSettingRequest.SettingValue": "1 string* value",
+    "TraceSettingResponse": "1 {TraceSettingResponse.SettingValue} settings",
+    "TraceSettingResponse.SettingValue": "1 string* value",
+    "LogSettingsRequest": "1 {LogSettingsRequest.SettingValue} settings",
+    "LogSettingsRequest.SettingValue": """1 bool bool_param|parameter_choice, 2 uint32 uint32_param|parameter_choice,
+        3 string string_param|parameter_choice""",
+    "LogSettingsResponse": "1 {LogSettingsResponse.SettingValue} settings",
+    "LogSettingsResponse.SettingValue": """1 bool bool_param|parameter_choice, 2 uint32 uint32_param|parameter_choice,
+        3 string string_param|parameter_choice""",
     "ModelConfig": """1 string name, 2 string platform, 3 ModelVersionPolicy version_policy, 4 int32 max_batch_size,
         5 ModelInput* input, 6 ModelOutput* output, 7 ModelInstanceGroup* instance_group,
         8 string default_model_filename, 10 {string} metric_tags,
@@ -106,7 +116,8 @@ _ENUMERATIONS = {
 
 _CALLS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelConfig",
-    "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+    "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting",
+    "LogSettings",
 )  # fmt: skip
 """Calls with one request and one response, whose messages are named after them."""
 

@@ -23,6 +23,8 @@ class LaneSpan(NamedTuple):
     query: int
     """Which batch of its shapes."""
     outcome: str
+    traced: bool = True
+    """Whether one of its requests is traced (``trace_settings``); the dashboard shows it all the same."""
 
 
 class Recorder:
@@ -45,8 +47,8 @@ class Recorder:
         return found[::-1]
 
     def as_perfetto(self) -> dict[str, Any]:
-        """All that is remembered, in Chrome's trace event format: a track per lane."""
-        spans = list(self._spans)
+        """All that is remembered and traced, in Chrome's trace event format: a track per lane."""
+        spans = [span for span in self._spans if span.traced]
         lanes = sorted({span.lane for span in spans})
         names: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": f"lane {lane}"}}

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
-from weft.serving import dashboard, metrics, openapi, state
+from weft.serving import dashboard, encoding, json_literals, metrics, openapi, state
 from weft.serving.budget import ByteBudget
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
@@ -145,7 +145,7 @@ class Routes:
             assert asked.answer is not None
             answer = asked.answer(exchange)
             if isinstance(answer, HttpResponse):
-                exchange.respond(answer)
+                self._answer(exchange, answer)
             else:
                 self._soon(exchange, self._later(exchange, answer))
         except RequestError as error:
@@ -168,7 +168,26 @@ class Routes:
         task.add_done_callback(self._tasks.discard)
 
     async def _later(self, exchange: HttpExchange, answer: Awaitable[HttpResponse]) -> None:
-        exchange.respond(await answer)
+        self._answer(exchange, await answer)
+
+    def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
+        """Answer what is no inference; of the protocol nothing else is packed, for not all its clients unpack it."""
+        if exchange.target.raw_path.startswith("/v2"):
+            exchange.respond(response)
+        else:
+            self._answer_packed(exchange, response)
+
+    def _answer_packed(self, exchange: HttpExchange, response: HttpResponse) -> None:
+        """Answer, packed beside the loop where the client takes that and it pays."""
+        accepted = exchange.headers.get("accept-encoding")
+        wanted = encoding.wanted_encoding(accepted) if accepted else ""
+        if not wanted or exchange.method == "HEAD" or encoding.body_bytes(response) < encoding.LEAST_BYTES:
+            exchange.respond(response)
+        else:
+            self._soon(exchange, self._pack(exchange, response, wanted))
+
+    async def _pack(self, exchange: HttpExchange, response: HttpResponse, wanted: str) -> None:
+        exchange.respond(await asyncio.to_thread(encoding.packed, response, wanted))
 
     # Inference
 
@@ -196,6 +215,8 @@ class Routes:
         large = json_bytes > LARGE_BYTES
         if large:
             self._check_json(json_bytes)
+        elif json_bytes > json_literals.QUICK_BYTES:
+            large = json_literals.among(body, length)
 
         def read(model: ModelSpec) -> Any:
             if large or (len(body) > LARGE_BYTES and has_strings(model)):
@@ -208,7 +229,7 @@ class Routes:
             elif is_large(outcome):
                 self._soon(exchange, self._write_large(exchange, outcome))
             else:
-                exchange.respond(_encoded(outcome))
+                self._answer_packed(exchange, _encoded(outcome))
 
         def peek() -> dict[str, Any]:
             return {} if large else _peeked(body, length)
@@ -219,7 +240,7 @@ class Routes:
 
     async def _write_large(self, exchange: HttpExchange, result: InferResponse) -> None:
         if exchange.open:
-            exchange.respond(_computed(*await self._service.json.encode(result)))
+            self._answer_packed(exchange, _computed(*await self._service.json.encode(result)))
 
     # All else
 
@@ -238,7 +259,11 @@ class Routes:
                 return self._of_model(_unescaped(name), rest, target)
             case ["", "v2", "repository", *rest]:
                 return self._of_repository(rest, target)
-            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory" | "trace" | "logging") as what, *_]:
+            case ["", "v2", "trace", "setting"]:
+                return _settings(lambda wanted: self._service.trace_told("", wanted))
+            case ["", "v2", "logging"]:
+                return _settings(self._service.log_told)
+            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory") as what, *_]:
                 return _unsupported(what)
             case ["", *rest]:
                 return self._own(rest, target)
@@ -262,8 +287,10 @@ class Routes:
                 return _Route(_GET, lambda _: _json(service.model_config(name, version)))
             case ["stats"]:
                 return _page(lambda: service.statistics(name, version))
-            case ["trace", *_]:
-                return _unsupported("trace")
+            case ["generate" | "generate_stream" as what]:
+                return _unsupported(what)
+            case ["trace", "setting"] if not version:
+                return _settings(lambda wanted: service.trace_told(name, wanted))
         raise NotFound(_no_path(target))
 
     def _of_repository(self, rest: list[str], target: RequestTarget) -> _Route:
@@ -282,9 +309,10 @@ class Routes:
         return _json(self._service.index(bool(_object(exchange.body).get("ready", False))))
 
     def _load(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
-        if _object(exchange.body).get("parameters"):
-            raise BadRequest("load takes no parameters here: models come from the repository as they are")
-        return _empty(self._service.load(name))
+        parameters = _object(exchange.body).get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise BadRequest("parameters must be a JSON object")
+        return _empty(self._service.load(name, parameters))
 
     def _unload(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
         _object(exchange.body)
@@ -440,10 +468,20 @@ def _object(body: bytes) -> dict[str, Any]:
     return found
 
 
+def _settings(told: Callable[[dict[str, Any]], dict[str, Any]]) -> _Route:
+    """Shows settings, and changes those that the body of a POST names."""
+    return _Route(_GET + _POST, lambda exchange: HttpResponse(200, orjson.dumps(told(_wished(exchange)))))
+
+
+def _wished(exchange: HttpExchange) -> dict[str, Any]:
+    """The settings that a request would change; asking changes none."""
+    return _object(exchange.body) if exchange.method == "POST" else {}
+
+
 def _peeked(body: bytes, header_length: int | None) -> dict[str, Any]:
     """The parameters of a request as they stand there, or none if it cannot be read."""
     try:
-        found = orjson.loads(memoryview(body)[:header_length])
+        found = json_literals.loads(memoryview(body)[:header_length])
     except orjson.JSONDecodeError:
         return {}
     parameters = found.get("parameters") if isinstance(found, dict) else None

@@ -207,6 +207,7 @@ class Server:
         await self.service.library.close(patience_s)
         await self._ended("end of the backend", self.backend.close, patience_s)
         await self._ended("end of the spans", self.service.telemetry.close, patience_s)
+        self.service.log_settings.restore()
         if self._scratch:
             remove(self._scratch)
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from weft.errors import (
@@ -27,17 +28,20 @@ from weft.errors import (
 )
 from weft.runtime.tensors import Array
 from weft.serving.budget import ByteBudget
-from weft.serving.config import ServerConfig
+from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, KeyConfig, Keys
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
+from weft.serving.log_settings import LogSettings
 from weft.serving.readiness import why_not_ready
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
+from weft.serving.trace_settings import TraceSettings
+from weft.serving.triton_config import asked_settings, parameters_of
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter
 from weft.version import __version__
 
@@ -45,11 +49,14 @@ log = logging.getLogger("weft.server")
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
     "schedule_policy",
     "statistics",
+    "trace",
 )
 GOING_DOWN = "the server is going down"
 PRELOADS = 4
@@ -102,6 +109,7 @@ class InferCall:
         ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.caller)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
+        ticket.traced = self._service.trace.takes(slot.entry.name)
         self.ticket = ticket
 
     def _begin_later(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
@@ -141,9 +149,10 @@ class InferCall:
         }
         if ticket.model.leaving:
             told[THRESHOLD] = ticket.threshold
-        self._service.telemetry.served(ticket, self._service.now())
+        if ticket.traced:
+            self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
-        self._done(InferResponse(self.request, ticket.model.spec, outcome, told))
+        self._done(InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels))
         ticket.model.statistics.output_ns += time.monotonic_ns() - ended
 
     def cancel(self) -> None:
@@ -184,6 +193,7 @@ class Service:
         self.budget = ByteBudget(config.inflight_bytes)
         """What requests hold of all connections together."""
         self.json = JsonHelpers()
+        self.trace, self.log_settings = TraceSettings(), LogSettings()
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
         """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
@@ -202,6 +212,14 @@ class Service:
             raise Forbidden(
                 "the repository is read-only: models are loaded at the start or by requests for them; "
                 'to load and unload, start the server with repository = "open"'
+            )
+
+    def check_steerable(self) -> None:
+        """Refuse who would change the settings of the log or the trace where nobody may."""
+        if self.config.live_settings == "read-only":
+            raise Forbidden(
+                "settings of the log and of the trace are read-only; to let clients change them, start the server with "
+                'live_settings = "open"'
             )
 
     # Inference
@@ -363,21 +381,36 @@ class Service:
         slot = await self.loaded(name, version)
         assert slot.served
         loaded, spec = slot.served.loaded, slot.served.spec
-        batch = loaded.max_batch if loaded.batchable else 0
-        settings = {key: value for key, value in slot.config.model_dump(mode="json").items() if value is not None}
+        batch = loaded.max_batch if loaded.batchable else int(_has_rows(spec))
         return {
             "name": name,
             "platform": self.library.backend.platform,
             "backend": self.library.backend.name,
             "max_batch_size": batch,
             "input": [_configured(each, batched=batch > 0) for each in spec.inputs],
-            "output": [_configured(each, batched=batch > 0) for each in spec.outputs],
-            "parameters": {f"weft_{key}": {"string_value": str(value)} for key, value in settings.items()},
+            "output": [_labelled(_configured(each, batched=batch > 0), slot.config.labels) for each in spec.outputs],
+            "parameters": parameters_of(slot.config),
         }
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
         slots = [self.library.find(name, version)] if name else [s for s in self.library.slots() if s.served]
         return {"model_stats": [_statistics(slot) for slot in slots]}
+
+    def log_told(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of the log, once those that are *wanted* are taken over."""
+        if wanted:
+            self.check_steerable()
+            self.log_settings.change(wanted)
+        return self.log_settings.told()
+
+    def trace_told(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of the trace, or of that of a model, once those that are *wanted* are taken over."""
+        if name:
+            self.library.find(name)
+        if wanted:
+            self.check_steerable()
+            self.trace.change(wanted, name)
+        return self.trace.told(name)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """Every model there is and its state, after another look at the disk."""
@@ -402,21 +435,34 @@ class Service:
         ]
         return [row for row in rows if row["state"] == "READY"] if ready_only else rows
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Load a model, with settings of the client's where its *parameters* have some (``triton_config``)."""
         self.check_writable()
+        settings = await self._asked_settings(name, parameters) if parameters else None
         try:
-            await self.library.load(name)
+            await self.library.load(name, settings)
         except LoadFailed as error:
             raise BadRequest(str(error)) from error
         finally:
             self._tell_readiness()
 
+    async def _asked_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
+        backend = self.library.backend
+        shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
+        await self.library.rescan()
+        slot = self.library.find(name)
+        if slot.served:
+            shown = await self.model_config(name)
+        settings = asked_settings(parameters, {**shown, "parameters": parameters_of(slot.config)})
+        if settings is not None and slot.entry.body:
+            raise BadRequest(f"{name} is one of several models of a file; load it without a config")
+        return settings
+
     async def unload(self, name: str) -> None:
+        """Take no more requests for a model; one that is not there has none."""
         self.check_writable()
-        try:
+        with suppress(NotFound):
             self.library.unload(name)
-        except NotFound as error:
-            raise BadRequest(f"cannot unload {name!r}: {error}") from error
         self._tell_readiness()
 
     # Life
@@ -480,13 +526,22 @@ def _configured(spec: Any, *, batched: bool) -> dict[str, Any]:
     return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batched else spec.shape)}
 
 
+def _labelled(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    file = labels.get(configured["name"])
+    return {**configured, "label_filename": file} if file else configured
+
+
+def _has_rows(spec: ModelSpec) -> bool:
+    """Whether the first dimension of all tensors is free: to clients that is the batch, however it is computed."""
+    return all(each.shape[:1] == (-1,) for each in (*spec.inputs, *spec.outputs))
+
+
 def _duration(count: int, ns: int) -> dict[str, int]:
     return {"count": count, "ns": ns}
 
 
 def _statistics(slot: ModelSlot) -> dict[str, Any]:
     seen = slot.statistics
-    failures = seen.failures.total()
     return {
         "name": slot.entry.name,
         "version": slot.entry.version,
@@ -495,7 +550,7 @@ def _statistics(slot: ModelSlot) -> dict[str, Any]:
         "execution_count": seen.executions,
         "inference_stats": {
             "success": _duration(seen.success, seen.total_ns),
-            "fail": _duration(failures, seen.failed_ns),
+            "fail": _duration(seen.faults, seen.failed_ns),
             "queue": _duration(seen.success, seen.queue_ns),
             "compute_input": _duration(seen.success, seen.input_ns),
             "compute_infer": _duration(seen.success, seen.infer_ns),

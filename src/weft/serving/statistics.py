@@ -18,6 +18,9 @@ RECENT = 8192
 LATENCY_BOUNDS_NS = (*(step * 10**power for power in range(4, 9) for step in (10, 25, 50)), 10**10)
 """Latencies are counted by the first of these they do not exceed: 0.1 ms to 10 s."""
 
+CLIENT_ERRORS = ("bad_request", "forbidden", "not_found", "quota", "too_large", "unauthorised", "unsupported")
+"""Reasons that are the client's own, which HTTP answers with a status of 4xx: the server and the model did not fail."""
+
 
 class Recent(NamedTuple):
     """One answer of the last seconds."""
@@ -45,7 +48,7 @@ class Statistics:
 
     success: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    """How many requests failed for each reason."""
+    """How many requests had no result for each reason, those of their clients among them."""
     inferences: int = 0
     """Rows computed."""
     executions: int = 0
@@ -79,6 +82,11 @@ class Statistics:
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
+    def faults(self) -> int:
+        """Requests that had no result though nothing was wrong with them."""
+        return self.failures.total() - sum(self.failures[reason] for reason in CLIENT_ERRORS)
+
+    @property
     def prediction_error(self) -> float:
         """Mean difference of predicted and real segment time, as a share of the real time."""
         return self.segment_error_ns / self.segment_ns if self.segment_ns else 0.0
@@ -100,7 +108,8 @@ class Statistics:
     def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> None:
         """A request has none; whoever went away is not counted against the deadlines."""
         self.failures[reason] += 1
-        self.failed_ns += latency_ns
+        if reason not in CLIENT_ERRORS:
+            self.failed_ns += latency_ns
         met = False if had_deadline and reason not in ("cancelled", "bad_request") else None
         self._judge(met)
         if met is not None:

@@ -25,6 +25,7 @@ from weft.runtime.backend import LoadedModel
 from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
+from weft.serving.classification import Labels
 from weft.serving.leaving import Leaving, outputs_of
 from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
@@ -58,8 +59,11 @@ class ServedModel:
         batch_timeout_ms: float = 0.0,
         max_compute_s: float | None = None,
         leaving: Leaving | None = None,
+        labels: Mapping[str, Labels] | None = None,
     ) -> None:
         self.name, self.version, self.loaded, self.leaving = name, version, loaded, leaving
+        self.labels = labels or {}
+        """Output -> the labels of its classes."""
         self.body = self
         self.task: TaskSpec | None = None
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
@@ -78,6 +82,7 @@ class ServedModel:
         """One of the models that have this body."""
         model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size)
         model.body, model.task = self, task
+        model.labels = {name: self.labels[inner] for name, inner in task.outputs.items() if inner in self.labels}
         return model
 
     @cached_property

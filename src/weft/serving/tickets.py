@@ -27,7 +27,7 @@ class ClientTicket(Ticket):
 
     __slots__ = (
         "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "model", "progress", "reply", "rows",
-        "tries",
+        "traced", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class ClientTicket(Ticket):
         self.began = 0
         self.batch_size = 0
         self.compute_ns = 0
+        self.traced = True
         self.deaths = self.tries = 0
         """Workers that died while they computed it, and how often it was tried again for such a reason."""
         self.progress: RequestRows | None = None

@@ -17,15 +17,23 @@ import orjson
 
 from weft.errors import BadRequest, Failed, unknown_name
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+from weft.serving import json_literals
+from weft.serving.classification import Labels, class_count, classified
 
 Parameter = str | int | float | bool
 
-MAX_ID_CHARS = 256
+MAX_ID_CHARS = 64 * 1024
 MAX_TENSOR_BYTES = 2**62
 """Beyond this a shape is refused before anything is computed with it, even if a dimension of it is zero."""
 
+MOST_WANTED = 4096
+"""Outputs that a request may name."""
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""A parameter of requests that means nothing here, where every answer is the last one."""
+
 _SHOWN_CHARS = 64
 _PARAMETER_TYPES = (str, int, float)
+_SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 _CARRIAGE = frozenset({"binary_data", "binary_data_size"})
 
 _ELEMENTS: dict[str, tuple[frozenset[type], str]] = {
@@ -63,6 +71,8 @@ class Wanted(NamedTuple):
 
     name: str
     binary: bool
+    classes: int = 0
+    """How many of its largest elements are wanted, as strings; 0: the tensor itself."""
 
 
 @dataclass(slots=True)
@@ -87,6 +97,8 @@ class InferResponse:
     outputs: Mapping[str, Array]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     """What the answer says about how it was served."""
+    labels: Mapping[str, Labels] = field(default_factory=dict)
+    """Output -> the labels of its classes, where they are wanted."""
 
 
 Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
@@ -107,7 +119,7 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
             raise BadRequest(f"header length {header_length} does not lie within the body of {len(view)} bytes")
         body, tail = view[:header_length], view[header_length:]
     try:
-        message = orjson.loads(body)
+        message = json_literals.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the request is not valid JSON: {error}") from error
     if type(message) is not dict:
@@ -125,7 +137,7 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
 def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     """The parts of the response body, and the length of its JSON part if binary tensors follow it.
 
-    JSON has no NaN and no infinities: they become null there. Binary outputs keep them.
+    Elements that are not finite are written as the literals ``NaN``, ``Infinity`` and ``-Infinity``.
     """
     request, model = response.request, response.model
     message: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
@@ -139,6 +151,8 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     for wanted in request.wanted:
         spec = specs[wanted.name]
         array = produced(response.outputs, spec)
+        if wanted.classes:
+            spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": array.shape}
         if wanted.binary:
             part = to_binary(array)
@@ -150,6 +164,8 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     message["outputs"] = tensors
     try:
         parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" in parts[0] and json_literals.spell_out(tensors):
+            parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
         raise Failed(f"the answer of {model.name} cannot be written as JSON: {error}") from error
     return parts, len(parts[0]) if len(parts) > 1 else None
@@ -180,8 +196,16 @@ def refuse_tensor_parameter(key: str, kind: str) -> None:
     """Refuse what a client may ask of a tensor elsewhere but not here."""
     if key.startswith("shared_memory"):
         raise BadRequest(f"{kind} parameter {shown(key)} is not supported; send the tensor itself")
-    if key == "classification":
-        raise BadRequest(f"{kind} parameter {key!r} is not supported; ask for the tensor itself")
+    if key == "classification" and kind == "input":
+        raise BadRequest(f"{kind} parameter {key!r} is not supported; ask for the classes of an output")
+
+
+def refuse_request_parameter(key: str, value: object) -> None:
+    """Refuse what would have requests answered otherwise than each by itself and once."""
+    if key in _SEQUENCE and value:
+        raise BadRequest(f"parameter {key!r} is not supported: models here keep nothing between requests")
+    if key.startswith("triton_") and key != EMPTY_FINAL:
+        raise BadRequest(f"parameter {shown(key)} is not supported: names that begin with triton_ are the server's")
 
 
 def fit(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
@@ -214,8 +238,16 @@ def missing(inputs: Mapping[str, Array], model: ModelSpec) -> str:
     return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
 
 
-def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: ModelSpec) -> None:
-    """Add an output the client asked for."""
+def check_wanted(count: int) -> None:
+    """Refuse a list of outputs that would take long to look through: names may be repeated, but not for ever."""
+    if count > MOST_WANTED:
+        raise BadRequest(f"{count} outputs are asked for; at most {MOST_WANTED} may be")
+
+
+def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: ModelSpec, classes: object = None) -> None:
+    """Add an output the client asked for; one that is asked for again is answered once, as it was asked for first."""
+    if isinstance(name, str) and name in wanted:
+        return
     for spec in model.outputs:
         if spec.name == name:
             break
@@ -224,9 +256,7 @@ def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: Mod
             answer = model.outputs[0].name
             raise BadRequest(f"output {name!r} is an exit; ask for {answer!r}, which holds what each row's exit gave")
         raise BadRequest(_unknown("output", name, [spec.name for spec in model.outputs]))
-    if spec.name in wanted:
-        raise BadRequest(f"output {spec.name!r} is asked for twice")
-    wanted[spec.name] = Wanted(spec.name, binary)
+    wanted[spec.name] = Wanted(spec.name, binary, 0 if classes is None else class_count(classes, spec))
 
 
 def every_output(model: ModelSpec, binary: bool) -> tuple[Wanted, ...]:
@@ -337,12 +367,14 @@ def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...
         return every_output(model, binary)
     if type(listed) is not list:
         raise BadRequest(f"outputs must be a list, not {shown(listed)}")
+    check_wanted(len(listed))
     wanted: dict[str, Wanted] = {}
     for item in listed:
         if type(item) is not dict:
             raise BadRequest(f"every requested output must be a JSON object, not {shown(item)}")
-        flag = _flag(_parameters(item, "output"), "binary_data", binary)
-        add_wanted(wanted, item.get("name"), flag, model)
+        parameters = _parameters(item, "output")
+        flag = _flag(parameters, "binary_data", binary)
+        add_wanted(wanted, item.get("name"), flag, model, parameters.get("classification"))
     return tuple(wanted.values())
 
 
@@ -356,7 +388,9 @@ def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
     for key, value in parameters.items():
         if not isinstance(value, _PARAMETER_TYPES):
             raise BadRequest(f"{kind} parameter {shown(key)} must be a string, number or bool, not {shown(value)}")
-        if key not in _CARRIAGE and kind != "request":
+        if kind == "request":
+            refuse_request_parameter(key, value)
+        elif key not in _CARRIAGE:
             refuse_tensor_parameter(key, kind)
     return parameters
 

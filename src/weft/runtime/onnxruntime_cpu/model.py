@@ -11,12 +11,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.devices.measured import times_at
-from weft.errors import BadRequest
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import release_memory
+from weft.runtime.onnxruntime_cpu.texts import to_bytes, to_text
 from weft.runtime.own_folder import remove
 from weft.runtime.stitched import TaskSpec, mixed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec, aligned
@@ -152,7 +152,7 @@ class CpuModel:
         step, session = self._steps[index], self.sessions[index]
         if index == 0:
             texts = self._texts
-            values = {name: _text(name, each) if name in texts else aligned(each) for name, each in values.items()}
+            values = {name: to_text(each) if name in texts else aligned(each) for name, each in values.items()}
         made = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
         live = {name: values[name] for name in step.carried}
         live.update(zip(step.outputs, made, strict=True))
@@ -161,7 +161,8 @@ class CpuModel:
     def _answer(self, live: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, in the order of the graph."""
         return {
-            spec.name: _bytes(live[spec.name]) if spec.datatype == "BYTES" else live[spec.name] for spec in self.outputs
+            spec.name: to_bytes(live[spec.name]) if spec.datatype == "BYTES" else live[spec.name]
+            for spec in self.outputs
         }
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -213,17 +214,3 @@ def _steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
         steps.append(_SessionStep(segment.inputs, segment.outputs, tuple(sorted(carried))))
         needed = carried | set(segment.inputs)
     return tuple(reversed(steps))
-
-
-def _text(name: str, values: Array) -> Array:
-    """ONNX Runtime takes strings as ``str``."""
-    try:
-        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in values.ravel().tolist()]
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"input {name!r} holds bytes that are not UTF-8 ({error.reason})") from error
-    return np.array(texts, dtype=np.object_).reshape(values.shape)
-
-
-def _bytes(values: Array) -> Array:
-    """The protocol gives strings as ``bytes``."""
-    return np.array([str(each).encode() for each in values.ravel().tolist()], dtype=np.object_).reshape(values.shape)

@@ -1,0 +1,103 @@
+"""gRPC's own health service, ``grpc.health.v1.Health``, which orchestrators and load balancers ask.
+
+The service ``""``, or that of the protocol, is the server as a whole; any other is the name of a model. The two
+messages are made here: they are three fields, and the package that has them (grpcio-health-checking) would have to be
+told of every change of every model, registers them in the pool that other packages share, and is one more to install.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from weft.errors import NotFound, Overloaded
+from weft.serving import proto
+from weft.serving.service import Service
+
+PACKAGE = "grpc.health.v1"
+SERVICE = f"{PACKAGE}.Health"
+UNKNOWN, SERVING, NOT_SERVING, SERVICE_UNKNOWN = range(4)
+
+WATCHERS = 64
+"""Most calls that may watch at a time: each of them lasts as long as its client likes."""
+LOOK_S = 0.5
+"""How soon a change is told to those who watch."""
+
+
+def _classes() -> tuple[Any, Any]:
+    """The classes of the request and of the response."""
+    file = descriptor_pb2.FileDescriptorProto(name="weft/health.proto", package=PACKAGE, syntax="proto3")
+    field = descriptor_pb2.FieldDescriptorProto
+    request = file.message_type.add(name="HealthCheckRequest")
+    request.field.add(name="service", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    response = file.message_type.add(name="HealthCheckResponse")
+    kind = f".{PACKAGE}.HealthCheckResponse.ServingStatus"
+    response.field.add(name="status", number=1, type=field.TYPE_ENUM, label=field.LABEL_OPTIONAL, type_name=kind)
+    statuses = response.enum_type.add(name="ServingStatus")
+    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
+        statuses.value.add(name=name, number=number)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    kinds = [pool.FindMessageTypeByName(f"{PACKAGE}.{each.name}") for each in (request, response)]
+    return message_factory.GetMessageClass(kinds[0]), message_factory.GetMessageClass(kinds[1])
+
+
+HealthCheckRequest, HealthCheckResponse = _classes()
+
+
+class Health:
+    """Answers for the server and its models, once or whenever something changes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._over = asyncio.Event()
+        self.watchers = 0
+
+    def whole(self) -> Any:
+        """What is said of the server to whoever asks."""
+        return HealthCheckResponse(status=self.status(""))
+
+    def check(self, message: Any) -> Any:
+        """The answer to ``Check``; NotFound for a model that is not there."""
+        status = self.status(message.service)
+        if status == SERVICE_UNKNOWN:
+            raise NotFound(f"there is no model {message.service[:128]!r}; the empty service is the server itself")
+        return HealthCheckResponse(status=status)
+
+    async def watch(self, message: Any) -> AsyncGenerator[Any, None]:
+        """The answers to ``Watch``: how it is now, and how it is whenever that has changed, until the server ends."""
+        if self.watchers >= WATCHERS:
+            raise Overloaded(f"{WATCHERS} calls watch already; ask with Check, or try again later")
+        self.watchers += 1
+        told = None
+        try:
+            while True:
+                over, status = self._over.is_set(), self.status(message.service)
+                if status != told:
+                    yield HealthCheckResponse(status=status)
+                    told = status
+                if over:
+                    return
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), LOOK_S)
+        finally:
+            self.watchers -= 1
+
+    def end(self) -> None:
+        """Tell those who watch that the server goes down, and let them go."""
+        self._over.set()
+
+    def status(self, name: str) -> int:
+        """How the server is, or one of its models."""
+        service = self._service
+        if name in ("", proto.SERVICE):
+            return SERVING if service.is_ready() else NOT_SERVING
+        try:
+            ready = service.model_ready(name) and not service.draining
+        except NotFound:
+            return SERVICE_UNKNOWN
+        return SERVING if ready else NOT_SERVING
