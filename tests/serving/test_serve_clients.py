@@ -179,13 +179,6 @@ UNSUPPORTED: dict[str, Callable[[Client], object]] = {
     "update trace settings of a model": lambda client: client.update_trace_settings("mlp", {"trace_rate": "1"}),
     "log settings": lambda client: client.get_log_settings(),
     "update log settings": lambda client: client.update_log_settings({"log_info": False}),
-    "shared memory": lambda client: client.get_system_shared_memory_status(),
-    "shared memory of a name": lambda client: client.get_system_shared_memory_status("part"),
-    "register shared memory": lambda client: client.register_system_shared_memory("part", "/part", 64),
-    "unregister shared memory": lambda client: client.unregister_system_shared_memory("part"),
-    "CUDA memory": lambda client: client.get_cuda_shared_memory_status(),
-    "register CUDA memory": lambda client: client.register_cuda_shared_memory("part", b"aGFuZGxl", 0, 64),
-    "unregister CUDA memory": lambda client: client.unregister_cuda_shared_memory(),
 }
 
 
@@ -195,9 +188,7 @@ def test_what_is_not_supported_says_so(client: Client, call: str) -> None:
         UNSUPPORTED[call](client)
 
 
-def test_tensors_in_shared_memory_and_classes_are_refused(client: Client) -> None:
-    with client.refused(400, 501, match="shared"):
-        client.infer("mlp", [client.shared("x", [1, 64])])
+def test_classes_are_refused(client: Client) -> None:
     with client.refused(400, 501, match="classif"):
         client.infer("mlp", [client.tensor("x", x())], outputs=[client.output("y", class_count=3)])
 

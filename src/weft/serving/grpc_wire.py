@@ -6,7 +6,8 @@ the way the request came. FP16 has no typed contents, so an answer with such an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from google.protobuf import json_format
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving import proto, wire
+from weft.serving.regions import RegionPart, part_of
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
@@ -46,28 +48,33 @@ def parsed(data: bytes) -> Any:
 def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
     tensors, raws = message.inputs, list(message.raw_input_contents)
-    if raws and len(raws) != len(tensors):
-        raise BadRequest(f"{len(raws)} raw input contents for {len(tensors)} inputs; send one for each")
+    places = _places(islice(tensors, len(model.inputs)), "input")
+    travelling, left = len(tensors) - len(places), iter(raws)
+    if raws and len(raws) != travelling:
+        raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
     specs = {spec.name: spec for spec in model.inputs}
     inputs: dict[str, Array] = {}
-    for at, tensor in enumerate(tensors):
+    apart: wire.InRegions = {}
+    for tensor in tensors:
         fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)
         name = fitted[0].name
-        if name in inputs:
+        if name in inputs or name in apart:
             raise BadRequest(f"input {name!r} is given twice")
         _refuse_parameters(tensor.parameters, "input")
-        if not raws:
+        if name in places:
+            apart[name] = wire.in_region(places[name], fitted, bool(tensor.contents.ListFields()))
+        elif not raws:
             inputs[name] = _from_contents(tensor.contents, fitted)
         elif tensor.HasField("contents") and tensor.contents.ListFields():
             raise BadRequest(f"input {name!r} has typed contents, but the request has raw contents; send one of them")
         else:
-            inputs[name] = wire.from_binary(raws[at], fitted)
-    if len(inputs) != len(model.inputs):
-        raise BadRequest(wire.missing(inputs, model))
-    binary = bool(raws) or not tensors
-    return InferRequest(
-        inputs, wire.checked_id(message.id), _values(message.parameters), _wanted(message.outputs, binary, model)
-    )
+            inputs[name] = wire.from_binary(next(left), fitted)
+    if len(inputs) + len(apart) != len(model.inputs):
+        raise BadRequest(wire.missing({**inputs, **apart}, model))
+    binary = bool(raws) or not inputs
+    wanted = _wanted(message.outputs, binary, model)
+    shared = wire.shared_tensors(apart, _places(message.outputs, "output"))
+    return InferRequest(inputs, wire.checked_id(message.id), _values(message.parameters), wanted, shared)
 
 
 def encode_infer(response: InferResponse) -> Any:
@@ -80,7 +87,10 @@ def encode_infer(response: InferResponse) -> Any:
     raw = any([wanted.binary or specs[wanted.name].datatype == "FP16" for wanted in request.wanted])
     for spec, array in arrays:
         tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
-        if raw:
+        if spec.name in response.shared:
+            _fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
+            message.raw_output_contents.extend([b""] if raw else [])  # clients count one for every output
+        elif raw:
             message.raw_output_contents.append(wire.to_binary(array))
         else:
             _fill_contents(tensor.contents, spec, array)
@@ -108,6 +118,16 @@ def _wanted(outputs: Any, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
         _refuse_parameters(output.parameters, "output")
         wire.add_wanted(wanted, output.name, binary, model)
     return tuple(wanted.values())
+
+
+def _places(tensors: Iterable[Any], kind: str) -> dict[str, RegionPart]:
+    """Where those inputs or outputs lie that lie in regions."""
+    found = {}
+    for tensor in tensors:
+        part = part_of(_values(tensor.parameters), kind, tensor.name) if tensor.parameters else None
+        if part is not None:
+            found[tensor.name] = part
+    return found
 
 
 def _refuse_parameters(parameters: Any, kind: str) -> None:

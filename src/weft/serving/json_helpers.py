@@ -41,7 +41,7 @@ def is_large(response: InferResponse) -> bool:
     elements, texts = 0, []
     for name, binary in response.request.wanted:
         array = response.outputs.get(name)
-        if array is None:
+        if array is None or name in response.shared:
             continue
         if array.dtype.kind in "OUS":
             texts.append(array)

@@ -75,6 +75,20 @@ _MESSAGES = {
     "RepositoryModelUnloadRequest": """1 string repository_name, 2 string model_name,
         3 {ModelRepositoryParameter} parameters""",
     "RepositoryModelUnloadResponse": "",
+    "SystemSharedMemoryStatusRequest": "1 string name",
+    "SystemSharedMemoryStatusResponse": "1 {SystemSharedMemoryStatusResponse.RegionStatus} regions",
+    "SystemSharedMemoryStatusResponse.RegionStatus": "1 string name, 2 string key, 3 uint64 offset, 4 uint64 byte_size",
+    "SystemSharedMemoryRegisterRequest": "1 string name, 2 string key, 3 uint64 offset, 4 uint64 byte_size",
+    "SystemSharedMemoryRegisterResponse": "",
+    "SystemSharedMemoryUnregisterRequest": "1 string name",
+    "SystemSharedMemoryUnregisterResponse": "",
+    "CudaSharedMemoryStatusRequest": "1 string name",
+    "CudaSharedMemoryStatusResponse": "1 {CudaSharedMemoryStatusResponse.RegionStatus} regions",
+    "CudaSharedMemoryStatusResponse.RegionStatus": "1 string name, 2 uint64 device_id, 3 uint64 byte_size",
+    "CudaSharedMemoryRegisterRequest": "1 string name, 2 bytes raw_handle, 3 int64 device_id, 4 uint64 byte_size",
+    "CudaSharedMemoryRegisterResponse": "",
+    "CudaSharedMemoryUnregisterRequest": "1 string name",
+    "CudaSharedMemoryUnregisterResponse": "",
     "ModelConfig": """1 string name, 2 string platform, 3 ModelVersionPolicy version_policy, 4 int32 max_batch_size,
         5 ModelInput* input, 6 ModelOutput* output, 7 ModelInstanceGroup* instance_group,
         8 string default_model_filename, 10 {string} metric_tags,
@@ -107,6 +121,8 @@ _ENUMERATIONS = {
 _CALLS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelConfig",
     "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
 )  # fmt: skip
 """Calls with one request and one response, whose messages are named after them."""
 
