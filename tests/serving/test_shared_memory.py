@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import pickle
 import queue
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ from weft.serving.budget import ByteBudget
 from weft.serving.json_helpers import is_large
 from weft.serving.keys import Caller, KeyConfig
 from weft.serving.region_tensors import HERE_BYTES, STRING_BYTES_HERE, STRINGS_HERE, RegionTensors, RequestRegions
-from weft.serving.regions import RegionPart
+from weft.serving.regions import RegionPart, places
 from weft.serving.shared_memory import FOLDER, CudaMemory, SystemMemory
 from weft.serving.wire import (
     InferRequest,
@@ -512,6 +514,12 @@ def test_a_request_over_grpc_says_where_its_tensors_lie() -> None:
     assert told(answer)["outputs"][0]["parameters"] == shared["y"].parameters()
 
 
+def test_of_an_output_that_is_named_again_the_first_time_counts() -> None:
+    one, other = RegionPart("r", 0, 4), RegionPart("s", 8, 4)
+    named = [("y", one.parameters()), ("t", {}), ("y", other.parameters()), ("t", one.parameters()), ("y", {})]
+    assert places(named, "output") == {"y": one}
+
+
 def test_where_tensors_lie_is_known_to_the_processes_that_read_large_json() -> None:
     body = (
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r", '
@@ -717,6 +725,24 @@ def test_requests_of_a_stream_lie_in_regions_too(server: live.Live, folder: Path
         np.testing.assert_allclose(found, expected(folder, x(1)), rtol=1e-4, atol=1e-5)
     finally:
         shm.destroy_shared_memory_region(handle)
+
+
+def test_what_was_read_for_who_leaves_is_given_back(server: live.Live, shared: Callable[[int], Shared]) -> None:
+    made, budget = shared(131_072), server.server.service.budget
+    place = RegionPart("left", 0, 131_072).parameters()
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 64, 512], "parameters": place}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    head = f"POST /v2/models/unmeasured/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with contextlib.closing(Client("http", server)) as client:
+        client.register_system_shared_memory("left", made.key, 131_072)
+        with live.Gate(server, "unmeasured", 1) as gate:
+            with socket.create_connection(("127.0.0.1", server.server.http_port or 0)) as connection:
+                connection.sendall(head.encode() + body)
+                gate.wait()
+                assert budget.held_bytes == 131_072
+            until(lambda: budget.held_bytes == 0, "the bytes given back")
+        client.unregister_system_shared_memory("left")
+    until(lambda: made.opened == 0, "the descriptor closed")
 
 
 # Who may

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving import proto, wire
-from weft.serving.regions import RegionPart, part_of
+from weft.serving.regions import RegionPart, places
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
@@ -48,8 +48,8 @@ def parsed(data: bytes) -> Any:
 def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
     tensors, raws = message.inputs, list(message.raw_input_contents)
-    places = _places(islice(tensors, len(model.inputs)), "input")
-    travelling, left = len(tensors) - len(places), iter(raws)
+    lying = _places(islice(tensors, len(model.inputs)), "input")
+    travelling, left = len(tensors) - len(lying), iter(raws)
     if raws and len(raws) != travelling:
         raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
     specs = {spec.name: spec for spec in model.inputs}
@@ -61,8 +61,8 @@ def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
         if name in inputs or name in apart:
             raise BadRequest(f"input {name!r} is given twice")
         _refuse_parameters(tensor.parameters, "input")
-        if name in places:
-            apart[name] = wire.in_region(places[name], fitted, bool(tensor.contents.ListFields()))
+        if name in lying:
+            apart[name] = wire.in_region(lying[name], fitted, bool(tensor.contents.ListFields()))
         elif not raws:
             inputs[name] = _from_contents(tensor.contents, fitted)
         elif tensor.HasField("contents") and tensor.contents.ListFields():
@@ -121,13 +121,7 @@ def _wanted(outputs: Any, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
 
 
 def _places(tensors: Iterable[Any], kind: str) -> dict[str, RegionPart]:
-    """Where those inputs or outputs lie that lie in regions."""
-    found = {}
-    for tensor in tensors:
-        part = part_of(_values(tensor.parameters), kind, tensor.name) if tensor.parameters else None
-        if part is not None:
-            found[tensor.name] = part
-    return found
+    return places(((tensor.name, _values(tensor.parameters)) for tensor in tensors), kind)
 
 
 def _refuse_parameters(parameters: Any, kind: str) -> None:

@@ -6,7 +6,7 @@ A tensor in a region does not travel: its request names the region, and the byte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from weft.errors import BadRequest
@@ -94,6 +94,15 @@ def part_of(parameters: Mapping[str, object], kind: str, name: object) -> Region
         raise BadRequest(f"{tensor}: classes do not go into a region; ask for the tensor there, or for its classes")
     offset, byte_size = parameters.get(OFFSET, 0), parameters[BYTE_SIZE]
     return RegionPart(region, whole(offset, f"{tensor}: {OFFSET}"), whole(byte_size, f"{tensor}: {BYTE_SIZE}"))
+
+
+def places(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str) -> dict[str, RegionPart]:
+    """Where those inputs or outputs lie that lie in regions; of one that is named again the first time counts."""
+    found: dict[str, RegionPart | None] = {}
+    for name, parameters in tensors:
+        if name not in found:
+            found[name] = part_of(parameters, kind, name)
+    return {name: part for name, part in found.items() if part is not None}
 
 
 def whole(value: object, what: str, least: int = 0) -> int:

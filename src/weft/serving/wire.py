@@ -18,7 +18,7 @@ import orjson
 from weft.errors import BadRequest, Failed, unknown_name
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving.regions import PARAMETERS as REGION_PARAMETERS
-from weft.serving.regions import RegionPart, part_of
+from weft.serving.regions import RegionPart, part_of, places
 
 Parameter = str | int | float | bool
 
@@ -397,12 +397,7 @@ def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...
 
 def _places(listed: Any) -> dict[str, RegionPart]:
     """Where requested outputs shall lie, of a list that ``_wanted`` has found good."""
-    found = {}
-    for item in listed or ():
-        part = part_of(item.get("parameters") or {}, "output", item["name"])
-        if part is not None:
-            found[item["name"]] = part
-    return found
+    return places(((item["name"], item.get("parameters") or {}) for item in listed or ()), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
