@@ -16,6 +16,7 @@ WeftError
 ├── UnfitInputs           a backend cannot compute what it was given (a BadRequest, in the server)
 └── RequestError          a served request has no result            (an HTTP status and a gRPC code)
     ├── BadRequest        it cannot be understood, or does not fit the model
+    │   └── AlreadyRegistered   a region of shared memory has the name it asks for
     ├── Unauthorised      it carries no key, or a wrong one
     ├── Forbidden         nobody may ask for that here: a foreign host, a repository that is read-only
     ├── NotFound          no such model, version or path
@@ -117,6 +118,12 @@ class BadRequest(RequestError):
     """It cannot be understood, or does not fit the model."""
 
     status, code, reason = 400, "INVALID_ARGUMENT", "bad_request"
+
+
+class AlreadyRegistered(BadRequest):
+    """A region of shared memory has the name that another one shall get."""
+
+    code = "ALREADY_EXISTS"
 
 
 class Unauthorised(RequestError):

@@ -179,10 +179,16 @@ class Client:
         made.set_data_from_numpy(array, **options)
         return made
 
-    def shared(self, name: str, shape: list[int]) -> Any:
+    def shared(self, name: str, shape: list[int], region: str, size: int, offset: int = 0, kind: str = "FP32") -> Any:
         """An input in shared memory."""
-        made = self._library.InferInput(name, shape, "FP32")
-        made.set_shared_memory("part", 256)
+        made = self._library.InferInput(name, shape, kind)
+        made.set_shared_memory(region, size, offset)
+        return made
+
+    def shared_output(self, name: str, region: str, size: int, offset: int = 0) -> Any:
+        """An output that shall lie in shared memory."""
+        made = self._library.InferRequestedOutput(name)
+        made.set_shared_memory(region, size, offset)
         return made
 
     def output(self, name: str, **options: Any) -> Any:

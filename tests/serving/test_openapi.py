@@ -6,7 +6,9 @@ import ast
 import http.client
 import inspect
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def resolved(found: dict[str, Any], node: Any) -> Any:
 
 
 def filled(path: str) -> str:
-    return path.replace("{model}", "net").replace("{version}", "1")
+    return path.replace("{model}", "net").replace("{version}", "1").replace("{region}", "frames")
 
 
 def request_for(path: str) -> bytes:
@@ -135,7 +137,7 @@ def test_every_word_that_routes_match_is_in_a_described_path(live: Live) -> None
 def test_described_operations_answer_as_described(live: Live) -> None:
     found = document(live)
     for path, method, operation in operations(found):
-        if path.endswith("unload"):
+        if path.endswith("unload") or "{region}" in path:
             continue
         status, headers, body = ask(live, method, filled(path), request_for(path))
         responses = operation["responses"]
@@ -165,8 +167,7 @@ def test_methods_that_are_not_described_are_refused(live: Live) -> None:
 def test_only_described_paths_exist(live: Live) -> None:
     for path in document(live)["paths"]:
         status, _, body = ask(live, "GET", f"{filled(path).rstrip('/')}/more")
-        expected = 501 if "shared" in path else 404
-        assert status == expected, (path, body)
+        assert status == 404, (path, body)
 
 
 def test_unload_and_load_answer_as_described(live: Live) -> None:
@@ -192,6 +193,10 @@ def test_unload_and_load_answer_as_described(live: Live) -> None:
         ("/v2/trace/setting", "POST", b'{"trace_rate": "0"}', 400),
         ("/v2/models/none/trace/setting", "GET", b"", 404),
         ("/v2/repository/models/net/load", "POST", b'{"parameters": {"config": "{"}}', 400),
+        ("/v2/systemsharedmemory/region/frames/status", "GET", b"", 404),
+        ("/v2/systemsharedmemory/region/frames/register", "POST", b"{}", 400),
+        ("/v2/cudasharedmemory/region/frames/status", "GET", b"", 404),
+        ("/v2/cudasharedmemory/region/frames/register", "POST", b"{}", 400),
     ],
 )
 def test_refusals_answer_as_described(live: Live, path: str, method: str, body: bytes, status: int) -> None:
@@ -200,6 +205,7 @@ def test_refusals_answer_as_described(live: Live, path: str, method: str, body: 
     assert given == status
     plain = re.sub(r"/models/(net|none)", "/models/{model}", path.partition("?")[0])
     plain = re.sub(r"/versions/\d+", "/versions/{version}", plain)
+    plain = plain.replace("/region/frames/", "/region/{region}/")
     response = resolved(found, found["paths"][plain][method.lower()]["responses"][str(status)])
     check(found, response["content"]["application/json"]["schema"], json.loads(answer))
 
@@ -279,3 +285,22 @@ def test_a_full_memory_says_when_to_come_back(tmp_path: Path) -> None:
         response = resolved(found, found["paths"]["/v2/models/{model}/infer"]["post"]["responses"]["503"])
         assert {name.lower() for name in response["headers"]} <= headers.keys()
         check(found, response["content"]["application/json"]["schema"], json.loads(body))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no shared memory is offered elsewhere")
+def test_regions_of_shared_memory_answer_as_described(live: Live) -> None:
+    found, paths = document(live), "/v2/systemsharedmemory/region/{region}/"
+    made = Path("/dev/shm") / f"weft-test-{os.getpid()}-described"
+    made.write_bytes(bytes(64))
+    try:
+        body = json.dumps({"key": f"/{made.name}", "byte_size": 64}).encode()
+        for what, method, content in (("register", "POST", body), ("status", "GET", b""), ("unregister", "POST", b"")):
+            described = found["paths"][paths + what][method.lower()]["responses"]["200"]
+            status, _, answer = ask(live, method, filled(paths + what), content)
+            assert status == 200, answer
+            if "content" in described:
+                check(found, described["content"]["application/json"]["schema"], json.loads(answer))
+            else:
+                assert answer == b""
+    finally:
+        made.unlink()

@@ -335,6 +335,7 @@ def odd_targets(draw: st.DrawFn, path: str, model: str) -> str:
     """A path with something odd in it, or behind it."""
     word = st.just("1") | ANY_TEXT.map(lambda text: quote(text.encode("utf-8", "surrogatepass"), safe=""))
     filled = path.replace("{version}", draw(word)).replace("{model}", draw(st.just(model) | word))
+    filled = filled.replace("{region}", draw(word)) if "{region}" in filled else filled
     return filled + draw(
         st.sampled_from(["", "/", "//", "/infer", "/ready", "/versions/1", "/versions", "/%2e%2e", "/%00", "/%zz"])
         | st.sampled_from(["?", "?since=-1", "?since=1e400", "?since=%ff", "?since=nan&since=1", "?a=b&a", "/é", "#x"])
@@ -400,7 +401,7 @@ def requests(document: Document, path: str, method: str) -> st.SearchStrategy[Re
         st.just(method.upper()),
         st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE"]),
     )
-    target, odd_target = st.just(path.format(model=model, version="1")), odd_targets(path, model)
+    target, odd_target = st.just(path.format(model=model, version="1", region="frames")), odd_targets(path, model)
     content = messages(document, path, model).map(plain) if method == "post" else st.just(((), b""))
     odd_content = odd_contents(document, path, model)
     parts = [(verb, target, content), (odd_verb, target, content), (verb, odd_target, content)]

@@ -165,31 +165,6 @@ def test_a_deadline_a_priority_and_best_effort(client: Client, server: live.Live
     assert counted() == before + 2
 
 
-# What is not there
-
-
-UNSUPPORTED: dict[str, Callable[[Client], object]] = {
-    "shared memory": lambda client: client.get_system_shared_memory_status(),
-    "shared memory of a name": lambda client: client.get_system_shared_memory_status("part"),
-    "register shared memory": lambda client: client.register_system_shared_memory("part", "/part", 64),
-    "unregister shared memory": lambda client: client.unregister_system_shared_memory("part"),
-    "CUDA memory": lambda client: client.get_cuda_shared_memory_status(),
-    "register CUDA memory": lambda client: client.register_cuda_shared_memory("part", b"aGFuZGxl", 0, 64),
-    "unregister CUDA memory": lambda client: client.unregister_cuda_shared_memory(),
-}
-
-
-@pytest.mark.parametrize("call", UNSUPPORTED)
-def test_what_is_not_supported_says_so(client: Client, call: str) -> None:
-    with client.refused(501, match="not supported" if client.protocol == "http" else "not found"):
-        UNSUPPORTED[call](client)
-
-
-def test_tensors_in_shared_memory_are_refused(client: Client) -> None:
-    with client.refused(400, 501, match="shared"):
-        client.infer("mlp", [client.shared("x", [1, 64])])
-
-
 # What is wrong
 
 

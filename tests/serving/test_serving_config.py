@@ -203,6 +203,14 @@ def test_only_an_open_and_unprotected_server_is_warned_about(host):
     assert all("no API key is set; anyone who can reach it may" in line for line in with_tls.warnings)
 
 
+@pytest.mark.parametrize("host", LOOPBACK + OPEN)
+def test_memory_is_shared_with_this_machine_only_unless_told_otherwise(host):
+    bare = ServerConfig(host=host)
+    assert bare.shares_memory == (host in LOOPBACK)
+    assert not replace(bare, allowed_hosts=("weft.example",)).shares_memory  # a proxy may stand before it
+    assert replace(bare, shared_memory=True).shares_memory and not replace(bare, shared_memory=False).shares_memory
+
+
 WHOLE = """
 models = ["resnet50", "repository", "one.onnx", "/srv/models", "sub/other", "unheard-of"]
 host = "0.0.0.0"
@@ -247,6 +255,9 @@ keys_file = "keys.toml"
 repository = "read-only"
 live_settings = "read-only"
 allowed_hosts = ["a.example", "b.example"]
+shared_memory = true
+max_shared_memory_regions = 4
+max_shared_memory_bytes = 5000
 """
 
 

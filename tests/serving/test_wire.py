@@ -16,6 +16,7 @@ from tritonclient.utils import serialize_byte_tensor
 from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
+from weft.serving.regions import RegionPart
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode
 
 TWO = ModelSpec(
@@ -167,7 +168,14 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("inputs.0.data", [[1, 2, 3, 4]], "not nested as its shape"),
         ("inputs.0.data", [[[1, 2], [3, 4]]], "not nested as its shape"),
         ("inputs.0.data", [[1, 2], [[3], 4]], "is a number, not a list"),
-        ("inputs.0.parameters", {"shared_memory_region": "r"}, "is not supported; send the tensor itself"),
+        ("inputs.0.parameters", {"shared_memory_region": "r"}, "in region 'r', but shared_memory_byte_size is missing"),
+        ("inputs.0.parameters", {"shared_memory_region": "r", "shared_memory_byte_size": 16}, "and has data, too"),
+        ("inputs.0.parameters", {"shared_memory_region": "", "shared_memory_byte_size": 16}, "of a region, not ''"),
+        ("inputs.0.parameters", {"shared_memory_region": 7, "shared_memory_byte_size": 16}, "name of a region, not 7"),
+        ("inputs.0.parameters", {"shared_memory_region": "r", "shared_memory_byte_size": -1}, "from 0, not -1"),
+        ("inputs.0.parameters", {"shared_memory_region": "r", "shared_memory_byte_size": True}, "from 0, not True"),
+        ("inputs.0.parameters", {"shared_memory_byte_size": 16}, "without shared_memory_region; name the region"),
+        ("inputs.0.parameters", {"shared_memory_size": 16}, "'shared_memory_size' is unknown; known: shared"),
         ("inputs.0.parameters", {"binary_data_size": 16}, "both data and binary_data_size"),
         ("inputs.1.name", "x", "input 'x': datatype 'INT8' does not fit"),
         ("inputs.1", good()["inputs"][0], "input 'x' is given twice"),
@@ -182,7 +190,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("outputs", [{"name": "x"}], "unknown output 'x'"),
         ("outputs", [{"name": "y", "parameters": {"binary_data": "yes"}}], "must be true or false, not 'yes'"),
         ("outputs", [{"name": "y", "parameters": {"classification": 1.5}}], "classification must be a whole number"),
-        ("outputs", [{"name": "y", "parameters": {"shared_memory_offset": 0}}], "is not supported"),
+        ("outputs", [{"name": "y", "parameters": {"shared_memory_offset": 0}}], "'y' has shared_memory_offset without"),
         ("outputs", [{"name": "y", "parameters": 1}], "must be a JSON object, not 1"),
     ],
 )
@@ -528,12 +536,22 @@ def test_a_client_asks_for_classes():
     assert result.as_numpy("y").tolist() in ([[b"3.000000:1", b"2.000000:2"]], [["3.000000:1", "2.000000:2"]])
 
 
-def test_a_client_with_shared_memory_is_refused():
-    tensor = client.InferInput("x", [1, 3], "FP32")
+def test_a_client_with_shared_memory_says_where_tensors_lie():
+    tensor, output = client.InferInput("x", [1, 3], "FP32"), client.InferRequestedOutput("y")
     tensor.set_shared_memory("region", 12)
-    body, header_length = client.InferenceServerClient.generate_request_body([tensor])
-    with pytest.raises(BadRequest, match="'shared_memory_region' is not supported; send the tensor itself"):
-        decode(body, header_length, same("FP32"))
+    output.set_shared_memory("other", 400, offset=8)
+    body, header_length = client.InferenceServerClient.generate_request_body([tensor], [output])
+    request = decode(body, header_length, same("FP32"))
+    assert request.inputs == {} and request.shared is not None
+    part, (spec, dtype, shape, elements) = request.shared.inputs["x"]
+    assert part == RegionPart("region", 0, 12) and (spec.name, dtype, shape, elements) == ("x", np.float32, (1, 3), 3)
+    assert request.shared.outputs == {"y": RegionPart("other", 8, 400)}
+    answer = InferResponse(request, same("FP32"), {"y": SAMPLES["FP32"]}, shared={"y": RegionPart("other", 8, 12)})
+    result = read(*encode(answer)).get_output("y")
+    assert "data" not in result and result["shape"] == [1, 3]
+    assert result["parameters"] == {
+        "shared_memory_region": "other", "shared_memory_offset": 8, "shared_memory_byte_size": 12
+    }  # fmt: skip
 
 
 # gRPC
@@ -652,10 +670,26 @@ def test_grpc_parameters_of_tensors_that_are_refused():
     def shared(message: Any) -> None:
         message.inputs[0].parameters["shared_memory_region"].string_param = "r"
 
+    def both(message: Any) -> None:
+        shared(message)
+        message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 12
+
+    def typed_too(message: Any) -> None:
+        both(message)
+        message.ClearField("raw_input_contents")
+        message.inputs[0].contents.fp32_contents.append(1)
+
+    def short(message: Any) -> None:
+        typed_too(message)
+        message.inputs[0].ClearField("contents")
+        message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
+
     def classes(message: Any) -> None:
         message.outputs.add(name="y").parameters["classification"].int64_param = -2
 
-    refused("send the tensor itself", shared)
+    refused("shared_memory_byte_size is missing", shared)
+    refused("lies in region 'r' and has data, too; send one of them", typed_too)
+    refused("8 bytes of data, its shape and datatype need 12", short)
     refused("classification must be a whole number from 0", classes)
 
 

@@ -106,6 +106,14 @@ def command(
     live_settings: Annotated[
         str | None, network(show_default="open", help="read-only: no client may change log and trace settings.")
     ] = None,
+    shared_memory: Annotated[
+        bool | None,
+        network(
+            "--shared-memory/--no-shared-memory",
+            show_default="on loopback only",
+            help="Let clients put tensors in shared memory.",
+        ),
+    ] = None,
     tls_cert: Annotated[str | None, network(help="Certificate chain (PEM); with --tls-key.")] = None,
     tls_key: Annotated[str | None, network(help="Its private key.")] = None,
     cache: Annotated[

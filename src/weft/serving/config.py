@@ -235,6 +235,12 @@ class ServerConfig:
     """Names under which it may be asked, or ``*``; where left out those of this machine, on loopback, else any."""
     live_settings: Literal["open", "read-only"] = "open"
     """"read-only": no client may change the settings of the log and of the trace."""
+    shared_memory: StrictBool | None = None
+    """Whether clients may put tensors in shared memory; where left out on loopback only (``shares_memory``)."""
+    max_shared_memory_regions: Count = 256
+    """Regions of shared memory that one key may register; each takes a file descriptor."""
+    max_shared_memory_bytes: Bytes = 4 << 30
+    """Bytes of shared memory that one key may register."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -254,6 +260,16 @@ class ServerConfig:
     def inflight_bytes(self) -> int:
         """Bytes that requests may hold together, whether that is set or not."""
         return self.max_inflight_bytes or max(DEFAULT_INFLIGHT_BYTES, self.max_body_bytes)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether clients may register shared memory, whether that is set or not.
+
+        The server opens what they name with its own rights, so only who is on its machine may unless it is set; under
+        other names than this machine's somebody else may ask, through a proxy.
+        """
+        alone = is_loopback(self.host) and self.allowed_hosts is None
+        return alone if self.shared_memory is None else self.shared_memory
 
 
 def read_server_config(path: Path, *, environment: Mapping[str, str] | None = None) -> ServerConfig:

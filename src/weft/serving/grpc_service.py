@@ -50,7 +50,10 @@ SMALL_MESSAGE_BYTES = 1 << 20
 
 OPEN = frozenset({"ServerLive", "ServerReady"})
 """Calls that need no key, and whose messages say nothing: they are answered without being read."""
-COUNTED = frozenset({"ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
+COUNTED = frozenset(
+    {"ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"}
+    | {f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Register", "Unregister")}
+)
 """Calls that want something done, and count towards what their key may; so does every request of a stream."""
 STREAM = "ModelStreamInfer"
 FINAL = "triton_final_response"
@@ -160,6 +163,8 @@ class GrpcFace:
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
+            **self._of_regions("system"),
+            **self._of_regions("cuda"),
         }
         table = {
             "ServerLive": self._probe("ServerLive", self._live),
@@ -432,6 +437,25 @@ class GrpcFace:
         told = self._service.log_told({key: _log_value(each) for key, each in message.settings.items()})
         settings = {key: {_log_field(each): each} for key, each in told.items()}
         return grpc_wire.filled("LogSettingsResponse", {"settings": settings})
+
+    def _of_regions(self, kind: str) -> dict[str, Answer]:
+        """The calls about shared memory of one kind."""
+        regions, prefix = self._service.regions[kind], f"{kind.capitalize()}SharedMemory"
+
+        async def status(message: Any, context: Any, caller: Caller) -> Any:
+            found = {str(each["name"]): each for each in regions.status(caller, message.name)}
+            return grpc_wire.filled(f"{prefix}StatusResponse", {"regions": found})
+
+        async def register(message: Any, context: Any, caller: Caller) -> Any:
+            about = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+            regions.register(caller, message.name, about)
+            return proto.CLASSES[f"{prefix}RegisterResponse"]()
+
+        async def unregister(message: Any, context: Any, caller: Caller) -> Any:
+            regions.unregister(caller, message.name)
+            return proto.CLASSES[f"{prefix}UnregisterResponse"]()
+
+        return {f"{prefix}Status": status, f"{prefix}Register": register, f"{prefix}Unregister": unregister}
 
 
 class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]

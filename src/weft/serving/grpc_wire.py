@@ -5,7 +5,8 @@ The tensors of a request travel as typed contents or as raw bytes, all in the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.errors import BadRequest, Failed
 from weft.runtime.tensors import Array
 from weft.serving import proto, wire
 from weft.serving.classification import classified
+from weft.serving.regions import RegionPart, places
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
@@ -45,29 +47,13 @@ def parsed(data: bytes) -> Any:
 
 def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
-    tensors, raws = message.inputs, list(message.raw_input_contents)
-    if raws and len(raws) < len(tensors):  # what is left over belongs to no input, and nobody misses it
-        raise BadRequest(f"{len(raws)} raw input contents for {len(tensors)} inputs; send one for each")
-    specs = {spec.name: spec for spec in model.inputs}
-    inputs: dict[str, Array] = {}
-    for at, tensor in enumerate(tensors):
-        fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)
-        name = fitted[0].name
-        if name in inputs:
-            raise BadRequest(f"input {name!r} is given twice")
-        _refuse_parameters(tensor.parameters, "input")
-        if not raws:
-            inputs[name] = _from_contents(tensor.contents, fitted)
-        elif tensor.HasField("contents") and tensor.contents.ListFields():
-            raise BadRequest(f"input {name!r} has typed contents, but the request has raw contents; send one of them")
-        else:
-            inputs[name] = wire.from_binary(raws[at], fitted)
-    if len(inputs) != len(model.inputs):
-        raise BadRequest(wire.missing(inputs, model))
+    inputs, apart = _inputs(message.inputs, list(message.raw_input_contents), model)
     parameters = _values(message.parameters)
     for key, value in parameters.items():
         wire.refuse_request_parameter(key, value)
-    return InferRequest(inputs, wire.checked_id(message.id), parameters, _wanted(message.outputs, model))
+    wanted = _wanted(message.outputs, model)
+    shared = wire.shared_tensors(apart, _places(message.outputs, "output"))
+    return InferRequest(inputs, wire.checked_id(message.id), parameters, wanted, shared)
 
 
 def encode_infer(response: InferResponse) -> Any:
@@ -81,8 +67,12 @@ def encode_infer(response: InferResponse) -> Any:
         array = wire.produced(response.outputs, spec)
         if wanted.classes:
             spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
-        message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
-        message.raw_output_contents.append(wire.to_binary(array))
+        tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+        if spec.name in response.shared:
+            _fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
+            message.raw_output_contents.append(b"")  # clients count one for every output
+        else:
+            message.raw_output_contents.append(wire.to_binary(array))
     return message
 
 
@@ -99,6 +89,34 @@ def filled(name: str, answer: Mapping[str, Any]) -> Any:
         raise Failed(f"{name} cannot be made of our own answer: {' '.join(str(error).split())}") from error
 
 
+def _inputs(tensors: Any, raws: list[bytes], model: ModelSpec) -> tuple[dict[str, Array], wire.InRegions]:
+    """The inputs that came, and those that lie in regions, for which no raw contents come."""
+    lying = _places(islice(tensors, len(model.inputs)), "input")
+    travelling, left = len(tensors) - len(lying), iter(raws)
+    if raws and len(raws) < travelling:  # what is left over belongs to no input, and nobody misses it
+        raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
+    specs = {spec.name: spec for spec in model.inputs}
+    inputs: dict[str, Array] = {}
+    apart: wire.InRegions = {}
+    for tensor in tensors:
+        fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)
+        name = fitted[0].name
+        if name in inputs or name in apart:
+            raise BadRequest(f"input {name!r} is given twice")
+        _refuse_parameters(tensor.parameters, "input")
+        if name in lying:
+            apart[name] = wire.in_region(lying[name], fitted, bool(tensor.contents.ListFields()))
+        elif not raws:
+            inputs[name] = _from_contents(tensor.contents, fitted)
+        elif tensor.HasField("contents") and tensor.contents.ListFields():
+            raise BadRequest(f"input {name!r} has typed contents, but the request has raw contents; send one of them")
+        else:
+            inputs[name] = wire.from_binary(next(left), fitted)
+    if len(inputs) + len(apart) != len(model.inputs):
+        raise BadRequest(wire.missing({**inputs, **apart}, model))
+    return inputs, apart
+
+
 def _wanted(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
     if not outputs:
         return wire.every_output(model, True)
@@ -109,6 +127,10 @@ def _wanted(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
         classes = _values(output.parameters).get("classification")
         wire.add_wanted(wanted, output.name, True, model, classes)
     return tuple(wanted.values())
+
+
+def _places(tensors: Iterable[Any], kind: str) -> dict[str, RegionPart]:
+    return places(((tensor.name, _values(tensor.parameters)) for tensor in tensors), kind)
 
 
 def _refuse_parameters(parameters: Any, kind: str) -> None:

@@ -41,7 +41,7 @@ def is_large(response: InferResponse) -> bool:
     elements, texts = 0, []
     for wanted in response.request.wanted:
         array = response.outputs.get(wanted.name)
-        if array is None:
+        if array is None or wanted.name in response.shared:
             continue
         if array.dtype.kind in "OUS":
             texts.append(array)

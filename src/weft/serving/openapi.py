@@ -30,8 +30,9 @@ LARGEST = 2**62 - 1
 STATUSES = {
     400: "The request cannot be understood, or does not fit the model.",
     401: "The request carries no API key, or a wrong one.",
-    403: "Nobody may ask for that here: another host's name, or a repository or settings that are read-only.",
-    404: "There is no such model or version.",
+    403: "Nobody may ask for that here: another host's name, a repository or settings that are read-only, or shared "
+    "memory where it is off.",
+    404: "There is no such model, version or region.",
     405: "The path does not take this method.",
     408: "The request did not end in time.",
     413: "The body exceeds the server's limit.",
@@ -86,11 +87,18 @@ _DATATYPE = _is("string", enum=list(DATATYPES))
 _DURATION = _ref("Duration")
 _FREE_SHAPE = _list(_is("integer", "-1 is a free dimension.", minimum=-1))
 _TENSOR = {"name": _TEXT, "datatype": _DATATYPE, "shape": _list(_COUNT)}
-_BINARY_SIZE = _map(_PARAMETER, binary_data_size=_is("integer", "Bytes of this tensor after the JSON part.", minimum=0))
+_PLACE = {
+    "shared_memory_region": _is("string", "The region of shared memory that this tensor lies in.", minLength=1),
+    "shared_memory_offset": _is("integer", "The byte of the region at which it begins.", minimum=0, maximum=LARGEST),
+    "shared_memory_byte_size": _is("integer", "Bytes that it has there, or may have.", minimum=0, maximum=LARGEST),
+}
+_CARRIAGE = _map(
+    _PARAMETER, binary_data_size=_is("integer", "Bytes of this tensor after the JSON part.", minimum=0), **_PLACE
+)
 _DATA = _is(
     ["array", "string", "number", "boolean"],
     "Row-major, flat or nested as the shape says, a bare value where there are no dimensions; "
-    "left out where the tensor is binary.",
+    "left out where the tensor is binary, or lies in shared memory.",
 )
 _SPEC = _object(name=_TEXT, datatype=_DATATYPE, shape=_FREE_SHAPE)
 _CONFIGURED = _object(
@@ -168,7 +176,7 @@ SCHEMAS: dict[str, Json] = {
         weft_best_effort=_is("boolean", "Without a deadline that counts: computed when nothing else is urgent."),
         binary_data_output=_is("boolean", "All outputs in binary."),
     ),
-    "InferInput": _object("", {"parameters": _BINARY_SIZE, "data": _DATA}, **_TENSOR),
+    "InferInput": _object("", {"parameters": _CARRIAGE, "data": _DATA}, **_TENSOR),
     "WantedOutput": _object(
         "",
         {
@@ -180,6 +188,7 @@ SCHEMAS: dict[str, Json] = {
                     "So many of its largest elements, as the strings `value:index` or `value:index:label`.",
                     minimum=0,
                 ),
+                **_PLACE,
             )
         },
         name=_TEXT,
@@ -199,7 +208,7 @@ SCHEMAS: dict[str, Json] = {
         weft_compute_us=_is("integer", "Microseconds that its segments ran.", minimum=0),
         weft_batch=_is("integer", "Requests computed together.", minimum=1),
     ),
-    "InferOutput": _object("", {"parameters": _BINARY_SIZE, "data": _list({})}, **_TENSOR),
+    "InferOutput": _object("", {"parameters": _CARRIAGE, "data": _list({})}, **_TENSOR),
     "Server": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "Model": _object(name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_SPEC), outputs=_list(_SPEC)),
     "ModelConfig": _object(
@@ -238,6 +247,13 @@ SCHEMAS: dict[str, Json] = {
     "LogChanges": _object("What is left out, or null, stays.", _LOG_CHANGES),
     "TraceChanges": _object("What is left out stays; null is the server's, or the default.", _TRACE_CHANGES),
     "UnloadRequest": _object("", {"parameters": _is("object", "Taken, and mean nothing.")}),
+    "RegionRequest": _object(
+        "",
+        {"offset": _is("integer", "The byte of the object at which the region begins.", minimum=0, maximum=LARGEST)},
+        key=_is("string", "The name of the shared memory object, as `/camera`."),
+        byte_size=_is("integer", minimum=1, maximum=LARGEST),
+    ),
+    "Regions": _list(_object(**_each("name key", _TEXT), **_each("offset byte_size", _COUNT))),
     "State": _object(
         "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
         **_each("server version policy", _TEXT),
@@ -331,8 +347,22 @@ def _of_model(suffix: str, methods: str, name: str, summary: str, answer: Json |
     return [newest, newest._replace(path=of + version + suffix, id=f"{name}Version", summary=f"{summary}, one version")]
 
 
-def _unsupported(path: str, name: str) -> Path:
-    return Path(path, "get", name, "Not supported", None, works=False)
+def _of_regions(kind: str, answer: Json, body: Json, registers: bool) -> list[Path]:
+    """The paths of one kind of shared memory."""
+    base, memory = f"/v2/{kind}sharedmemory", f"{kind}SharedMemory"
+    status = Path(f"{base}/status", "get", f"{memory}Status", f"Regions of {kind} shared memory", answer)
+    remove = Path(f"{base}/unregister", "post", f"{memory}Unregister", "Let go of all regions", None)
+    one = f"{base}/region/{{region}}"
+    return [
+        status,
+        status._replace(path=f"{one}/status", id=f"{memory}RegionStatus", summary="One region", own=(404,)),
+        Path(
+            f"{one}/register", "post", f"{memory}Register", "Register a region, which belongs to the API key", None,
+            own=(404,), body=body, works=registers,
+        ),
+        remove,
+        remove._replace(path=f"{one}/unregister", id=f"{memory}RegionUnregister", summary="Let go of one", own=(404,)),
+    ]  # fmt: skip
 
 
 _SINCE = {
@@ -382,8 +412,6 @@ PATHS: tuple[Path, ...] = (
     Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
     *_of_model("/generate", "post", "generate", "Not supported", None, works=False, own=(404,)),
     *_of_model("/generate_stream", "post", "generateStream", "Not supported", None, works=False, own=(404,)),
-    _unsupported("/v2/systemsharedmemory/status", "systemSharedMemory"),
-    _unsupported("/v2/cudasharedmemory/status", "cudaSharedMemory"),
     Path(
         "/v2/trace/setting", "get post", "traceSettings", "Which requests are traced", _ref("TraceSettings"),
         body=_ref("TraceChanges"),
@@ -396,6 +424,8 @@ PATHS: tuple[Path, ...] = (
         "/v2/logging", "get post", "logSettings", "What of the log is written", _ref("LogSettings"),
         body=_ref("LogChanges"),
     ),
+    *_of_regions("system", _ref("Regions"), _ref("RegionRequest"), registers=True),
+    *_of_regions("cuda", _list(_is("object")), _is("object"), registers=False),
 )  # fmt: skip
 
 
@@ -411,7 +441,11 @@ def document(service: Service) -> Json:
         "components": {
             "schemas": SCHEMAS,
             "responses": {**{str(status): _error(status) for status in STATUSES}, "Probe503": _PROBE_503},
-            "parameters": {"model": _segment("model", names), "version": _segment("version", ["1"])},
+            "parameters": {
+                "model": _segment("model", names),
+                "version": _segment("version", ["1"]),
+                "region": _segment("region", ["frames"]),
+            },
         },
     }
     if locked:
@@ -424,7 +458,7 @@ def document(service: Service) -> Json:
 
 
 def _path(path: Path, locked: bool) -> Json:
-    given = [_ref(name, "parameters") for name in ("model", "version") if f"{{{name}}}" in path.path]
+    given = [_ref(name, "parameters") for name in ("model", "version", "region") if f"{{{name}}}" in path.path]
     found: Json = {method: _operation(path, method, locked) for method in path.methods.split()}
     return {**found, "parameters": given} if given else found
 

@@ -23,6 +23,7 @@ from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
 from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
 from weft.serving.keys import Caller
+from weft.serving.regions import RegionTable
 from weft.serving.service import Service, internal
 from weft.serving.unpacking import ENCODINGS, Unpacker
 from weft.serving.wire import InferResponse, ModelSpec, decode, encode
@@ -263,8 +264,8 @@ class Routes:
                 return _settings(lambda wanted: self._service.trace_told("", wanted))
             case ["", "v2", "logging"]:
                 return _settings(self._service.log_told)
-            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory") as what, *_]:
-                return _unsupported(what)
+            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory") as what, *rest]:
+                return self._of_regions(self._service.regions[what.removesuffix("sharedmemory")], rest, target)
             case ["", *rest]:
                 return self._own(rest, target)
         raise NotFound(_no_path(target))
@@ -303,6 +304,32 @@ class Routes:
             case ["models", name, "unload"]:
                 self._service.check_writable()
                 return _Route(_POST, lambda exchange: self._unload(exchange, _unescaped(name)))
+        raise NotFound(_no_path(target))
+
+    def _of_regions(self, regions: RegionTable, rest: list[str], target: RequestTarget) -> _Route:
+        """Shared memory of one kind: all regions of who asks, or the one that is named."""
+        name, owner = "", self._service.check_key
+        if rest[:1] == ["region"] and len(rest) > 1 and rest[1]:
+            name, rest = _unescaped(rest[1]), rest[2:]
+
+        def status(exchange: HttpExchange) -> HttpResponse:
+            return HttpResponse(200, orjson.dumps(regions.status(owner(exchange.headers), name)))
+
+        def register(exchange: HttpExchange) -> HttpResponse:
+            regions.register(owner(exchange.headers), name, _object(exchange.body))
+            return HttpResponse(200)
+
+        def unregister(exchange: HttpExchange) -> HttpResponse:
+            regions.unregister(owner(exchange.headers), name)
+            return HttpResponse(200)
+
+        match rest:
+            case ["status"]:
+                return _Route(_GET, status)
+            case ["register"] if name:
+                return _Route(_POST, register)
+            case ["unregister"]:
+                return _Route(_POST, unregister)
         raise NotFound(_no_path(target))
 
     def _index(self, exchange: HttpExchange) -> Awaitable[HttpResponse]:

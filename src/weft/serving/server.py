@@ -203,6 +203,7 @@ class Server:
     async def _close_models(self, patience_s: float) -> None:
         """Close what computes; what does not end in time is left behind (``ending``)."""
         self._dispatcher.close(min(STOPPING_S, patience_s))
+        self.service.close_regions()
         await self._ended("end of large JSON", self.service.json.close, patience_s)
         await self.service.library.close(patience_s)
         await self._ended("end of the backend", self.backend.close, patience_s)

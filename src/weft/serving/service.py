@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from weft.errors import (
@@ -36,13 +37,16 @@ from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
 from weft.serving.log_settings import LogSettings
 from weft.serving.readiness import why_not_ready
+from weft.serving.region_tensors import RegionTensors, RequestRegions
+from weft.serving.regions import RegionTable
+from weft.serving.shared_memory import CudaMemory, SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
 from weft.serving.trace_settings import TraceSettings
 from weft.serving.triton_config import asked_settings, parameters_of
-from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter
+from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter, SharedTensors
 from weft.version import __version__
 
 log = logging.getLogger("weft.server")
@@ -75,13 +79,15 @@ Done = Callable[["InferResponse | RequestError"], None]
 class InferCall:
     """One request for a result, from the client's first byte to its answer."""
 
-    __slots__ = ("_done", "_service", "arrival", "caller", "deadline", "request", "ticket", "waiting")
+    __slots__ = ("_done", "_service", "arrival", "caller", "deadline", "regions", "request", "ticket", "waiting")
 
     def __init__(self, service: Service, done: Done, deadline: int | None, caller: Caller | None = None) -> None:
         self._service, self._done, self.caller = service, done, caller
         self.arrival = service.now()
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
+        self.regions: RequestRegions | None = None
+        """Where tensors of it lie that do not travel with it."""
         self.request: InferRequest | None = None
         self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
@@ -93,6 +99,8 @@ class InferCall:
         slot.used_ns = self.arrival
         try:
             found = decode(slot.served.spec)
+            if isinstance(found, InferRequest) and found.shared is not None:
+                found = self._fetch(found, found.shared)
             if isinstance(found, InferRequest):
                 self._submit(slot, found, began)
             else:
@@ -103,6 +111,19 @@ class InferCall:
         except Exception as error:  # nobody shall wait because of a fault of ours
             log.exception("%s: a request could not be taken", slot.entry.name)
             self._done(self._service.counted(slot.statistics, internal(error)))
+
+    def _fetch(self, request: InferRequest, tensors: SharedTensors) -> InferRequest | Awaitable[InferRequest]:
+        """Read inputs that lie in regions."""
+        assert self.caller
+        regions = self.regions = self._service.regions_of(tensors, self.caller)
+        done = self._done
+
+        def ended(outcome: InferResponse | RequestError) -> None:
+            regions.end()
+            done(outcome)
+
+        self._done = ended
+        return regions.filled(request)
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
         self.request = request
@@ -152,11 +173,45 @@ class InferCall:
         if ticket.traced:
             self._service.telemetry.served(ticket, self._service.now())
         ended = time.monotonic_ns()
-        self._done(InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels))
+        response = InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels)
+        if self.regions:
+            self._deliver(response, self.regions, ticket.model.statistics)
+        else:
+            self._done(response)
         ticket.model.statistics.output_ns += time.monotonic_ns() - ended
+
+    def _deliver(self, response: InferResponse, regions: RequestRegions, statistics: Statistics) -> None:
+        """Write outputs that shall lie in regions, then answer."""
+        try:
+            found = regions.delivered(response)
+        except Exception as error:
+            self._done(self._undelivered(error, statistics))
+            return
+        if isinstance(found, InferResponse):
+            self._done(found)
+        else:
+            self.waiting = self._service.soon(self._deliver_when_written(found, statistics))
+
+    async def _deliver_when_written(self, writing: Awaitable[InferResponse], statistics: Statistics) -> None:
+        outcome: InferResponse | RequestError
+        try:
+            outcome = await writing
+        except Exception as error:
+            outcome = self._undelivered(error, statistics)
+        self.waiting = None
+        self._done(outcome)
+
+    def _undelivered(self, error: Exception, statistics: Statistics) -> RequestError:
+        """What is told of an answer that its region does not take; it was computed, and counts as failed, too."""
+        if not isinstance(error, RequestError):
+            log.exception("an answer could not be written into its region")
+            error = internal(error)
+        return self._service.counted(statistics, error)
 
     def cancel(self) -> None:
         """Its client went away."""
+        if self.regions:
+            self.regions.end()
         if self.waiting:
             self.waiting.cancel()
         if self.ticket:
@@ -194,6 +249,14 @@ class Service:
         """What requests hold of all connections together."""
         self.json = JsonHelpers()
         self.trace, self.log_settings = TraceSettings(), LogSettings()
+        self.system_memory = SystemMemory(
+            enabled=config.shares_memory,
+            most_regions=config.max_shared_memory_regions,
+            most_bytes=config.max_shared_memory_bytes,
+        )
+        self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": CudaMemory()}
+        """Kind of shared memory -> what is registered of it."""
+        self.region_tensors = RegionTensors(self.budget, config.max_body_bytes)
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
         """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
@@ -262,6 +325,10 @@ class Service:
         else:
             call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, done, peek))
         return call
+
+    def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
+        """The regions that a request of the caller's uses, which are its own."""
+        return self.region_tensors.of(tensors, partial(self.system_memory.find, caller))
 
     def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Go on with a request in a task, for which a server that goes down waits."""
@@ -338,7 +405,8 @@ class Service:
     # Descriptions
 
     def metadata(self) -> dict[str, Any]:
-        return {"name": "weft", "version": __version__, "extensions": list(EXTENSIONS)}
+        shared = ["system_shared_memory"] if self.system_memory.offered else []
+        return {"name": "weft", "version": __version__, "extensions": [*EXTENSIONS, *shared]}
 
     def is_ready(self) -> bool:
         return not self.why_not_ready()
@@ -504,6 +572,11 @@ class Service:
         """Wait until every accepted request is answered."""
         while self.dispatcher.pending or self._tasks:
             await asyncio.sleep(0.005)
+
+    def close_regions(self) -> None:
+        """Let go of all that clients have registered."""
+        self.region_tensors.close()
+        self.system_memory.close()
 
 
 def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:

@@ -19,6 +19,8 @@ from weft.errors import BadRequest, Failed, unknown_name
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import json_literals
 from weft.serving.classification import Labels, class_count, classified
+from weft.serving.regions import PARAMETERS as REGION_PARAMETERS
+from weft.serving.regions import RegionPart, part_of, places
 
 Parameter = str | int | float | bool
 
@@ -86,6 +88,8 @@ class InferRequest:
     """What the client says besides, without what only says how tensors travel."""
     wanted: tuple[Wanted, ...]
     """The outputs it asks for, in the order of the answer."""
+    shared: SharedTensors | None = None
+    """Those that lie in regions; none does where left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,25 @@ class InferResponse:
     """What the answer says about how it was served."""
     labels: Mapping[str, Labels] = field(default_factory=dict)
     """Output -> the labels of its classes, where they are wanted."""
+    shared: Mapping[str, RegionPart] = field(default_factory=dict)
+    """Outputs that were written into regions, and where."""
 
 
 Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
 """A tensor's description that fits the model, and the number of its elements; its data is still to be read."""
+
+InRegions = dict[str, tuple[RegionPart, Fitted]]
+"""Input -> where in a region it lies, and what it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensors:
+    """Tensors of a request that do not travel with it, but lie in regions of its client's (``regions``)."""
+
+    inputs: InRegions
+    """Those that are still to be read."""
+    outputs: Mapping[str, RegionPart]
+    """Where those shall be written that are asked for there."""
 
 
 def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec) -> InferRequest:
@@ -130,8 +149,10 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
         binary = _flag(parameters, "binary_data_output", False)
         del parameters["binary_data_output"]
     request_id = checked_id(message.get("id"))
-    inputs = _inputs(message.get("inputs"), tail, model)
-    return InferRequest(inputs, request_id, parameters, _wanted(message.get("outputs"), binary, model))
+    inputs, apart = _inputs(message.get("inputs"), tail, model)
+    outputs = message.get("outputs")
+    wanted = _wanted(outputs, binary, model)
+    return InferRequest(inputs, request_id, parameters, wanted, shared_tensors(apart, _places(outputs)))
 
 
 def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
@@ -154,7 +175,9 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
         if wanted.classes:
             spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": array.shape}
-        if wanted.binary:
+        if spec.name in response.shared:
+            tensor["parameters"] = response.shared[spec.name].parameters()
+        elif wanted.binary:
             part = to_binary(array)
             tensor["parameters"] = {"binary_data_size": len(part)}
             parts.append(part)
@@ -194,8 +217,8 @@ def checked_id(value: object) -> str:
 
 def refuse_tensor_parameter(key: str, kind: str) -> None:
     """Refuse what a client may ask of a tensor elsewhere but not here."""
-    if key.startswith("shared_memory"):
-        raise BadRequest(f"{kind} parameter {shown(key)} is not supported; send the tensor itself")
+    if key.startswith("shared_memory") and key not in REGION_PARAMETERS:
+        raise BadRequest(f"{kind} parameter {shown(key)} is unknown; known: {', '.join(sorted(REGION_PARAMETERS))}")
     if key == "classification" and kind == "input":
         raise BadRequest(f"{kind} parameter {key!r} is not supported; ask for the classes of an output")
 
@@ -232,7 +255,7 @@ def fit(name: object, datatype: object, shape: object, specs: Mapping[str, Tenso
     return spec, dtype, tuple(shape), elements
 
 
-def missing(inputs: Mapping[str, Array], model: ModelSpec) -> str:
+def missing(inputs: Mapping[str, object], model: ModelSpec) -> str:
     """The sentence for a request that leaves out inputs."""
     names = [spec.name for spec in model.inputs if spec.name not in inputs]
     return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
@@ -269,13 +292,19 @@ def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
     spec, dtype, shape, elements = fitted
     if dtype.kind == "O":
         return objects(_split_strings(data, spec.name, elements)).reshape(shape)
-    if len(data) != elements * dtype.itemsize:
-        expected = elements * dtype.itemsize
-        raise BadRequest(f"input {spec.name!r}: {len(data)} bytes of data, its shape and datatype need {expected}")
+    check_size(len(data), fitted)
     array: Array = np.ndarray(shape, dtype, data)
     if dtype.kind == "b" and elements and array.view(np.uint8).max() > 1:
         raise BadRequest(f"input {spec.name!r}: a byte of a BOOL tensor must be 0 or 1")
     return array if array.flags.aligned else array.copy()
+
+
+def check_size(count: int, fitted: Fitted) -> None:
+    """Refuse so many bytes for a tensor that has others; of strings only their data tells."""
+    spec, dtype, _, elements = fitted
+    expected = elements * dtype.itemsize
+    if count != expected and dtype.kind != "O":
+        raise BadRequest(f"input {spec.name!r}: {count} bytes of data, its shape and datatype need {expected}")
 
 
 def to_binary(array: Array) -> bytes:
@@ -319,35 +348,55 @@ def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     return array
 
 
-def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> dict[str, Array]:
+def in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
+    """An input that lies in a region, if it can; *inline*: its request has data for it, too."""
+    if inline:
+        raise BadRequest(f"input {fitted[0].name!r} lies in region {part.region!r} and has data, too; send one of them")
+    check_size(part.byte_size, fitted)
+    return part, fitted
+
+
+def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> SharedTensors | None:
+    """The tensors of a request that lie in regions, if any do."""
+    return SharedTensors(inputs, outputs) if inputs or outputs else None
+
+
+def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Array], InRegions]:
+    """The inputs that came, and those that lie in regions."""
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
     specs = {spec.name: spec for spec in model.inputs}
     inputs: dict[str, Array] = {}
+    apart: InRegions = {}
     read = 0
     for item in listed:
         if type(item) is not dict:
             raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
         name: Any = item.get("name")
         fitted = fit(name, item.get("datatype"), item.get("shape"), specs)
-        if name in inputs:
+        if name in inputs or name in apart:
             raise BadRequest(f"input {name!r} is given twice")
-        data = _binary_data(item, tail, read) if "parameters" in item else None
-        if data is None:
+        parameters = _parameters(item, "input") if "parameters" in item else {}
+        part = part_of(parameters, "input", name) if parameters else None
+        data = _binary_data(item, parameters, tail, read) if parameters else None
+        if part is not None:
+            apart[name] = in_region(part, fitted, data is not None or "data" in item)
+        elif data is None:
             inputs[name] = _from_json(item.get("data"), fitted)
         else:
             inputs[name] = from_binary(data, fitted)
             read += len(data)
-    if len(inputs) != len(model.inputs):
-        raise BadRequest(missing(inputs, model))
+    if len(inputs) + len(apart) != len(model.inputs):
+        raise BadRequest(missing({**inputs, **apart}, model))
     if tail is not None and read != len(tail):
         raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
-    return inputs
+    return inputs, apart
 
 
-def _binary_data(item: dict[str, Any], tail: memoryview | None, read: int) -> memoryview | None:
+def _binary_data(
+    item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, read: int
+) -> memoryview | None:
     """The binary data of an input, or None if its data is in the JSON; *read* bytes of the tail are used up."""
-    parameters = _parameters(item, "input")
     size, name = parameters.get("binary_data_size"), item["name"]
     if size is None:
         return None
@@ -376,6 +425,11 @@ def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...
         flag = _flag(parameters, "binary_data", binary)
         add_wanted(wanted, item.get("name"), flag, model, parameters.get("classification"))
     return tuple(wanted.values())
+
+
+def _places(listed: Any) -> dict[str, RegionPart]:
+    """Where requested outputs shall lie, of a list that ``_wanted`` has found good."""
+    return places(((item["name"], item.get("parameters") or {}) for item in listed or ()), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:

@@ -1,0 +1,274 @@
+"""What shared memory is worth: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
+
+A model of well under a millisecond takes an image of 602 KB (1x3x224x224 floats) and gives ten scores. It is asked by
+tritonclient over HTTP, in a closed loop, from one client and from two at a time (threads of one process). Every request
+carries another image: it is copied into the region, or into the body. Rounds alternate, so that both ways meet the same
+machine; shown are the medians of the rounds, and of the ratios within a round. Processor time is that of the server and
+all its children, from /proc; the client's is not counted.
+
+Below it stands what one copy out of the region takes, by ``preadv`` (which the server does, as a region that is cut off
+meanwhile then gives an error) and out of mapped memory (where it would give SIGBUS).
+
+    python benchmarks/shared_memory.py --save
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import tritonclient.http as triton
+from machine import machine
+from onnx import TensorProto, helper, numpy_helper
+from processes import cpu_s
+from rich.console import Console
+from rich.table import Table
+from tritonclient.utils import shared_memory
+
+from weft.jsonfile import write_json
+from weft.serving.process import ServerProcess
+
+SHAPE = (1, 3, 224, 224)
+IMAGE_BYTES = 4 * int(np.prod(SHAPE))
+IMAGES = 8
+CLIENTS = (1, 2)
+TARGET_RATIO, TARGET_MS = 1.5, 1.0
+WAYS = ("binary", "shared")
+RESULTS = Path(__file__).parent / "results" / "shared_memory.json"
+
+
+class Round(NamedTuple):
+    """One measurement of one way."""
+
+    per_s: float
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+    compute_ms: float
+    """What the model took, as the answers say; the median."""
+
+
+def write_model(path: Path) -> Path:
+    """x [n, 3, 224, 224] -> y [n, 10]: the mean of each channel, and a small product."""
+    weight = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], axes=[2, 3], keepdims=0),
+        helper.make_node("MatMul", ["m", "w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "means",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *SHAPE[1:]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    return path
+
+
+# Asking
+
+
+class Asked(NamedTuple):
+    """What one client has seen."""
+
+    latencies_s: list[float]
+    compute_us: list[float]
+    """What the model took each time."""
+
+
+class Asker:
+    """One client, which can ask both ways; it is used in the thread that made it."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self._client = triton.InferenceServerClient(address)
+        name, key = f"images-{number}", f"/weft-benchmark-{os.getpid()}-{number}"
+        self._name, self._region = name, shared_memory.create_shared_memory_region(name, key, IMAGE_BYTES)
+        self._client.register_system_shared_memory(name, key, IMAGE_BYTES)
+        self._images = [np.random.default_rng(each).normal(size=SHAPE).astype(np.float32) for each in range(IMAGES)]
+        self._expected = [self._ask("binary", each) for each in range(IMAGES)]
+
+    def run(self, way: str, until_s: float) -> Asked:
+        """Ask until then."""
+        latencies: list[float] = []
+        computed: list[float] = []
+        while (began_s := time.perf_counter()) < until_s:
+            at = len(latencies) % IMAGES
+            answer = self._ask(way, at)
+            latencies.append(time.perf_counter() - began_s)
+            computed.append(answer.get_response()["parameters"]["weft_compute_us"])
+            if not np.allclose(answer.as_numpy("y"), self._expected[at].as_numpy("y"), rtol=1e-4, atol=1e-6):
+                raise SystemExit(f"{way}: another answer than before")
+        return Asked(latencies, computed)
+
+    def _ask(self, way: str, at: int) -> Any:
+        tensor = triton.InferInput("x", list(SHAPE), "FP32")
+        if way == "shared":
+            shared_memory.set_shared_memory_region(self._region, [self._images[at]])
+            tensor.set_shared_memory(self._name, IMAGE_BYTES)
+        else:
+            tensor.set_data_from_numpy(self._images[at])
+        return self._client.infer("means", [tensor], outputs=[triton.InferRequestedOutput("y")])
+
+    def close(self) -> None:
+        self._client.unregister_system_shared_memory(self._name)
+        shared_memory.destroy_shared_memory_region(self._region)
+        self._client.close()
+
+
+class Client:
+    """An ``Asker`` in a thread of its own."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._asker = self._thread.submit(Asker, address, number).result()
+
+    def begin(self, way: str, until_s: float) -> Future[Asked]:
+        return self._thread.submit(self._asker.run, way, until_s)
+
+    def close(self) -> None:
+        self._thread.submit(self._asker.close).result()
+        self._thread.shutdown()
+
+
+def measure(clients: list[Client], way: str, pid: int, seconds: float) -> Round:
+    """One round of one way, from as many clients as there are."""
+    before_s, began_s = cpu_s(pid), time.perf_counter()
+    running = [each.begin(way, began_s + seconds) for each in clients]
+    found = [each.result() for each in running]
+    took_s, spent_s = time.perf_counter() - began_s, cpu_s(pid) - before_s
+    latencies = [each for asked in found for each in asked.latencies_s]
+    computed = [each for asked in found for each in asked.compute_us]
+    p50, p99 = np.percentile(latencies, (50, 99)) * 1e3
+    count = len(latencies)
+    return Round(count / took_s, spent_s / count * 1e6, float(p50), float(p99), statistics.median(computed) / 1e3)
+
+
+def rounds_of(seconds: float, rounds: int) -> dict[int, list[tuple[Round, Round]]]:
+    """Binary and shared in turns, whoever is first changing with every round."""
+    found: dict[int, list[tuple[Round, Round]]] = {clients: [] for clients in CLIENTS}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model = write_model(Path(folder) / "means.onnx")
+        server = stack.enter_context(ServerProcess(str(model), "--lanes", "1", "--shared-memory"))
+        made = [Client(server.url.removeprefix("http://"), number) for number in range(max(CLIENTS))]
+        for each in made:
+            stack.callback(each.close)
+            for way in WAYS:
+                each.begin(way, time.perf_counter() + min(0.5, seconds / 4)).result()
+        for number in range(rounds):
+            for clients in CLIENTS:
+                order = WAYS if number % 2 else WAYS[::-1]
+                pair = {way: measure(made[:clients], way, server.pid, seconds) for way in order}
+                found[clients].append((pair["binary"], pair["shared"]))
+    return found
+
+
+# One copy
+
+
+@contextmanager
+def opened() -> Iterator[int]:
+    """A descriptor of an object that holds an image."""
+    path = Path("/dev/shm") / f"weft-benchmark-{os.getpid()}-copies"
+    path.write_bytes(np.ones(IMAGE_BYTES, np.uint8).tobytes())
+    number = os.open(path, os.O_RDWR)
+    try:
+        yield number
+    finally:
+        os.close(number)
+        path.unlink()
+
+
+def copies(repeats: int) -> dict[str, float]:
+    """Microseconds that one copy into fresh memory takes, the median; the ways take turns."""
+    with opened() as number:
+        source = np.frombuffer(mmap.mmap(number, IMAGE_BYTES), np.uint8)
+
+        def read() -> None:
+            os.preadv(number, [np.empty(IMAGE_BYTES, np.uint8)], 0)
+
+        def copy() -> None:
+            np.empty(IMAGE_BYTES, np.uint8)[:] = source
+
+        ways: dict[str, Callable[[], None]] = {"preadv": read, "mapped": copy}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats):
+            for name, way in ways.items():
+                began_s = time.perf_counter()
+                way()
+                times[name].append(time.perf_counter() - began_s)
+    return {name: statistics.median(each) * 1e6 for name, each in times.items()}
+
+
+# The report
+
+
+def summary(clients: int, rounds: list[tuple[Round, Round]]) -> dict[str, Any]:
+    """The medians of both ways, and of the ratios within a round."""
+    row: dict[str, Any] = {"clients": clients, "rounds": len(rounds)}
+    for side, way in enumerate(WAYS):
+        for key in Round._fields:
+            row[f"{way}_{key}"] = statistics.median(getattr(pair[side], key) for pair in rounds)
+    ratios = [shared.per_s / binary.per_s for binary, shared in rounds]
+    return row | {"ratio": statistics.median(ratios), "ratios": ratios}
+
+
+def show(rows: list[dict[str, Any]], copied: dict[str, float]) -> None:
+    """Print a line for each number of clients, and the copies."""
+    table = Table(title="an image of 602 KB for each request", title_justify="left", box=None, pad_edge=False)
+    for column in ("clients", "binary/s", "shared/s", "ratio", "binary CPU us", "shared CPU us", "p50 ms", "shared"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["clients"]), f"{row['binary_per_s']:.0f}", f"{row['shared_per_s']:.0f}", f"{row['ratio']:.2f}",
+            f"{row['binary_cpu_us']:.0f}", f"{row['shared_cpu_us']:.0f}", f"{row['binary_p50_ms']:.2f}",
+            f"{row['shared_p50_ms']:.2f}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+    print("one copy: " + ", ".join(f"{name} {us:.0f} us" for name, us in copied.items()))
+
+
+def judge(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """The claims, and whether they hold."""
+    slowest_ms = max(row[f"{way}_compute_ms"] for row in rows for way in WAYS)
+    verdicts = {
+        f"shared memory gives at least {TARGET_RATIO:g} times the requests of binary HTTP": all(
+            row["ratio"] >= TARGET_RATIO for row in rows
+        ),
+        f"the model takes less than {TARGET_MS:g} ms": slowest_ms < TARGET_MS,
+    }
+    for claim, holds in verdicts.items():
+        print(f"{'yes' if holds else 'NO '}  {claim}")
+    return verdicts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one round of one way")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--copies", type=int, default=2000)
+    parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
+    options = parser.parse_args()
+    about = machine("onnxruntime", "tritonclient")
+    rows = [summary(clients, rounds) for clients, rounds in rounds_of(options.seconds, options.rounds).items()]
+    copied = copies(options.copies)
+    show(rows, copied)
+    verdicts = judge(rows)
+    if options.save:
+        found = {"machine": about, "image_bytes": IMAGE_BYTES, "seconds": options.seconds, "rows": rows}
+        write_json(RESULTS, found | {"copy_us": copied, "verdicts": verdicts})
+
+
+if __name__ == "__main__":
+    main()

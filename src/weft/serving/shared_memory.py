@@ -1,0 +1,241 @@
+"""Shared memory of the system (POSIX), which clients register under names and put tensors in.
+
+It is never mapped. Whoever touches mapped memory that its client has cut off meanwhile, or for which the system has no
+room, is killed by SIGBUS; ``preadv`` and ``pwrite`` on its descriptor come back short, or with an error, instead.
+
+An object is opened with the server's rights. So names that lead out of the system's folder are refused, links are not
+followed, semaphores are left alone, and a server that other machines can reach offers none of this unless told to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Mapping
+
+from weft.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, Overloaded, TooLarge
+from weft.serving.regions import Owner, Region, whole
+
+FOLDER = "/dev/shm"
+"""Where the system keeps the objects, as files."""
+LONGEST_KEY_BYTES = 255
+LONGEST_NAME_CHARS = 256
+
+
+class SystemRegion:
+    """A part of an object of shared memory."""
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """RequestError if there is no such object, or it is shorter than that."""
+        self.name, self.key, self.offset, self.byte_size = name, key, offset, byte_size
+        self._opened = _Descriptor(_open(name, key, offset + byte_size))
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        at, start = 0, self.offset + offset
+        while at < len(buffer):
+            try:
+                count = os.preadv(self._opened.number, [buffer[at:]], start + at)
+            except OSError as error:
+                raise BadRequest(f"region {self.name!r} cannot be read: {error.strerror}") from error
+            if not count:
+                raise BadRequest(self._cut(start + len(buffer)))
+            at += count
+
+    def write_from(self, data: memoryview, offset: int) -> None:
+        at, start = 0, self.offset + offset
+        if os.fstat(self._opened.number).st_size < start + len(data):  # writing would make it grow
+            raise BadRequest(self._cut(start + len(data)))
+        while at < len(data):
+            try:
+                at += os.pwrite(self._opened.number, data[at:], start + at)
+            except OSError as error:
+                raise BadRequest(f"region {self.name!r} cannot be written: {error.strerror}") from error
+
+    def told(self) -> dict[str, str | int]:
+        """What a status says of it."""
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+    def _cut(self, wanted: int) -> str:
+        size = os.fstat(self._opened.number).st_size
+        return (
+            f"region {self.name!r}: {self.key!r:.80} was cut to {size} bytes since it was registered, and {wanted} are "
+            "needed; make it larger again, or register another"
+        )
+
+
+class _Descriptor:
+    """An open object, closed when nobody holds it: a copy in another thread may outlast the region."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class SystemMemory:
+    """The regions of the system's shared memory that clients have registered."""
+
+    def __init__(self, *, enabled: bool, most_regions: int, most_bytes: int) -> None:
+        """most_regions, most_bytes: what each owner may register."""
+        self._most_regions, self._most_bytes = most_regions, most_bytes
+        self._why_not = _why_not(enabled)
+        self._regions: dict[Owner, dict[str, SystemRegion]] = {}
+
+    @property
+    def offered(self) -> bool:
+        """Whether anything can be registered."""
+        return not self._why_not
+
+    def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
+        own = self._regions.get(owner, {})
+        if not name:
+            return [region.told() for region in own.values()]
+        if name not in own:
+            raise NotFound(_unknown(name))
+        return [own[name].told()]
+
+    def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
+        self._check_offered()
+        self._forget_removed()
+        if not name or len(name) > LONGEST_NAME_CHARS:
+            raise BadRequest(f"the name of a region has 1 to {LONGEST_NAME_CHARS} characters, not {len(name)}")
+        own = self._regions.get(owner, {})
+        if name in own:
+            raise AlreadyRegistered(f"region {name!r} is registered already, for {own[name].key!r}; unregister it")
+        key, offset = about.get("key"), whole(about.get("offset", 0), f"region {name!r}: offset")
+        byte_size = whole(about.get("byte_size"), f"region {name!r}: byte_size", least=1)
+        if not isinstance(key, str):
+            raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
+        self._check_room(name, own, byte_size)
+        self._regions[owner] = {**own, name: SystemRegion(name, key, offset, byte_size)}
+
+    def unregister(self, owner: Owner, name: str = "") -> None:
+        own = self._regions.pop(owner, {})
+        if name and own.keys() - {name}:
+            self._regions[owner] = {each: region for each, region in own.items() if each != name}
+
+    def find(self, owner: Owner, name: str) -> Region:
+        """A region of the owner's; NotFound if it has none of that name."""
+        self._check_offered()
+        region = self._regions.get(owner, {}).get(name)
+        if region is None:
+            raise NotFound(_unknown(name))
+        return region
+
+    def close(self) -> None:
+        """Let go of all regions."""
+        self._regions.clear()
+
+    def _check_offered(self) -> None:
+        if self._why_not:
+            raise Forbidden(self._why_not)
+
+    def _check_room(self, name: str, own: Mapping[str, SystemRegion], byte_size: int) -> None:
+        if len(own) >= self._most_regions:
+            raise TooLarge(
+                f"region {name!r} is one too many: {len(own)} are registered, which is the limit "
+                "(max_shared_memory_regions); unregister one"
+            )
+        held = sum(region.byte_size for region in own.values())
+        if held + byte_size > self._most_bytes:
+            raise TooLarge(
+                f"region {name!r} of {byte_size} bytes is too large: {held} of {self._most_bytes} are registered "
+                "(max_shared_memory_bytes); unregister one"
+            )
+
+    def _forget_removed(self) -> None:
+        """Let go of what belongs to keys that count no more."""
+        self._regions = {owner: own for owner, own in self._regions.items() if not owner.removed}
+
+
+class CudaMemory:
+    """Shared memory of CUDA, of which there is none: models run on processors."""
+
+    def status(self, owner: object, name: str = "") -> list[dict[str, str | int]]:
+        if name:
+            raise NotFound(_unknown(name))
+        return []
+
+    def register(self, owner: object, name: str, about: Mapping[str, object]) -> None:
+        raise BadRequest(
+            f"region {name!r:.64}: CUDA shared memory is not supported, models run on processors here; "
+            "register system shared memory"
+        )
+
+    def unregister(self, owner: object, name: str = "") -> None:
+        return
+
+
+def _why_not(enabled: bool) -> str:
+    """Why no shared memory is offered; nothing where it is."""
+    if sys.platform != "linux":
+        return "shared memory is not supported on this system, only on Linux; send the tensors themselves"
+    if not enabled:
+        return "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
+    return ""
+
+
+def _unknown(name: str) -> str:
+    return f"no region {name!r:.80} of shared memory is registered; register it first"
+
+
+def _open(name: str, key: str, end: int) -> int:
+    """A descriptor of an object that has *end* bytes at least."""
+    number = _opened(name, key)
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadRequest(f"region {name!r}: {key!r:.80} is no shared memory object")
+        if found.st_size < end:
+            raise BadRequest(
+                f"region {name!r} would end at byte {end} of {key!r:.80}, which has {found.st_size} bytes; "
+                "register less of it, or make it larger"
+            )
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def _opened(name: str, key: str) -> int:
+    file = _file_of(name, key)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe makes nobody wait
+    try:
+        folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return os.open(file, flags, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise Overloaded(f"region {name!r} cannot be opened: too many files are open", reason="memory") from error
+        raise BadRequest(f"region {name!r}: {key!r:.80} cannot be opened: {_why_unopened(error)}") from error
+
+
+def _why_unopened(error: OSError) -> str:
+    match error.errno:
+        case errno.ENOENT:
+            return "there is no such object; create it first, on the server's machine and in its container"
+        case errno.EACCES | errno.EPERM:
+            return "the server's user may not read and write it"
+        case errno.ELOOP:
+            return "it is a link"
+    return error.strerror or str(error)
+
+
+def _file_of(name: str, key: str) -> bytes:
+    """The name of an object's file; the slash that begins an object's name may be left out, as the system does."""
+    file = key.removeprefix("/").encode("utf-8", "surrogatepass")
+    if file in (b"", b".", b"..") or b"/" in file or b"\0" in file or len(file) > LONGEST_KEY_BYTES:
+        raise BadRequest(
+            f"region {name!r}: key {key!r:.80} names no shared memory object; it is a slash and up to "
+            f"{LONGEST_KEY_BYTES} bytes without another one, as '/camera'"
+        )
+    if file.startswith(b"sem."):
+        raise BadRequest(f"region {name!r}: key {key!r:.80} is a semaphore's; choose another name for the object")
+    return file
