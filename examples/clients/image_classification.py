@@ -30,7 +30,7 @@ def pixels(path: str, channels: int, height: int, width: int, scaling: str) -> n
 
 
 def classes_of(answer: Any, output: str) -> list[list[tuple[str, str]]]:
-    """For every picture its classes, the most likely first: their labels, or numbers where there are none; and values."""
+    """For every picture its classes, the most likely first: labels, or numbers where there are none; and values."""
     found = []
     for row in answer.as_numpy(output):
         parts = [text.decode().split(":") for text in np.atleast_1d(row)]

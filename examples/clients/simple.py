@@ -15,7 +15,7 @@ import tritonclient.http
 
 
 def compute(library: ModuleType, address: str, **how: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and difference of 0 to 15 and of ones; *how* says whether tensors travel in binary, where there is a choice."""
+    """Sum and difference of 0 to 15 and of ones; *how*: whether tensors travel in binary, where there is a choice."""
     rows = [np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)]
     inputs = [library.InferInput(f"INPUT{k}", [1, 16], "INT32") for k in (0, 1)]
     for tensor, row in zip(inputs, rows, strict=True):

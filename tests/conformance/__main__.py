@@ -1,7 +1,7 @@
 """Ask any server of the protocol for the whole table, and print in what it differs.
 
     python -m tests.conformance --write-models models/         # what the table asks for; then serve them
-    python -m tests.conformance --http http://127.0.0.1:8000 --grpc 127.0.0.1:8001 [--by protocol,triton] [--json out.json]
+    python -m tests.conformance --http http://127.0.0.1:8000 --grpc 127.0.0.1:8001 [--by protocol,triton] [--json FILE]
 
 Run it from the root of the checkout, with the packages of ``pip install -e .[dev]``. Exits with 0 if no row differs.
 """
@@ -27,7 +27,7 @@ from tests.conformance.rows import ORIGINS, GrpcRow, HttpRow, read_table
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     if args.write_models:
-        print(write_repository(args.write_models))
+        write_repository(args.write_models)
     if not (args.http or args.grpc):
         return 0
     outcomes = asked_for(args.http, args.grpc, _chosen(args.by.split(","), args.rows), args.patience)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +12,9 @@ from tests import ROOT
 from tests.conformance.models import write_repository
 from tests.serving import live
 from weft.models.classifiers import model_path
+
+collect_ignore_glob = [] if importlib.util.find_spec("tritonclient") else ["test_*.py"]
+"""The tests are for Triton's clients, and speak gRPC with their messages."""
 
 Program = Callable[..., list[str]]
 

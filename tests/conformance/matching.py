@@ -60,7 +60,9 @@ def _of_object(expected: dict[str, Any], found: Any, where: str) -> list[str]:
     if not isinstance(found, dict):
         return [f"{where}: {shown(found)} instead of an object"]
     return [
-        said for key, value in expected.items() for said in differences(value, found.get(key, MISSING), f"{where}.{key}")
+        said
+        for key, value in expected.items()
+        for said in differences(value, found.get(key, MISSING), f"{where}.{key}")
     ]
 
 

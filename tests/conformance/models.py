@@ -15,6 +15,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from weft.serving.config import ModelConfig
+
 KINDS = {
     "BOOL": TensorProto.BOOL,
     "UINT8": TensorProto.UINT8,
@@ -103,6 +105,8 @@ def write_repository(folder: Path, backend: str = "onnxruntime") -> Path:
         (place / "config.pbtxt").write_text(model.pbtxt(backend))
         if model.name == "classifier":
             (place / "labels.txt").write_text("\n".join(LABELS) + "\n")
+            if "labels" in ModelConfig.model_fields:  # as soon as weft knows them
+                (place / "weft.toml").write_text('labels = {OUTPUT0 = "labels.txt"}\n')
     return folder
 
 
@@ -113,8 +117,9 @@ def _identity(name: str, datatype: str, columns: int = 2) -> TableModel:
 
 
 def _simple() -> TableModel:
-    nodes = helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]), helper.make_node(
-        "Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]
+    nodes = (
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
     )
     return TableModel("simple", _pair("INPUT", "INT32"), _pair("OUTPUT", "INT32"), nodes)
 

@@ -46,16 +46,18 @@ def counts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return found
 
 
-def show(outcomes: Sequence[Outcome], console: Console | None = None) -> None:
-    """Print what differs, row by row, and the counts."""
-    console = console or Console(width=200)
+def show(outcomes: Sequence[Outcome], server: str = "") -> None:
+    """Print what differs, row by row, and the counts; *server* is whom they are of."""
     different = [each for each in outcomes if each.differences]
-    table = Table("by", "row", "differs", title="differences", title_justify="left", box=None, pad_edge=False)
-    for each in different:
-        table.add_row(each.by, each.name, "\n".join(said[:SHOWN_CHARS] for said in each.differences))
     if different:
-        console.print(table, highlight=False, markup=False)
-    sums = Table("by", "over", "rows", "as demanded", title="counts", title_justify="left", box=None, pad_edge=False)
-    for row in counts(outcomes):
-        sums.add_row(row["by"], row["way"], str(row["rows"]), str(row["as_demanded"]))
-    console.print(sums, highlight=False)
+        rows = [(each.by, each.name, "\n".join(said[:SHOWN_CHARS] for said in each.differences)) for each in different]
+        _print("differences", ("by", "row", "differs"), rows)
+    sums = [(row["by"], row["way"], str(row["rows"]), str(row["as_demanded"])) for row in counts(outcomes)]
+    _print(f"counts {server}", ("by", "over", "rows", "as demanded"), sums)
+
+
+def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=200, markup=False, highlight=False).print(table)

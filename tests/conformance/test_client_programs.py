@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tritonclient.grpc")
-pytest.importorskip("tritonclient.http")
-
 from tests import ROOT
 from tests.serving.live import Live
 from weft.models.classifiers import validation
@@ -45,9 +42,7 @@ def test_metadata(served: Live, program: Program) -> None:
 
 def test_sums_and_differences(served: Live, program: Program) -> None:
     said = program("simple", *both(served))
-    assert said == [
-        f"{way}: sums {SUMS}, differences {DIFFERENCES}" for way in ("HTTP, binary", "HTTP, JSON", "gRPC")
-    ]
+    assert said == [f"{way}: sums {SUMS}, differences {DIFFERENCES}" for way in ("HTTP, binary", "HTTP, JSON", "gRPC")]
 
 
 def test_strings(served: Live, program: Program) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 import onnx
 import pytest
 
-pytest.importorskip("tritonclient.grpc")
-
 from tests.conformance.__main__ import main
 from tests.conformance.models import LABELS, table_models
 

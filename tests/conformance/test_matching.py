@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tritonclient.grpc")
-
 from tests.conformance.judging import MEMORY, Asked, judge, shared
 from tests.conformance.matching import differences
 from tests.conformance.over_grpc import GrpcAnswer, judge_grpc, plain, service_pb2

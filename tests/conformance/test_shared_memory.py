@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("tritonclient.grpc")
-shared_memory = pytest.importorskip("tritonclient.utils.shared_memory")
+from tritonclient.utils import shared_memory
 
 from tests.serving.clients import CLIENTS, Client
 from tests.serving.live import Live

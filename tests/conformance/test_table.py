@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tritonclient.grpc")
-
 from tests.conformance.judging import Asked, judge
 from tests.conformance.models import write_repository
 from tests.conformance.over_grpc import grpc_target, sent_of
@@ -39,7 +37,7 @@ def marked(row: HttpRow | GrpcRow) -> Any:
     return pytest.param(row, id=row.name.encode("ascii", "replace").decode(), marks=marks)
 
 
-@pytest.mark.parametrize("row", map(marked, ROWS))
+@pytest.mark.parametrize("row", list(map(marked, ROWS)))
 def test_a_row_is_answered_as_it_says(asked: Asked, row: HttpRow | GrpcRow) -> None:
     assert judge(asked, row) == []
 

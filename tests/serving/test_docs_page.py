@@ -44,11 +44,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def until(browser: Browser, expression: str) -> None:
-    """Return when *expression* holds; the page asks nobody by itself, so its own rounds do not tell when it never will."""
-    look = f"for (let k = 0; k < 9; k++) {{ if (document.body && ({expression})) return true; await pause(); }} return false;"
+    """Return when *expression* holds; the page asks nobody by itself, so it is not waited for by its rounds."""
+    look = f"for (let k = 0; k < 9; k++) {{ if (document.body && ({expression})) return true; await pause(); }}"
     pause = "const pause = () => new Promise(go => setTimeout(go, 300));"
     for _ in range(TRIES):
-        if browser.evaluate(f"(async () => {{ {pause} {look} }})()"):
+        if browser.evaluate(f"(async () => {{ {pause} {look} return false; }})()"):
             break
         assert not browser.exceptions, browser.exceptions
     else:
@@ -102,7 +102,7 @@ def test_a_model_is_tried_out(browser: Browser, server: Live) -> None:
     browser.open(f"{server.url}/docs#infer")
     until(browser, "document.querySelector('#infer[open] textarea')")
     assert browser.evaluate("document.querySelector('#infer input').value") == "net"
-    assert "inputs list of object" in browser.text("#infer .body")
+    assert "inputs list of object" in browser.evaluate("document.querySelector('#infer .body').textContent")
     browser.click("#infer button[type=button]")
     until(browser, "document.querySelector('#infer textarea').value.includes('[1,4]')")
     browser.click("#infer button.send")
