@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def memory() -> Iterator[Any]:
         shared_memory.destroy_shared_memory_region(each)
 
 
+def in_region(client: Client, region: str) -> Any:
+    """The one input, in a region."""
+    made = import_module(f"tritonclient.{client.protocol}").InferInput("INPUT0", [1, 2], "FP32")
+    made.set_shared_memory(region, ROW.nbytes)
+    return made
+
+
 def names(client: Client) -> set[str]:
     """The regions that the server knows."""
     status = client.get_system_shared_memory_status()
@@ -70,20 +78,17 @@ def test_inputs_and_outputs_in_shared_memory(client: Client, memory: Any) -> Non
     shared_memory.set_shared_memory_region(taken, [ROW])
     client.register_system_shared_memory(inside, inside_key, 8)
     client.register_system_shared_memory(outside, outside_key, 8)
-    tensor, output = client.shared("INPUT0", [1, 2]), client.output("OUTPUT0")
-    tensor.set_shared_memory(inside, 8)
+    output = client.output("OUTPUT0")
     output.set_shared_memory(outside, 8)
-    answer = client.infer("identity_fp32", [tensor], outputs=[output])
+    answer = client.infer("identity_fp32", [in_region(client, inside)], outputs=[output])
     assert answer.as_numpy("OUTPUT0") is None
     assert shared_memory.get_contents_as_numpy(made, np.float32, [1, 2]).tolist() == ROW.tolist()
     client.unregister_system_shared_memory()
 
 
 def test_a_region_that_was_not_registered(client: Client) -> None:
-    tensor = client.shared("INPUT0", [1, 2])
-    tensor.set_shared_memory("nothing", 8)
     with client.refused(400, 404, match="nothing"):
-        client.infer("identity_fp32", [tensor])
+        client.infer("identity_fp32", [in_region(client, "nothing")])
 
 
 def test_memory_of_cuda_is_refused_by_name(client: Client) -> None:
