@@ -7,6 +7,7 @@ A row with ``each = KEY`` stands for many: one for every datatype of ``datatypes
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -19,13 +20,14 @@ DATATYPES = Path(__file__).parent / "datatypes.toml"
 ORIGINS = ("protocol", "triton", "weft")
 """Who says what must come back: the protocol itself, Triton for its extensions, or weft where neither does."""
 
-LONG = {
+CONSTANTS = {
+    "run": f"conformance-{os.getpid()}",
     "long_id": "i" * 65536,
     "too_long_id": "i" * 65537,
     "deep": "[" * 5000 + "]" * 5000,
     "zeros": ", ".join(["0"] * 2000),
 }
-"""What would not be read in a table."""
+"""What stands for ``$key`` in every row: what is too long to be read in a table, and a name that nobody else has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +114,8 @@ def _read(path: Path) -> Iterator[HttpRow | GrpcRow]:
 
 def _each(key: str) -> list[dict[str, str]]:
     if not key:
-        return [LONG]
-    found = [each for each in tomllib.loads(DATATYPES.read_text("utf-8"))["datatype"] if key in each]
+        return [CONSTANTS]
+    found = [CONSTANTS | each for each in tomllib.loads(DATATYPES.read_text("utf-8"))["datatype"] if key in each]
     if not found:
         raise ValueError(f"no datatype has the key {key!r}")
     return found
@@ -126,7 +128,7 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return tuple(_filled(each, values) for each in value)
     if isinstance(value, dict):
-        return {key: _filled(each, values) for key, each in value.items()}
+        return {_filled(key, values): _filled(each, values) for key, each in value.items()}
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 from typing import Any
 
 import pytest
@@ -113,9 +114,10 @@ def test_a_server_that_is_not_there_is_a_difference() -> None:
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no /dev/shm")
 def test_memory_is_there_for_a_row_and_then_no_more() -> None:
-    with shared({"weft-conformance-test": "0102"}):
-        assert (MEMORY / "weft-conformance-test").read_bytes() == b"\x01\x02"
-    assert not (MEMORY / "weft-conformance-test").exists()
+    key = f"weft-conformance-test-{os.getpid()}"
+    with shared({key: "0102"}):
+        assert (MEMORY / key).read_bytes() == b"\x01\x02"
+    assert not (MEMORY / key).exists()
 
 
 def test_a_row_says_json_that_can_be_read() -> None:
