@@ -383,6 +383,7 @@ _FRAMING = (
 
 PATHS: tuple[Path, ...] = (
     Path("/", "get head", "dashboard", "The dashboard", _TEXT, media="text/html", open=True),
+    Path("/docs", "get head", "docs", "This document for people, with forms", _TEXT, media="text/html", open=True),
     Path("/metrics", "get head", "metrics", "Counters for Prometheus", _TEXT, media="text/plain"),
     Path("/openapi.json", "get head", "openapi", "This document", _is("object")),
     Path("/v2", "get head", "server", "The server's name, version and extensions", _ref("Server")),

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
-from weft.serving import dashboard, encoding, json_literals, metrics, openapi, state
+from weft.serving import dashboard, docs_page, encoding, json_literals, metrics, openapi, state
 from weft.serving.budget import ByteBudget
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
@@ -33,8 +33,8 @@ log = logging.getLogger("weft.http")
 PROBES = frozenset({"/v2/health/live", "/v2/health/ready"})
 VITAL = PROBES | {"/metrics"}
 """What is answered also when all connections are taken."""
-OPEN = PROBES | {"/"}
-"""Paths that need no key: probes and the dashboard's frame, which asks for the key itself."""
+OPEN = PROBES | {"/", "/docs"}
+"""Paths that need no key: probes, and the frames of pages for people, which ask for the key themselves."""
 SMALL_BODY_BYTES = 1 << 20
 """The largest body of a request that is not for a model to compute."""
 
@@ -350,6 +350,8 @@ class Routes:
         match rest:
             case [""]:
                 return _Route(_READ, lambda _: HttpResponse(200, dashboard.page(), _HTML, _PAGE_HEADERS))
+            case ["docs"]:
+                return _Route(_READ, lambda _: HttpResponse(200, docs_page.page(), _HTML, docs_page.headers()))
             case ["metrics"]:
                 return _Route(_READ, lambda _: HttpResponse(200, metrics.text(service).encode(), metrics.CONTENT_TYPE))
             case ["openapi.json"]:
