@@ -15,8 +15,6 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from weft.serving.config import ModelConfig
-
 KINDS = {
     "BOOL": TensorProto.BOOL,
     "UINT8": TensorProto.UINT8,
@@ -105,8 +103,7 @@ def write_repository(folder: Path, backend: str = "onnxruntime") -> Path:
         (place / "config.pbtxt").write_text(model.pbtxt(backend))
         if model.name == "classifier":
             (place / "labels.txt").write_text("\n".join(LABELS) + "\n")
-            if "labels" in ModelConfig.model_fields:  # as soon as weft knows them
-                (place / "weft.toml").write_text('labels = {OUTPUT0 = "labels.txt"}\n')
+            (place / "weft.toml").write_text('labels = {OUTPUT0 = "labels.txt"}\n')
     return folder
 
 
