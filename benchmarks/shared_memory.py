@@ -1,11 +1,11 @@
 """What shared memory is worth: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
 
 Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and give ten scores: one looks at a
-thumbnail of it, the other at every pixel. They are asked by tritonclient over HTTP, in a closed loop, from one client
-and from two at a time (threads of one process). Every request carries another image: it is copied into the region, or
-into the body. Rounds alternate, so that both ways meet the same machine; shown are the medians of the rounds, and of
-the ratios within a round. Processor time is that of the server and all its children, from /proc; the client's is not
-counted.
+thumbnail of it, the other at every pixel. They are asked over HTTP, in a closed loop, by tritonclient (one client, and
+two in threads of one process) and over four plain sockets. Every request carries another image: it is copied into the
+region, or into the body. Rounds alternate, so that both ways meet the same machine; shown are the medians of the
+rounds, and of the ratios within a round. Processor time is that of the server and all its children, from /proc; the
+client's is not counted.
 
 Below it stands what one copy out of the region takes, by ``preadv`` (which the server does, as a region that is cut off
 meanwhile then gives an error) and out of mapped memory (where it would give SIGBUS).
@@ -16,8 +16,11 @@ meanwhile then gives an error) and out of mapped memory (where it would give SIG
 from __future__ import annotations
 
 import argparse
+import json
 import mmap
 import os
+import select
+import socket
 import statistics
 import tempfile
 import time
@@ -39,20 +42,21 @@ from tritonclient.utils import shared_memory
 
 from weft.jsonfile import write_json
 from weft.serving.process import ServerProcess
+from weft.serving.regions import RegionPart
 
 SHAPE = (1, 3, 224, 224)
 IMAGE_BYTES = 4 * int(np.prod(SHAPE))
-IMAGES = 8
+IMAGES, CONNECTIONS = 8, 4
 TARGET_RATIO, TARGET_MS = 1.5, 1.0
 WAYS = ("binary", "shared")
 RESULTS = Path(__file__).parent / "results" / "shared_memory.json"
 
 
 class Case(NamedTuple):
-    """A model, asked by so many clients at a time."""
+    """A model, and who asks for it."""
 
     model: str
-    clients: int
+    client: str
 
 
 class Round(NamedTuple):
@@ -93,7 +97,7 @@ def write_means(path: Path) -> None:
 
 
 MODELS = {"thumbnails": write_thumbnails, "means": write_means}
-CASES = [Case(model, clients) for model in MODELS for clients in (1, 2)]
+CASES = [Case(model, client) for model in MODELS for client in ("tritonclient", "two tritonclients", "sockets")]
 
 
 def weights(rows: int) -> Any:
@@ -122,30 +126,33 @@ class Asked(NamedTuple):
     """What the model took each time."""
 
 
-class Asker:
-    """One client, which can ask both ways; it is used in the thread that made it."""
+def images() -> list[Any]:
+    return [np.random.default_rng(each).normal(size=SHAPE).astype(np.float32) for each in range(IMAGES)]
+
+
+class Tritonclient:
+    """A client of tritonclient, with one request at a time; it is used in the thread that made it."""
 
     def __init__(self, address: str, number: int) -> None:
         self._client = triton.InferenceServerClient(address)
         name, key = f"images-{number}", f"/weft-benchmark-{os.getpid()}-{number}"
         self._name, self._region = name, shared_memory.create_shared_memory_region(name, key, IMAGE_BYTES)
         self._client.register_system_shared_memory(name, key, IMAGE_BYTES)
-        self._images = [np.random.default_rng(each).normal(size=SHAPE).astype(np.float32) for each in range(IMAGES)]
+        self._images = images()
         self._expected = {model: [self._ask(model, "binary", at) for at in range(IMAGES)] for model in MODELS}
 
     def run(self, model: str, way: str, until_s: float) -> Asked:
         """Ask until then."""
-        latencies: list[float] = []
-        computed: list[float] = []
+        found = Asked([], [])
         while (began_s := time.perf_counter()) < until_s:
-            at = len(latencies) % IMAGES
+            at = len(found.latencies_s) % IMAGES
             answer = self._ask(model, way, at)
-            latencies.append(time.perf_counter() - began_s)
-            computed.append(answer.get_response()["parameters"]["weft_compute_us"])
+            found.latencies_s.append(time.perf_counter() - began_s)
+            found.compute_us.append(answer.get_response()["parameters"]["weft_compute_us"])
             expected = self._expected[model][at]
             if not np.allclose(answer.as_numpy("y"), expected.as_numpy("y"), rtol=1e-4, atol=1e-6):
                 raise SystemExit(f"{model}, {way}: another answer than before")
-        return Asked(latencies, computed)
+        return found
 
     def _ask(self, model: str, way: str, at: int) -> Any:
         tensor = triton.InferInput("x", list(SHAPE), "FP32")
@@ -162,18 +169,100 @@ class Asker:
         self._client.close()
 
 
-class Client:
-    """An ``Asker`` in a thread of its own."""
+class Sockets:
+    """Connections that do next to nothing themselves: what comes back as fast as it can shows what the server can.
+
+    Bodies with an image are made beforehand, so that the binary way has no copy of its own; for the other way the image
+    is copied into the region for every request.
+    """
 
     def __init__(self, address: str, number: int) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._asker = self._thread.submit(Asker, address, number).result()
+        host, _, port = address.partition(":")
+        name, key = f"images-{number}", f"/weft-benchmark-{os.getpid()}-{number}"
+        self._region = shared_memory.create_shared_memory_region(name, key, CONNECTIONS * IMAGE_BYTES)
+        self._owner = triton.InferenceServerClient(address)
+        self._owner.register_system_shared_memory(name, key, CONNECTIONS * IMAGE_BYTES)
+        self._name, self._images = name, images()
+        self._bodies = [image.tobytes() for image in self._images]
+        self._sockets = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
+        self._poll = select.poll()
+        for each in self._sockets:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poll.register(each, select.POLLIN)
 
-    def begin(self, model: str, way: str, until_s: float) -> Future[Asked]:
-        return self._thread.submit(self._asker.run, model, way, until_s)
+    def run(self, model: str, way: str, until_s: float) -> Asked:
+        """Ask until then, over all connections at a time."""
+        found = Asked([], [])
+        slots = {each.fileno(): slot for slot, each in enumerate(self._sockets)}
+        for slot in slots.values():
+            self._send(model, way, slot, slot % IMAGES)
+        began_s = dict.fromkeys(slots, time.perf_counter())
+        while began_s:
+            for number, _ in self._poll.poll():
+                found.compute_us.append(self._received(slots[number]))
+                now_s = time.perf_counter()
+                found.latencies_s.append(now_s - began_s.pop(number))
+                if now_s < until_s:
+                    began_s[number] = now_s
+                    self._send(model, way, slots[number], len(found.latencies_s) % IMAGES)
+        return found
+
+    def _send(self, model: str, way: str, slot: int, at: int) -> None:
+        body = b""
+        place: dict[str, str | int] = {"binary_data_size": IMAGE_BYTES}
+        if way == "shared":
+            offset = slot * IMAGE_BYTES
+            shared_memory.set_shared_memory_region(self._region, [self._images[at]], offset)
+            place = RegionPart(self._name, offset, IMAGE_BYTES).parameters()
+        else:
+            body = self._bodies[at]
+        tensor = {"name": "x", "shape": SHAPE, "datatype": "FP32", "parameters": place}
+        text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        head = (
+            f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text) + len(body)}\r\n"
+            f"Inference-Header-Content-Length: {len(text)}\r\n\r\n"
+        )
+        self._sockets[slot].sendall(head.encode() + text)
+        self._sockets[slot].sendall(body)
+
+    def _received(self, slot: int) -> float:
+        """What the model took, once the whole answer is there."""
+        data = b""
+        while b"\r\n\r\n" not in data or len(data) < _length(data):
+            piece = self._sockets[slot].recv(65536)
+            if not piece:
+                raise SystemExit(f"the server hung up after {data[:500]!r}")
+            data += piece
+        if not data.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"not an answer: {data[:500]!r}")
+        return float(data.partition(b'"weft_compute_us":')[2].partition(b",")[0])
 
     def close(self) -> None:
-        self._thread.submit(self._asker.close).result()
+        for each in self._sockets:
+            each.close()
+        self._owner.unregister_system_shared_memory(self._name)
+        shared_memory.destroy_shared_memory_region(self._region)
+        self._owner.close()
+
+
+def _length(data: bytes) -> int:
+    """Of an answer whose head is there."""
+    head, _, _ = data.partition(b"\r\n\r\n")
+    return len(head) + 4 + int(head.lower().partition(b"\r\ncontent-length:")[2].split(b"\r\n", 1)[0])
+
+
+class Client:
+    """One of those in a thread of its own."""
+
+    def __init__(self, make: Callable[[str, int], Tritonclient | Sockets], address: str, number: int) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._made = self._thread.submit(make, address, number).result()
+
+    def begin(self, model: str, way: str, until_s: float) -> Future[Asked]:
+        return self._thread.submit(self._made.run, model, way, until_s)
+
+    def close(self) -> None:
+        self._thread.submit(self._made.close).result()
         self._thread.shutdown()
 
 
@@ -197,13 +286,15 @@ def rounds_of(seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round
         for model, write in MODELS.items():
             write(Path(folder) / f"{model}.onnx")
         server = stack.enter_context(ServerProcess(folder, "--lanes", "1", "--shared-memory"))
-        clients = [Client(server.url.removeprefix("http://"), number) for number in range(2)]
-        for each in clients:
+        makers = (Tritonclient, Tritonclient, Sockets)
+        made = [Client(make, server.url.removeprefix("http://"), number) for number, make in enumerate(makers)]
+        for each in made:
             stack.callback(each.close)
+        clients = {"tritonclient": made[:1], "two tritonclients": made[:2], "sockets": made[2:]}
         for number in range(-1, rounds):  # the first one warms up
             for case in CASES:
                 order = WAYS if number % 2 else WAYS[::-1]
-                asking, pid = clients[: case.clients], server.pid
+                asking, pid = clients[case.client], server.pid
                 pair = {way: measure(asking, case.model, way, pid, seconds) for way in order}
                 found[case] += [(pair["binary"], pair["shared"])] if number >= 0 else []
     return found
@@ -262,12 +353,12 @@ def summary(case: Case, rounds: list[tuple[Round, Round]]) -> dict[str, Any]:
 def show(rows: list[dict[str, Any]], copied: dict[str, float]) -> None:
     """Print a line for each case, and the copies."""
     table = Table(title="an image of 602 KB for each request", title_justify="left", box=None, pad_edge=False)
-    columns = "model", "clients", "model ms", "binary/s", "shared/s", "ratio", "CPU us", "shared", "p50 ms", "shared"
+    columns = "model", "client", "model ms", "binary/s", "shared/s", "ratio", "CPU us", "shared", "p50 ms", "shared"
     for column in columns:
-        table.add_column(column, justify="left" if column == "model" else "right")
+        table.add_column(column, justify="left" if column in ("model", "client") else "right")
     for row in rows:
         table.add_row(
-            row["model"], str(row["clients"]), f"{row['shared_compute_ms']:.2f}", f"{row['binary_per_s']:.0f}",
+            row["model"], row["client"], f"{row['shared_compute_ms']:.2f}", f"{row['binary_per_s']:.0f}",
             f"{row['shared_per_s']:.0f}", f"{row['ratio']:.2f}", f"{row['binary_cpu_us']:.0f}",
             f"{row['shared_cpu_us']:.0f}", f"{row['binary_p50_ms']:.2f}", f"{row['shared_p50_ms']:.2f}",
         )  # fmt: skip
@@ -279,7 +370,7 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, bool]:
     """The claims, and whether they hold."""
     slowest_ms = max(row[f"{way}_compute_ms"] for row in rows for way in WAYS)
     verdicts = {
-        f"{row['model']}, {row['clients']} at a time: at least {TARGET_RATIO:g} times the requests of binary HTTP": (
+        f"{row['model']}, {row['client']}: at least {TARGET_RATIO:g} times the requests of binary HTTP": (
             row["ratio"] >= TARGET_RATIO
         )
         for row in rows

@@ -51,7 +51,7 @@ class Side:
     def pbtxt(self, labels: bool) -> str:
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         named = ' label_filename: "labels.txt"' if labels else ""
-        return f'{{ name: "{self.name}" data_type: {kind} dims: [-1, {self.columns}]{named} }}'
+        return f'{{ name: "{self.name}" data_type: {kind} dims: [{self.columns}]{named} }}'
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TableModel:
         inputs = ", ".join(each.pbtxt(labels=False) for each in self.inputs)
         outputs = ", ".join(each.pbtxt(labels=self.name == "classifier") for each in self.outputs)
         versions = "version_policy { all {} }\n" if self.version > 1 else ""
-        head = f'name: "{self.name}"\nbackend: "{backend}"\nmax_batch_size: 0\n'
+        head = f'name: "{self.name}"\nbackend: "{backend}"\nmax_batch_size: 4096\n'
         return f"{head}{versions}input [{inputs}]\noutput [{outputs}]\n"
 
 

@@ -660,6 +660,13 @@ def test_inputs_and_outputs_lie_in_regions(client: Client, region: Region, folde
     np.testing.assert_allclose(answer.as_numpy("y"), expected(folder, x(2)), rtol=1e-4, atol=1e-5)
 
 
+def test_an_input_in_a_region_has_classes(client: Client, region: Region, folder: Path) -> None:
+    shm.set_shared_memory_region(region("into", 512), [x(2)])
+    tensors = [client.shared("x", [2, 64], "into", 512)]
+    found = client.infer("mlp", tensors, outputs=[client.output("y", class_count=1)]).as_numpy("y")
+    assert [int(text.split(b":")[1]) for (text,) in found] == expected(folder, x(2)).argmax(axis=1).tolist()
+
+
 def test_tensors_in_regions_beside_those_that_travel(client: Client, region: Region) -> None:
     """Strings among them, the first and the last in a region, and one in the middle."""
     strings = utils.serialize_byte_tensor(values("BYTES"))

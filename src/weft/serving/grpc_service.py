@@ -136,12 +136,12 @@ class GrpcFace:
         return int(bound)
 
     async def finish(self) -> None:
-        """End the streams, which ask for no more, and wait until the last byte of every answer is sent."""
+        """End streams and watches, which ask for no more, and wait until the last byte of every answer is sent."""
         for reader in self._readers:
             reader.cancel()
         self._health.end()
-        if self.in_flight:
-            while self.in_flight:
+        if self.in_flight or self._health.watchers:
+            while self.in_flight or self._health.watchers:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(LAST_BYTES_S)
 

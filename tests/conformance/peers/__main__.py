@@ -21,7 +21,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,14 +29,16 @@ from tests import ROOT
 from tests.conformance.__main__ import asked_for
 from tests.conformance.models import TableModel, table_models, write_repository
 from tests.conformance.over_http import HttpTarget, NoAnswer
-from tests.conformance.reporting import as_json, show
-from tests.conformance.rows import read_table
+from tests.conformance.reporting import Outcome, as_json, show
+from tests.conformance.rows import GrpcRow, HttpRow, read_table
 
 sys.path.append(str(ROOT / "benchmarks"))
 from peer_servers import Peer, free_port, install, versions
 
 HERE = Path(__file__).parent
 START_S, STOP_S, PATIENCE_S = 180.0, 20.0, 60.0
+DYING_S = 0.5
+"""How long it may take until it is seen that a server has ended which does not answer."""
 
 
 class Ports(NamedTuple):
@@ -126,17 +128,35 @@ def _ask(name: str, environments: Path, found: Path | None) -> None:
     peer = PEERS[name]
     python = install(peer, environments / name)
     about = {"server": peer.name, "versions": versions(peer, python)}
-    with tempfile.TemporaryDirectory() as folder, _running(peer, python, Path(folder)) as ports:
-        where = f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
-        outcomes = asked_for(*where, read_table(), PATIENCE_S)
+    outcomes: list[Outcome] = []
+    rows = read_table()
+    while len(outcomes) < len(rows):
+        outcomes += _while_it_lives(peer, python, rows[len(outcomes) :])
     show(outcomes, f"{peer.name} {about['versions']}")
     if found:
         found.mkdir(parents=True, exist_ok=True)
         (found / f"{name}.json").write_text(json.dumps(as_json(outcomes, about), indent=1) + "\n", "utf-8")
 
 
+def _while_it_lives(peer: TablePeer, python: Path, rows: Sequence[HttpRow | GrpcRow]) -> Iterator[Outcome]:
+    """Ask a new server for one row after another; a row that ends it is the last, and says so."""
+    with tempfile.TemporaryDirectory() as folder, _running(peer, python, Path(folder)) as (process, ports):
+        where = f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
+        for row in rows:
+            (found,) = asked_for(*where, [row], PATIENCE_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(DYING_S if _silent(found) else 0)
+                yield replace(found, differences=("the server ended",))
+                return
+            yield found
+
+
+def _silent(found: Outcome) -> bool:
+    return any(said.startswith(("no answer", "code UNAVAILABLE")) for said in found.differences)
+
+
 @contextlib.contextmanager
-def _running(peer: TablePeer, python: Path, folder: Path) -> Iterator[Ports]:
+def _running(peer: TablePeer, python: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
     ports = Ports(free_port(), free_port(), free_port())
     command, variables = peer.start(python, folder, ports)
     with open(folder / "log", "w") as log:
@@ -150,7 +170,7 @@ def _running(peer: TablePeer, python: Path, folder: Path) -> Iterator[Ports]:
         )
     try:
         _wait(process, folder / "log", HttpTarget(f"http://127.0.0.1:{ports.http}", 5.0))
-        yield ports
+        yield process, ports
     finally:
         _stop(process)
 

@@ -36,4 +36,5 @@ def _taken(tensor: RequestInput) -> Any:
 def _made(name: str, array: Any) -> ResponseOutput:
     if array.dtype.kind not in "OU":
         return NumpyCodec.encode_output(name, array)
-    return ResponseOutput(name=name, datatype="BYTES", shape=list(array.shape), data=array.ravel().tolist())
+    texts = [each.encode() for each in array.ravel().tolist()]
+    return ResponseOutput(name=name, datatype="BYTES", shape=list(array.shape), data=texts)
