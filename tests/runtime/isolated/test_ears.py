@@ -20,6 +20,7 @@ from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from tests.serving.test_serve_models import until
 from weft.runtime.backend import BatchPart, Step
+from weft.runtime.isolated import packets
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
@@ -123,3 +124,29 @@ def test_how_a_forked_worker_ended_is_known(one: IsolatingBackend, tmp_path: Pat
     heard = running(model, lane, asked(ENDLESS))
     os.kill(pid(model.group), signal.SIGSEGV)
     assert "SIGSEGV" in str(heard.end().error)
+
+
+def test_a_lane_that_a_dead_worker_does_not_take_leaves_nothing_open(
+    one: IsolatingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as spawner:
+        worker, deaths = liar(spawner, monkeypatch)
+        made: list[Any] = []
+
+        def pair() -> Any:
+            made.append(packets_pair())
+            return made[-1]
+
+        def send(*_: Any, **__: Any) -> None:
+            raise BrokenPipeError("it is gone")
+
+        packets_pair = packets.pair
+        monkeypatch.setattr(packets, "pair", pair)
+        monkeypatch.setattr(worker._line, "send", send)
+        heard = Heard()
+        worker.begin(one.lane(0), NoModel(), Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1), heard)
+        assert "it takes no more work" in str(heard.end().error)
+        ((line, theirs),) = made
+        assert line.file == -1 and theirs.fileno() == -1
+        worker.close()
+    assert len(deaths) == 1

@@ -230,8 +230,12 @@ class WorkerProcess:
         found = self._lanes.get(lane.index)
         if found is None:
             line, theirs = packets.pair()
-            with theirs:
-                self._line.send(["lane", lane.index, lane.core], files=[theirs.fileno()], wait=False)
+            try:
+                with theirs:
+                    self._line.send(["lane", lane.index, lane.core], files=[theirs.fileno()], wait=False)
+            except BaseException:
+                line.close()
+                raise
             found = self._lanes[lane.index] = LaneLine(line, lane.ear)
             lane.ear.listen(line, partial(self._heard, found))
             if self.death:  # it has been buried, and this line was not there yet
