@@ -175,7 +175,6 @@ MISTAKEN = (
     b"DELETE /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     post("/v2/repository/index", b"{"),
     post("/v2/repository/models/nobody/load", b""),
-    post("/v2/repository/models/nobody/unload", b""),
 )
 """Requests that are turned down before they meet a model."""
 

@@ -98,7 +98,7 @@ class JsonHelpers:
         for helper in helpers:
             helper.end()
         if self._threads:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads.shutdown(wait=True)  # what waits for its turn is told that there is none
 
     @property
     def processes(self) -> list[int]:
