@@ -38,8 +38,6 @@ class Row:
     """Its file, what it is about, and the datatype if it is one of many."""
     by: str
     """One of ``ORIGINS``."""
-    waits: str = ""
-    """The feature without which it cannot be right; empty where all it needs is there."""
     before: tuple[str, ...] = ()
     """Requests that come first and whose answers do not matter: ``POST /path BODY``, or ``CALL MESSAGE`` for gRPC."""
     after: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.isolated.test_workers import killed, liar, opened, pid, running, until_it_computes
+from tests.runtime.isolated.test_workers import NoModel, killed, liar, opened, pid, running, until_it_computes
 from tests.runtime.test_backend_contract import Heard, ended
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
@@ -43,16 +43,6 @@ def template_pid(one: IsolatingBackend) -> int:
 
 def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-class NoModel:
-    number = 1
-
-    def check(self, *_: Any) -> None:
-        """Takes anything."""
-
-    def failed(self) -> None:
-        """Bears everything."""
 
 
 def test_a_loop_hears_of_the_steps_on_lanes_that_it_opened(one: IsolatingBackend, tmp_path: Path) -> None:
@@ -90,13 +80,11 @@ def test_a_lane_that_is_closed_on_the_loop_hears_of_its_last_step_itself(one: Is
     model.close()
 
 
-def test_what_a_worker_finished_before_it_died_is_not_lost(
-    one: IsolatingBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_worker_finished_before_it_died_is_not_lost(one: IsolatingBackend) -> None:
     lane, blocked, heard = one.lane(0), threading.Event(), Heard()
     lane.ear._loop.call_soon_threadsafe(blocked.wait)
     with ThreadPoolExecutor(1) as spawner:
-        worker, deaths = liar(spawner, monkeypatch, "lane", DONE)
+        worker, deaths = liar(spawner, "lane", DONE)
         worker.begin(lane, NoModel(), Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1), heard)
         worker._line.send(["bye"], wait=True)  # it has said what it had to say, and ends
         end = heard.end()
@@ -130,7 +118,7 @@ def test_a_lane_that_a_dead_worker_does_not_take_leaves_nothing_open(
     one: IsolatingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(1) as spawner:
-        worker, deaths = liar(spawner, monkeypatch)
+        worker, deaths = liar(spawner)
         made: list[Any] = []
 
         def pair() -> Any:

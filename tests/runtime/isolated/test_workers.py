@@ -398,7 +398,7 @@ class NoModel:
         """Bears everything."""
 
 
-def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: str) -> tuple[WorkerProcess, list[Any]]:
+def liar(spawner: ThreadPoolExecutor, *says: str) -> tuple[WorkerProcess, list[Any]]:
     """A worker that answers the first step on every lane with these heads: where each is said, and what."""
 
     def started(line: int, *_: Any) -> subprocess.Popen[bytes]:
@@ -433,10 +433,10 @@ def liar(spawner: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *says: st
         '["hello", [], []]',
     ],
 )
-def test_what_cannot_be_read_is_the_end_of_who_sent_it(head: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_the_end_of_who_sent_it(head: str, where: str) -> None:
     one = IsolatingBackend(CpuBackend())
     with ThreadPoolExecutor(1) as spawner:
-        worker, deaths = liar(spawner, monkeypatch, where, head)
+        worker, deaths = liar(spawner, where, head)
         heard, lane = Heard(), one.lane(0)
         step = Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1)
         worker.begin(lane, NoModel(), step, heard)
@@ -730,11 +730,9 @@ def test_a_worker_whose_place_is_taken_ends_when_its_steps_have(made: list[Isola
     assert ended(model, lane, 0, BatchPart(asked(3))).error is None and one.counts().deaths == 0
 
 
-def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them() -> None:
     with ThreadPoolExecutor(1) as spawner:
-        worker, _ = liar(spawner, monkeypatch)
+        worker, _ = liar(spawner)
         for head in (["reply", 1, 1, None], []):
             file = os.open(os.devnull, os.O_RDONLY)
             with pytest.raises((packets.Garbled, ValueError)):
