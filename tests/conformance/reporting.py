@@ -34,6 +34,15 @@ def as_json(outcomes: Sequence[Outcome], about: dict[str, Any]) -> dict[str, Any
     return {**about, "counts": counts(outcomes), "rows": [asdict(each) for each in outcomes]}
 
 
+def differing(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The rows that were answered otherwise, and in what, in short."""
+    return [
+        {"name": each.name, "by": each.by, "differences": [said[:SHOWN_CHARS] for said in each.differences]}
+        for each in outcomes
+        if each.differences
+    ]
+
+
 def counts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """How many rows were answered as they say, by who demands it and over what they went."""
     found = []
@@ -51,12 +60,13 @@ def show(outcomes: Sequence[Outcome], server: str = "") -> None:
     different = [each for each in outcomes if each.differences]
     if different:
         rows = [(each.by, each.name, "\n".join(said[:SHOWN_CHARS] for said in each.differences)) for each in different]
-        _print("differences", ("by", "row", "differs"), rows)
+        print_table("differences", ("by", "row", "differs"), rows)
     sums = [(row["by"], row["way"], str(row["rows"]), str(row["as_demanded"])) for row in counts(outcomes)]
-    _print(f"counts {server}", ("by", "over", "rows", "as demanded"), sums)
+    print_table(f"counts {server}", ("by", "over", "rows", "as demanded"), sums)
 
 
-def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of texts, which hold no markup."""
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)

@@ -1,6 +1,6 @@
 """Set other servers beside weft: install each into an environment of its own, have it serve the table's models, ask it.
 
-    python -m tests.conformance.peers mlserver triton [--environments DIR] [--json DIR]
+    python -m tests.conformance.peers mlserver triton [--environments DIR] [--json DIR] [--save]
 
 MLServer needs a package index, and so does Triton, whose binary comes out of the package nvidia-pytriton, with the
 Python backend alone. OpenVINO Model Server has no package: start it with what ``--write-models`` wrote, and ask it with
@@ -23,19 +23,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests import ROOT
 from tests.conformance.__main__ import asked_for
 from tests.conformance.models import TableModel, table_models, write_repository
 from tests.conformance.over_http import HttpTarget, NoAnswer
-from tests.conformance.reporting import Outcome, as_json, show
+from tests.conformance.peers.explained import HERE, read_differences, unexplained
+from tests.conformance.reporting import Outcome, as_json, differing, print_table, show
 from tests.conformance.rows import GrpcRow, HttpRow, read_table
 
 sys.path.append(str(ROOT / "benchmarks"))
 from peer_servers import Peer, free_port, install, versions
 
-HERE = Path(__file__).parent
 START_S, STOP_S, PATIENCE_S = 180.0, 20.0, 60.0
 DYING_S = 0.5
 """How long it may take until it is seen that a server has ended which does not answer."""
@@ -116,14 +116,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.peers", description=__doc__.split("\n")[0])
     parser.add_argument("peers", nargs="+", choices=PEERS)
     parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "weft-conformance-peers")
-    parser.add_argument("--json", type=Path, metavar="DIR", help="write NAME.json for each")
+    parser.add_argument("--json", type=Path, metavar="DIR", help="write NAME.json for each, with all rows")
+    parser.add_argument("--save", action="store_true", help="keep what differs beside this file, as NAME.json")
     args = parser.parse_args(argv)
     for name in args.peers:
-        _ask(name, args.environments, args.json)
+        about, outcomes = _ask(name, args.environments)
+        show(outcomes, f"{about['server']} {about['versions']}")
+        _explain(name, outcomes)
+        if args.json:
+            args.json.mkdir(parents=True, exist_ok=True)
+            _write(args.json / f"{name}.json", as_json(outcomes, about))
+        if args.save:
+            _write(HERE / f"{name}.json", as_json(outcomes, about) | {"rows": differing(outcomes)})
     return 0
 
 
-def _ask(name: str, environments: Path, found: Path | None) -> None:
+def _write(path: Path, found: dict[str, Any]) -> None:
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def _explain(name: str, outcomes: Sequence[Outcome]) -> None:
+    """Print how many rows each known reason is behind, and which have none."""
+    rows, differences = [each.name for each in outcomes if each.differences], read_differences(name)
+    told = [(str(sum(map(each.covers, rows))), each.title) for each in differences]
+    missing = unexplained(rows, differences) if differences else []
+    print_table("reasons", ("rows", "reason"), [*told, *(("none", row) for row in missing)])
+
+
+def _ask(name: str, environments: Path) -> tuple[dict[str, Any], list[Outcome]]:
+    """Who it is, and what it answers to every row."""
     environments.mkdir(parents=True, exist_ok=True)
     peer = PEERS[name]
     python = install(peer, environments / name)
@@ -132,10 +153,7 @@ def _ask(name: str, environments: Path, found: Path | None) -> None:
     rows = read_table()
     while len(outcomes) < len(rows):
         outcomes += _while_it_lives(peer, python, rows[len(outcomes) :])
-    show(outcomes, f"{peer.name} {about['versions']}")
-    if found:
-        found.mkdir(parents=True, exist_ok=True)
-        (found / f"{name}.json").write_text(json.dumps(as_json(outcomes, about), indent=1) + "\n", "utf-8")
+    return about, outcomes
 
 
 def _while_it_lives(peer: TablePeer, python: Path, rows: Sequence[HttpRow | GrpcRow]) -> Iterator[Outcome]:
