@@ -1,8 +1,9 @@
 """What shared memory is worth: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
 
 Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and give ten scores: one looks at a
-thumbnail of it, the other at every pixel. They are asked over HTTP, in a closed loop, by tritonclient (one client, and
-two in threads of one process) and over four plain sockets. Every request carries another image: it is copied into the
+thumbnail of it, the other at every pixel. The same is done with images of 448 and 896 pixels, four and sixteen times as
+large. They are asked over HTTP, in a closed loop, by tritonclient (one client, and two in threads of one process) and
+over four plain sockets. Every request carries another image: it is copied into the
 region, or into the body. Rounds alternate, so that both ways meet the same machine; shown are the medians of the
 rounds, and of the ratios within a round. Processor time is that of the server and all its children, from /proc; the
 client's is not counted.
@@ -44,10 +45,12 @@ from weft.jsonfile import write_json
 from weft.serving.process import ServerProcess
 from weft.serving.regions import RegionPart
 
-SHAPE = (1, 3, 224, 224)
-IMAGE_BYTES = 4 * int(np.prod(SHAPE))
+SIDES = (224, 448, 896)
+"""Pixels of a line of an image, and its lines."""
 IMAGES, CONNECTIONS = 8, 4
-TARGET_RATIO, TARGET_MS = 1.5, 1.0
+PIXELS = 7
+"""Pixels of a line of a thumbnail."""
+TARGET_SIDE, TARGET_RATIO, TARGET_MS = 224, 1.5, 1.0
 WAYS = ("binary", "shared")
 RESULTS = Path(__file__).parent / "results" / "shared_memory.json"
 
@@ -56,6 +59,7 @@ class Case(NamedTuple):
     """A model, and who asks for it."""
 
     model: str
+    side: int
     client: str
 
 
@@ -70,45 +74,45 @@ class Round(NamedTuple):
     """What the model took, as the answers say; the median."""
 
 
-def write_thumbnails(path: Path) -> None:
-    """x [n, 3, 224, 224] -> y [n, 10]: every 32nd pixel of every 32nd line, and a product."""
+def write_thumbnails(path: Path, side: int) -> None:
+    """x [n, 3, side, side] -> y [n, 10]: seven pixels of seven lines, and a product."""
     constants: dict[str, Any] = {
-        "w": weights(147),
+        "w": weights(3 * PIXELS**2),
         "starts": np.array([0, 0]),
-        "ends": np.array([224, 224]),
+        "ends": np.array([side, side]),
         "axes": np.array([2, 3]),
-        "steps": np.array([32, 32]),
+        "steps": np.array([side // PIXELS] * 2),
     }
     nodes = [
         helper.make_node("Slice", ["x", "starts", "ends", "axes", "steps"], ["small"]),
         helper.make_node("Flatten", ["small"], ["flat"]),
         helper.make_node("MatMul", ["flat", "w"], ["y"]),
     ]
-    _write(path, nodes, constants)
+    _write(path, side, nodes, constants)
 
 
-def write_means(path: Path) -> None:
-    """x [n, 3, 224, 224] -> y [n, 10]: the mean of every channel, and a product."""
+def write_means(path: Path, side: int) -> None:
+    """x [n, 3, side, side] -> y [n, 10]: the mean of every channel, and a product."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["means"], axes=[2, 3], keepdims=0),
         helper.make_node("MatMul", ["means", "w"], ["y"]),
     ]
-    _write(path, nodes, {"w": weights(3)})
+    _write(path, side, nodes, {"w": weights(3)})
 
 
 MODELS = {"thumbnails": write_thumbnails, "means": write_means}
-CASES = [Case(model, client) for model in MODELS for client in ("tritonclient", "two tritonclients", "sockets")]
+CLIENTS = ("tritonclient", "two tritonclients", "sockets")
 
 
 def weights(rows: int) -> Any:
     return np.random.default_rng(0).normal(size=(rows, 10)).astype(np.float32)
 
 
-def _write(path: Path, nodes: list[Any], constants: dict[str, Any]) -> None:
+def _write(path: Path, side: int, nodes: list[Any], constants: dict[str, Any]) -> None:
     graph = helper.make_graph(
         nodes,
         path.stem,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *SHAPE[1:]])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, side, side])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
@@ -126,19 +130,24 @@ class Asked(NamedTuple):
     """What the model took each time."""
 
 
-def images() -> list[Any]:
-    return [np.random.default_rng(each).normal(size=SHAPE).astype(np.float32) for each in range(IMAGES)]
+class Images:
+    """What is sent, in turns."""
+
+    def __init__(self, side: int) -> None:
+        self.shape = (1, 3, side, side)
+        self.arrays = [np.random.default_rng(each).random(self.shape, np.float32) for each in range(IMAGES)]
+        self.byte_size = int(self.arrays[0].nbytes)
 
 
 class Tritonclient:
     """A client of tritonclient, with one request at a time; it is used in the thread that made it."""
 
-    def __init__(self, address: str, number: int) -> None:
+    def __init__(self, address: str, number: int, images: Images) -> None:
         self._client = triton.InferenceServerClient(address)
         name, key = f"images-{number}", f"/weft-benchmark-{os.getpid()}-{number}"
-        self._name, self._region = name, shared_memory.create_shared_memory_region(name, key, IMAGE_BYTES)
-        self._client.register_system_shared_memory(name, key, IMAGE_BYTES)
-        self._images = images()
+        self._name, self._region = name, shared_memory.create_shared_memory_region(name, key, images.byte_size)
+        self._client.register_system_shared_memory(name, key, images.byte_size)
+        self._images = images
         self._expected = {model: [self._ask(model, "binary", at) for at in range(IMAGES)] for model in MODELS}
 
     def run(self, model: str, way: str, until_s: float) -> Asked:
@@ -155,12 +164,12 @@ class Tritonclient:
         return found
 
     def _ask(self, model: str, way: str, at: int) -> Any:
-        tensor = triton.InferInput("x", list(SHAPE), "FP32")
+        tensor = triton.InferInput("x", list(self._images.shape), "FP32")
         if way == "shared":
-            shared_memory.set_shared_memory_region(self._region, [self._images[at]])
-            tensor.set_shared_memory(self._name, IMAGE_BYTES)
+            shared_memory.set_shared_memory_region(self._region, [self._images.arrays[at]])
+            tensor.set_shared_memory(self._name, self._images.byte_size)
         else:
-            tensor.set_data_from_numpy(self._images[at])
+            tensor.set_data_from_numpy(self._images.arrays[at])
         return self._client.infer(model, [tensor], outputs=[triton.InferRequestedOutput("y")])
 
     def close(self) -> None:
@@ -176,14 +185,15 @@ class Sockets:
     is copied into the region for every request.
     """
 
-    def __init__(self, address: str, number: int) -> None:
+    def __init__(self, address: str, number: int, images: Images) -> None:
         host, _, port = address.partition(":")
         name, key = f"images-{number}", f"/weft-benchmark-{os.getpid()}-{number}"
-        self._region = shared_memory.create_shared_memory_region(name, key, CONNECTIONS * IMAGE_BYTES)
+        whole = CONNECTIONS * images.byte_size
+        self._region = shared_memory.create_shared_memory_region(name, key, whole)
         self._owner = triton.InferenceServerClient(address)
-        self._owner.register_system_shared_memory(name, key, CONNECTIONS * IMAGE_BYTES)
-        self._name, self._images = name, images()
-        self._bodies = [image.tobytes() for image in self._images]
+        self._owner.register_system_shared_memory(name, key, whole)
+        self._name, self._images = name, images
+        self._bodies = [image.tobytes() for image in images.arrays]
         self._sockets = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
         self._poll = select.poll()
         for each in self._sockets:
@@ -208,15 +218,15 @@ class Sockets:
         return found
 
     def _send(self, model: str, way: str, slot: int, at: int) -> None:
-        body = b""
-        place: dict[str, str | int] = {"binary_data_size": IMAGE_BYTES}
+        body, size = b"", self._images.byte_size
+        place: dict[str, str | int] = {"binary_data_size": size}
         if way == "shared":
-            offset = slot * IMAGE_BYTES
-            shared_memory.set_shared_memory_region(self._region, [self._images[at]], offset)
-            place = RegionPart(self._name, offset, IMAGE_BYTES).parameters()
+            offset = slot * size
+            shared_memory.set_shared_memory_region(self._region, [self._images.arrays[at]], offset)
+            place = RegionPart(self._name, offset, size).parameters()
         else:
             body = self._bodies[at]
-        tensor = {"name": "x", "shape": SHAPE, "datatype": "FP32", "parameters": place}
+        tensor = {"name": "x", "shape": self._images.shape, "datatype": "FP32", "parameters": place}
         text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         head = (
             f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text) + len(body)}\r\n"
@@ -254,9 +264,9 @@ def _length(data: bytes) -> int:
 class Client:
     """One of those in a thread of its own."""
 
-    def __init__(self, make: Callable[[str, int], Tritonclient | Sockets], address: str, number: int) -> None:
+    def __init__(self, make: type[Tritonclient | Sockets], address: str, number: int, images: Images) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._made = self._thread.submit(make, address, number).result()
+        self._made = self._thread.submit(make, address, number, images).result()
 
     def begin(self, model: str, way: str, until_s: float) -> Future[Asked]:
         return self._thread.submit(self._made.run, model, way, until_s)
@@ -279,20 +289,23 @@ def measure(clients: list[Client], model: str, way: str, pid: int, seconds: floa
     return Round(count / took_s, spent_s / count * 1e6, float(p50), float(p99), statistics.median(computed) / 1e3)
 
 
-def rounds_of(seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round]]]:
+def rounds_of(side: int, seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round]]]:
     """Binary and shared in turns, whoever is first changing with every round."""
-    found: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in CASES}
+    cases = [Case(model, side, client) for model in MODELS for client in CLIENTS]
+    found: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in cases}
+    images = Images(side)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for model, write in MODELS.items():
-            write(Path(folder) / f"{model}.onnx")
+            write(Path(folder) / f"{model}.onnx", side)
         server = stack.enter_context(ServerProcess(folder, "--lanes", "1", "--shared-memory"))
         makers = (Tritonclient, Tritonclient, Sockets)
-        made = [Client(make, server.url.removeprefix("http://"), number) for number, make in enumerate(makers)]
+        address = server.url.removeprefix("http://")
+        made = [Client(make, address, number, images) for number, make in enumerate(makers)]
         for each in made:
             stack.callback(each.close)
-        clients = {"tritonclient": made[:1], "two tritonclients": made[:2], "sockets": made[2:]}
+        clients = dict(zip(CLIENTS, (made[:1], made[:2], made[2:]), strict=True))
         for number in range(-1, rounds):  # the first one warms up
-            for case in CASES:
+            for case in cases:
                 order = WAYS if number % 2 else WAYS[::-1]
                 asking, pid = clients[case.client], server.pid
                 pair = {way: measure(asking, case.model, way, pid, seconds) for way in order}
@@ -304,10 +317,10 @@ def rounds_of(seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round
 
 
 @contextmanager
-def opened() -> Iterator[int]:
+def opened(byte_size: int) -> Iterator[int]:
     """A descriptor of an object that holds an image."""
     path = Path("/dev/shm") / f"weft-benchmark-{os.getpid()}-copies"
-    path.write_bytes(np.ones(IMAGE_BYTES, np.uint8).tobytes())
+    path.write_bytes(np.ones(byte_size, np.uint8).tobytes())
     number = os.open(path, os.O_RDWR)
     try:
         yield number
@@ -317,15 +330,16 @@ def opened() -> Iterator[int]:
 
 
 def copies(repeats: int) -> dict[str, float]:
-    """Microseconds that one copy into fresh memory takes, the median; the ways take turns."""
-    with opened() as number:
-        source = np.frombuffer(mmap.mmap(number, IMAGE_BYTES), np.uint8)
+    """Microseconds that one copy of a small image takes, the median; the ways take turns."""
+    byte_size = Images(TARGET_SIDE).byte_size
+    with opened(byte_size) as number:
+        source = np.frombuffer(mmap.mmap(number, byte_size), np.uint8)
 
         def read() -> None:
-            os.preadv(number, [np.empty(IMAGE_BYTES, np.uint8)], 0)
+            os.preadv(number, [np.empty(byte_size, np.uint8)], 0)
 
         def copy() -> None:
-            np.empty(IMAGE_BYTES, np.uint8)[:] = source
+            np.empty(byte_size, np.uint8)[:] = source
 
         ways: dict[str, Callable[[], None]] = {"preadv": read, "mapped": copy}
         times: dict[str, list[float]] = {name: [] for name in ways}
@@ -352,15 +366,28 @@ def summary(case: Case, rounds: list[tuple[Round, Round]]) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]], copied: dict[str, float]) -> None:
     """Print a line for each case, and the copies."""
-    table = Table(title="an image of 602 KB for each request", title_justify="left", box=None, pad_edge=False)
-    columns = "model", "client", "model ms", "binary/s", "shared/s", "ratio", "CPU us", "shared", "p50 ms", "shared"
+    table = Table(title="an image for each request", title_justify="left", box=None, pad_edge=False)
+    columns = (
+        "model",
+        "client",
+        "MB",
+        "model ms",
+        "binary/s",
+        "shared/s",
+        "ratio",
+        "CPU us",
+        "shared",
+        "p50 ms",
+        "shared",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column in ("model", "client") else "right")
     for row in rows:
         table.add_row(
-            row["model"], row["client"], f"{row['shared_compute_ms']:.2f}", f"{row['binary_per_s']:.0f}",
-            f"{row['shared_per_s']:.0f}", f"{row['ratio']:.2f}", f"{row['binary_cpu_us']:.0f}",
-            f"{row['shared_cpu_us']:.0f}", f"{row['binary_p50_ms']:.2f}", f"{row['shared_p50_ms']:.2f}",
+            row["model"], row["client"], f"{12e-6 * row['side'] ** 2:.1f}", f"{row['shared_compute_ms']:.2f}",
+            f"{row['binary_per_s']:.0f}", f"{row['shared_per_s']:.0f}", f"{row['ratio']:.2f}",
+            f"{row['binary_cpu_us']:.0f}", f"{row['shared_cpu_us']:.0f}",
+            f"{row['binary_p50_ms']:.2f}", f"{row['shared_p50_ms']:.2f}",
         )  # fmt: skip
     Console(width=110).print(table)
     print("one copy: " + ", ".join(f"{name} {us:.0f} us" for name, us in copied.items()))
@@ -368,6 +395,7 @@ def show(rows: list[dict[str, Any]], copied: dict[str, float]) -> None:
 
 def judge(rows: list[dict[str, Any]]) -> dict[str, bool]:
     """The claims, and whether they hold."""
+    rows = [row for row in rows if row["side"] == TARGET_SIDE]
     slowest_ms = max(row[f"{way}_compute_ms"] for row in rows for way in WAYS)
     verdicts = {
         f"{row['model']}, {row['client']}: at least {TARGET_RATIO:g} times the requests of binary HTTP": (
@@ -389,12 +417,16 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     options = parser.parse_args()
     about = machine("onnxruntime", "tritonclient")
-    rows = [summary(case, rounds) for case, rounds in rounds_of(options.seconds, options.rounds).items()]
+    rows = [
+        summary(case, rounds)
+        for side in SIDES
+        for case, rounds in rounds_of(side, options.seconds, options.rounds).items()
+    ]
     copied = copies(options.copies)
     show(rows, copied)
     verdicts = judge(rows)
     if options.save:
-        found = {"machine": about, "image_bytes": IMAGE_BYTES, "seconds": options.seconds, "rows": rows}
+        found = {"machine": about, "seconds": options.seconds, "rows": rows}
         write_json(RESULTS, found | {"copy_us": copied, "verdicts": verdicts})
 
 
