@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 from serving_overhead import Round, Target, binary_request, measure, write_network
-from undisturbed import Undisturbed
+from undisturbed import PATIENCE_S, Undisturbed
 
 from weft.jsonfile import write_json
 from weft.serving.process import ServerProcess
@@ -141,9 +141,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds in which rounds are done again")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    before, undisturbed = machine("onnxruntime"), Undisturbed()
+    before, undisturbed = machine("onnxruntime"), Undisturbed(options.patience)
     rounds = rounds_of(options.seconds, options.rounds, undisturbed)
     rows = [summary(case, pairs) for case, pairs in rounds.items()]
     show(rows)

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 STOLEN = 0.05
 """Share of the processors' time that others may take during a run; on one that does not tell it, nothing is stolen."""
-SLOWER = 1.4
+SLOWER = 1.5
 """How much longer than the least time ever a piece of work may take where a run counts."""
 PATIENCE_S = 3600.0
 """How long runs are done again, all in all; after that they count as they are."""
-LOOK_S, PIECES_S, FIRST_S = 1.0, 1.0, 3.0
+LOOK_S, PIECES_S, FIRST_S = 0.5, 0.3, 3.0
 
 Result = TypeVar("Result")
 
