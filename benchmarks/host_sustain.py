@@ -24,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bisecting import largest
 from machine import machine
 from rich.console import Console
 from rich.table import Table
@@ -37,10 +38,6 @@ WEFT = str(Path(sys.executable).parent / "weft")
 POLICIES = ("punctual", "edf", "fifo")
 LANES = (1, 2)
 LIMIT, TARGET = 0.01, 0.15
-STEP = 1.15
-"""By which the load is raised or lowered until one is sustained and one is not."""
-TOLERANCE = 0.04
-"""Width of the last bracket, relative."""
 STEADY = 0.1
 """How far the predictions before and after a bisection may lie apart where a round counts."""
 STREAMS: tuple[dict[str, Any], ...] = (
@@ -120,17 +117,7 @@ def bisected(url: str, begin: float, seed: int, folder: Path, seconds: float) ->
         tried[factor] = missed(url, factor, seed, folder, seconds)
         return tried[factor] <= LIMIT
 
-    low = high = begin
-    if sustained(begin):
-        while sustained(high := high * STEP):
-            low = high
-    else:
-        while not sustained(low := low / STEP):
-            high = low
-    while high > low * (1 + TOLERANCE):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if sustained(middle) else (low, middle)
-    return {"seed": seed, "factor": (low * high) ** 0.5, "tried": sorted(tried.items())}
+    return {"factor": largest(sustained, begin), "seed": seed, "tried": sorted(tried.items())}
 
 
 def served(lanes: int, policy: str, seed: int, begin: float, folder: Path, seconds: float) -> dict[str, Any]:
