@@ -1,0 +1,211 @@
+"""Whether what ``weft plan`` predicts is so: mixes of real models, each planned, served and driven on this machine.
+
+A mix is planned with nothing cached, and the time that takes is noted. ``weft serve PLAN`` then serves it, and its
+streams are sent at .7, .9 and 1.05 of the largest load that the plan promises: the share of deadlines that are missed,
+and the 99th percentile, beside what the simulator says of the same arrivals. At last the largest load is bisected for
+real. The speed of a shared machine changes: the machine is measured again after a mix, and a mix is done again if the
+largest load that follows from that is another one.
+
+    python benchmarks/plan_holds.py [--mixes light,heavy] [--seconds 12]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bisecting import largest
+from machine import machine
+from rich.console import Console
+from rich.table import Table
+
+from weft.devices import Host, read_host
+from weft.jsonfile import write_json
+from weft.load import run_load
+from weft.planning.layout import planned_workload
+from weft.planning.plan import Plan, read_plan
+from weft.serving.process import ServerProcess
+from weft.simulation.requests import prepare, simulate_requests
+from weft.workloads.requests import Workload
+
+WEFT = str(Path(sys.executable).parent / "weft")
+LOADS = (0.7, 0.9, 1.05)
+LIMIT, POINTS, P99, LOAD, STEADY = 0.01, 0.05, 0.2, 0.15, 0.15
+TRIES = 3
+RESULTS = Path(__file__).parent / "results" / "plan_holds.json"
+MIXES: dict[str, tuple[str, ...]] = {
+    "light, tight": ("pp-ocr-cls:rate=40,deadline=40", "magika:rate=30,deadline=60"),
+    "light, loose": ("pp-ocr-cls:rate=40,deadline=400", "magika:rate=30,deadline=600"),
+    "heavy": ("pp-ocr-rec:rate=6,deadline=300", "light-squeezenet:rate=10,deadline=250"),
+    "light beside heavy": ("silero-vad:rate=60,deadline=30", "pp-ocr-rec:rate=4,deadline=500"),
+    "many": (
+        "pp-ocr-cls:rate=15,deadline=80",
+        "magika:rate=15,deadline=100",
+        "silero-vad:rate=30,deadline=60",
+        "mtcnn-onet:rate=15,deadline=80",
+        "light-shufflenet:rate=5,deadline=150",
+    ),
+    "one": ("light-squeezenet:rate=20,deadline=120",),
+}
+"""Name -> streams, as ``weft plan`` takes them."""
+console = Console(width=120)
+
+
+class Seen(NamedTuple):
+    """What the streams of a run saw."""
+
+    missed: tuple[float, ...]
+    p99_ms: tuple[float | None, ...]
+
+
+def planned(streams: tuple[str, ...], folder: Path, cache: Path) -> tuple[Plan, float]:
+    """The plan of a mix, and the seconds that it took."""
+    options = [part for stream in streams for part in ("-s", stream)]
+    began_s = time.perf_counter()
+    command = [WEFT, "plan", *options, "-o", str(folder), "--cache", str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"weft plan {' '.join(options)}: {done.stderr or done.stdout}")
+    return read_plan(folder), time.perf_counter() - began_s
+
+
+def at_load(folder: Path, factor: float, seconds: float) -> Workload:
+    """The planned workload at a multiple of its rates."""
+    return planned_workload(folder).scaled(factor).model_copy(update={"duration_s": seconds + 1, "warmup_s": 1.0})
+
+
+def predicted(plan: Plan, host: Host, workload: Workload) -> Seen:
+    """What the simulator says, by the server's rules and with the same arrivals."""
+    batches = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
+    streams = []
+    for stream in workload.stream:
+        most, timeout_ms = batches[stream.served_name]
+        streams.append(stream.model_copy(update={"max_batch": most, "batch_timeout_ms": timeout_ms}))
+    case = prepare(workload.model_copy(update={"stream": tuple(streams)}), host)
+    late = "drop" if plan.deadlines == "strict" else plan.settings.late
+    report = simulate_requests(
+        case, plan.settings.policy, late=late, options=plan.settings.policy_options, seed=workload.seed
+    ).report
+    p99_ms = tuple(None if each.p99_s is None else each.p99_s * 1e3 for each in report.streams)
+    return Seen(tuple(each.violation_rate for each in report.streams), p99_ms)
+
+
+def measured(plan: Plan, url: str, workload: Workload) -> Seen:
+    """What a server really does."""
+    figures = [each.figures for each in run_load(workload, url, deadlines=plan.deadlines).streams]
+    p99_ms = tuple(None if each.p99_s is None else each.p99_s * 1e3 for each in figures)
+    return Seen(tuple(1 - (each.met_share or 0.0) for each in figures), p99_ms)
+
+
+def driven(plan: Plan, folder: Path, seconds: float) -> dict[str, Any]:
+    """A served plan at all loads, and the largest one."""
+    host, promised = read_host(folder / "host.json"), plan.predicted.sustainable_factor or 1.0
+    rows = []
+    with ServerProcess(str(folder)) as server:
+        measured(plan, server.url, at_load(folder, 0.2, 2.0))
+        for share in LOADS:
+            workload = at_load(folder, share * promised, seconds)
+            says, is_so = predicted(plan, host, workload), measured(plan, server.url, workload)
+            rows.append({"load": share, "predicted": says._asdict(), "measured": is_so._asdict()})
+        carried = largest(
+            lambda factor: max(measured(plan, server.url, at_load(folder, factor, seconds)).missed) <= LIMIT, promised
+        )
+    return {"loads": rows, "promised": promised, "carried": carried}
+
+
+def mix_driven(name: str, seconds: float) -> dict[str, Any]:
+    """A mix, planned and driven; again where the machine was another one afterwards."""
+    for tries in range(1, TRIES + 1):
+        with tempfile.TemporaryDirectory() as base:
+            folder = Path(base) / "plan"
+            plan, took_s = planned(MIXES[name], folder, Path(base) / "cache")
+            found = driven(plan, folder, seconds)
+            after, _ = planned(MIXES[name], Path(base) / "after", Path(base) / "cache2")
+        later = (after.predicted.sustainable_factor or 1.0) / found["promised"]
+        steady = 1 / (1 + STEADY) <= later <= 1 + STEADY
+        if steady or tries == TRIES:
+            break
+    settings = plan.settings.model_dump(mode="json")
+    row = {"mix": name, "plan_s": took_s, "settings": settings, "machine_after": later, "steady": steady}
+    return row | {"tries": tries, **found, **judged(found)}
+
+
+def judged(found: dict[str, Any]) -> dict[str, float]:
+    """How far predictions are off at the worst."""
+    missed, p99 = [], []
+    for row in found["loads"]:
+        says, is_so = row["predicted"], row["measured"]
+        missed += [abs(a - b) for a, b in zip(says["missed"], is_so["missed"], strict=True)]
+        pairs = zip(says["p99_ms"], is_so["p99_ms"], strict=True)
+        p99 += [abs(b / a - 1) for a, b in pairs if a and b]
+    return {
+        "missed_off": max(missed),
+        "p99_off": max(p99, default=0.0),
+        "load_off": abs(found["carried"] / found["promised"] - 1),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="plans and what became of them", title_justify="left", box=None, pad_edge=False)
+    columns = "mix,policy,lanes,planned in s,promised,carried,load off,missed off (points),p99 off,steady"
+    for column in columns.split(","):
+        table.add_column(column, justify="left" if column in ("mix", "policy") else "right")
+    for row in rows:
+        table.add_row(
+            row["mix"],
+            row["settings"]["policy"],
+            f"{row['settings']['lanes']} x {row['settings']['threads']}",
+            f"{row['plan_s']:.0f}",
+            f"{row['promised']:.2f}",
+            f"{row['carried']:.2f}",
+            f"{row['load_off']:.0%}",
+            f"{100 * row['missed_off']:.1f}",
+            f"{row['p99_off']:.0%}",
+            "yes" if row["steady"] else "no",
+        )
+    console.print(table)
+    for claim, holds in verdicts(rows).items():
+        console.print(f"{'yes' if holds else 'NO '}  {claim}", highlight=False)
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """The claims, and whether they hold."""
+    return {
+        f"missed deadlines within {100 * POINTS:g} points of the prediction": all(
+            row["missed_off"] <= POINTS for row in rows
+        ),
+        f"the 99th percentile within {P99:.0%}": all(row["p99_off"] <= P99 for row in rows),
+        f"the largest load within {LOAD:.0%}": all(row["load_off"] <= LOAD for row in rows),
+        "two models are planned in under 60 s, five in under 300 s": all(
+            row["plan_s"] < (60 if len(MIXES[row["mix"]]) <= 2 else 300) for row in rows
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixes", default=";".join(MIXES), help="names, with ; between them")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of every run")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--fresh", action="store_true", help="do again what the results have already")
+    asked = parser.parse_args()
+    about, rows = machine("onnxruntime"), list[dict[str, Any]]()
+    if asked.results.exists() and not asked.fresh:
+        rows = json.loads(asked.results.read_text())["rows"]
+    for name in asked.mixes.split(";"):
+        if name in {row["mix"] for row in rows}:
+            continue
+        rows.append(mix_driven(name, asked.seconds))
+        write_json(asked.results, {"machine": about, "rows": rows, "verdicts": verdicts(rows)})
+        show(rows)
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
