@@ -65,7 +65,7 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
     bytes: Bytes
     """All its files together."""
     sources: dict[Text, Digest] = {}
-    """What it was made of, as the user named it -> its digest then."""
+    """What it was made of, an absolute path or a name that weft knows -> its digest then."""
     done: Name = "as given"
     """What was done to it: "as given", "stitched from a and b", "tuned to 8 bits"..."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
