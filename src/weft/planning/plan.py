@@ -179,6 +179,8 @@ class Plan(BaseModel, extra="forbid", frozen=True):
     versions: dict[str, Text] = {}
     """weft, python and onnxruntime as they were: for the check whether they still are."""
     objective: Name
+    deadlines: Literal["strict", "soft"] = "strict"
+    """What is predicted of: requests that are given up at their deadlines, or answered however late they are."""
     machine: PlanMachine
     budget: PlanBudget = PlanBudget()
     models: Annotated[tuple[PlannedModel, ...], Field(min_length=1)]
