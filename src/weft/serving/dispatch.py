@@ -54,8 +54,8 @@ class Dispatcher:
     ) -> None:
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
-        setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
-        self.policy = make_request_policy(policy, setting, options)
+        self._setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
+        self.policy = make_request_policy(policy, self._setting, options)
         self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
         self._engine, self._source = request_engine(
@@ -87,6 +87,13 @@ class Dispatcher:
     def pending(self) -> int:
         """Requests that are not answered; answers that go out in the next turn are still due."""
         return len(self._tickets) + len(self._outbox)
+
+    def follow(self, policy: str, options: Mapping[str, Option] | None, late: str) -> None:
+        """Go on under another policy and another rule for late requests, with all that waits and runs."""
+        self.policy = make_request_policy(policy, self._setting, options)
+        self._engine.follow(self.policy)
+        self._source.follow(self.policy, late)
+        self._pump_soon()
 
     # Requests in
 
