@@ -187,7 +187,7 @@ def command(
 
 def _plan_among(sources: list[str], config: str | None) -> str | None:
     """The plan that shall be served, if one is named; it brings its models and its settings, so it goes alone."""
-    from weft.planning.folder import is_plan
+    from weft.planning.layout import is_plan
 
     plan = next((each for each in sources if is_plan(each)), None)
     if plan is not None and (len(sources) > 1 or config):

@@ -19,7 +19,7 @@ from weft.serving.slots import ModelSlot
 
 log = logging.getLogger("weft.models")
 
-POLICY = ("policy", "policy_options", "late")
+DECIDING = ("lanes", "policy", "policy_options", "late")
 """Settings that the dispatcher takes over."""
 LOADING = ("threads", "isolation", "max_compute_s")
 """Settings that a model has from when it is loaded."""
@@ -71,7 +71,7 @@ class SettingsChange:
 def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
     """What a server with some settings takes over where others are wanted."""
     names = [each.name for each in fields(ServerConfig) if getattr(config, each.name) != getattr(wanted, each.name)]
-    taken = [name for name in names if name in (*POLICY, *LOADING, *AT_ONCE)]
+    taken = [name for name in names if name in (*DECIDING, *LOADING, *AT_ONCE)]
     return SettingsChange(
         replace(config, **{name: getattr(wanted, name) for name in taken}),
         frozenset(taken),

@@ -42,7 +42,7 @@ from weft.serving.log_settings import LogSettings
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import RegionTable
-from weft.serving.renewal import LOADING, POLICY, Renewal, change_of, renew_models
+from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
 from weft.serving.shared_memory import CudaMemory, SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -527,9 +527,9 @@ class Service:
             try:
                 wanted = await errand("reading of the settings", self.settings_again, lambda _: None)
                 change = change_of(self.config, wanted)
-                if change.any_of(POLICY):
+                if change.any_of(DECIDING):
                     config = change.config
-                    self.dispatcher.follow(config.policy, config.policy_options, config.late)
+                    self.dispatcher.follow(config.policy, config.policy_options, config.late, config.lanes)
             except InputError as error:
                 raise BadRequest(str(error)) from error
             self.config = change.config
