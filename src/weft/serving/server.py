@@ -149,6 +149,8 @@ class Server:
 
     async def _renew(self) -> None:
         await self._started.wait()
+        if self.service.draining:
+            return
         try:
             await self.service.renew()
         except RequestError as error:
