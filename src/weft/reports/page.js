@@ -103,7 +103,7 @@ function timeAxis(surface, { whole, least, plot, changed, hover, keys = {}, alon
     PageUp: () => pan(-0.9), PageDown: () => pan(0.9), Home: () => pan(-1e9), End: () => pan(1e9), Escape: () => hover(null), ...keys,
   };
   on(document, "keydown", event => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || !surface.offsetParent) return;
     const here = event.target === surface || also.includes(event.target);
     if (!here && !(alone && event.target === document.body && /^(.|ArrowLeft|ArrowRight|Escape)$/.test(event.key))) return;
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
