@@ -146,8 +146,8 @@ def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
     rows = [
         [
             report.policy,
-            f"{report.violation_rate:.2%}",
-            *(f"{stream.violation_rate:.2%}" for stream in report.streams),
+            _percent(report.violation_rate),
+            *(_percent(stream.violation_rate) for stream in report.streams),
             *(_milliseconds(stream) for stream in report.streams),
             _percent(report.load),
         ]
@@ -202,7 +202,7 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def _milliseconds(stream: RequestStream) -> str:

@@ -56,8 +56,7 @@ def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None
 @cache
 def whole_page(template: str, package: str = "weft.reports") -> str:
     """A template with the shared parts in it, without its data."""
-    markup = files(package).joinpath(template).read_text("utf-8")
-    return _PART.sub(lambda found: files("weft.reports").joinpath(found[1]).read_text("utf-8"), markup)
+    return _PART.sub(lambda found: whole_page(found[1]).rstrip(), files(package).joinpath(template).read_text("utf-8"))
 
 
 def json_ready(value: Any) -> Any:

@@ -21,6 +21,10 @@ from weft.tuning.result import TuningResult
 from weft.tuning.trials import FLOAT32_BITS, PHASES, Tuning
 
 
+LABELS = "in the steps below, short for EXP 4 8: E is EXP, I FIXED, F FLOAT, B BIN, T two's complement; the bits; the bias"
+"""How ``numbers.spelling.label`` is read."""
+
+
 def write_tuning_page(path: Path | str, result: TuningResult, told: Sequence[str]) -> None:
     """Write the page, the search drawn in it; *told* is what came out in sentences."""
     with TemporaryDirectory() as folder:
@@ -74,7 +78,7 @@ def _words(tuning: Tuning) -> dict[str, str]:
     formats = sorted({tuning.configuration[name] for name in objects}, key=lambda form: (form.bits, spell(form)))
     layers = {target.name: layer_meaning(target.name) for target in tuning.network.targets}
     told = {name: meaning for name, meaning in layers.items() if meaning}
-    return {spell(form): format_meaning(form) for form in formats} | told
+    return {spell(form): format_meaning(form) for form in formats} | {"E4(8)": LABELS} | told
 
 
 def _methods(result: TuningResult) -> Iterator[list[str]]:

@@ -21,7 +21,7 @@ _PARTS = (
     (r"reduce|project|expansion|squeeze", "1x1 convolution, to fewer or more channels"),
     (r"\w*?(\d+)x(\d+)\w*", r"convolution with a window of \1 by \2"),
     (r"conv\w*|tall|wide|row|column", "convolution"),
-    (r"fc\w*|linear\w*|dense\w*|gemm\w*|classifier|head|logits|output_layer", "fully connected layer: a matrix product"),
+    (r"ip\d*|fc\w*|linear\w*|dense\w*|gemm\w*|classifier|head|logits|output_layer", "fully connected layer: a matrix product"),
     (r"matmul\w*", "matrix product"),
     (r"\w*embed\w*|lookup|gather\w*|table\w*", "look-up in a table"),
     (r"lstm\w*|gru\w*|rnn\w*|cell", "recurrent layer: one step after the other"),
@@ -55,10 +55,13 @@ def layer_meaning(name: str) -> str:
 
 def group_meaning(name: str) -> str:
     """What a group of layers on a SoC is: layers that stay on one unit."""
-    both = _RANGE.fullmatch(name)
-    if not both:
-        return "one layer" + _with(layer_meaning(name))
-    return f"the layers from {both[1]} to {both[2]}, one after the other on one unit; nothing moves between them"
+    if numbers := re.fullmatch(r"(\d+)-(\d+)", name):
+        return f"layers {numbers[1]} to {numbers[2]} of the network, counted from 0, on one unit"
+    if number := re.fullmatch(r"g(\d+)", name):
+        return f"group {number[1]}, counted from 0, of a profile that does not say which layers it holds"
+    if both := _RANGE.fullmatch(name):
+        return f"the layers from {both[1]} to {both[2]}, one after the other on one unit"
+    return "one layer" + _with(layer_meaning(name))
 
 
 def format_meaning(form: Format | TwosComplement) -> str:
