@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -209,6 +210,14 @@ def span(model: str, start_s: float, length_s: float, **values: Any) -> dict[str
     return names | times | values
 
 
+def history(times_s: list[float], rates: list[float | None], *models: str) -> dict[str, Any]:
+    """The answer to ``weft/history``: models that all had these rates."""
+    nothing: list[float | None] = [None] * len(rates)
+    samples = {"rate": rates, "p50_ms": nothing, "p99_ms": rates, "missed": nothing, "failed": nothing}
+    each = [{"name": name, "version": "1", **samples} for name in models]
+    return {"step_s": 2.0, "kept_s": 600.0, "times_s": times_s, "totals": samples, "models": each}
+
+
 class Stub(ThreadingHTTPServer):
     """A server that answers what a test tells it to, and keeps what it was asked."""
 
@@ -216,6 +225,7 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.state = state([])
         self.spans: list[dict[str, Any]] = []
+        self.history = history([], [])
         self.key = ""
         self.gone = False
         self.since: list[float] = []
@@ -241,6 +251,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.since.append(float(parse_qs(address.query)["since"][0]))
             spans = [span for span in self.server.spans if span["end_s"] > self.server.since[-1]]
             self._send_json({"now_s": self.server.state["now_s"], "spans": spans, "models": []})
+        elif address.path == "/weft/history":
+            self._send_json(self.server.history)
         else:
             self._send_json({"traceEvents": []}, 200 if address.path == "/weft/trace" else 404)
 
@@ -291,8 +303,9 @@ def picture(browser: Browser) -> str:
 
 
 def test_the_page_is_one_small_file_that_asks_nobody_else():
-    text = page().decode()
-    assert len(page()) < 42_000
+    text, own = page().decode(), files("weft.serving").joinpath("dashboard.html").read_bytes()
+    assert len(own) < 42_000 and len(page()) < 60_000  # the rest is what all pages share, and the history
+    assert "/*weft" not in text
     assert set(re.findall(r"https?://[^'\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     assert page() is page()

@@ -58,6 +58,12 @@ function timeAxis(surface, { whole, least, plot, changed, hover, keys = {}, alon
   surface.classList.add("drags");
   return { view, show, showAll, zoom, pan, xOf, timeOf, isWhole };
 }
+/** Round places between two times, at most about `count` of them. */
+function roundTimes(from, to, count) {
+  const rough = (to - from) / Math.max(count, 2), power = 10 ** Math.floor(Math.log10(rough));
+  const step = rough < 10 ? [1, 2, 5, 10].find(n => n * power >= rough) * power : [10, 15, 30, 60, 120, 300].find(n => n >= rough) || 600;
+  return Array.from({ length: Math.floor(to / step + 1e-9) - Math.ceil(from / step - 1e-9) + 1 }, (_, k) => (Math.ceil(from / step - 1e-9) + k) * step);
+}
 /** Buttons for who has no wheel. */
 function zoomButtons(axis) {
   const button = (text, title, act) => { const node = Object.assign(make("button", text), { title, ariaLabel: title }); on(node, "click", act); return node; };
@@ -65,10 +71,12 @@ function zoomButtons(axis) {
   group.role = "group"; group.ariaLabel = "Zoom";
   return group;
 }
-/** The line that says what pointer and keys do; own: further entries, keys first and what they do last. */
+/** The line that says what pointer and keys do; own: further entries, keys first and what they do last,
+ *  or other meanings of the same keys. */
 function helpLine(...own) {
   const line = box("p", "hint", make("span", "Scroll zooms, drag pans, hover tells more."));
-  for (const entry of [["+", "−", "zoom"], ["←", "→", "pan"], ["0", "show all"], ...own])
+  const others = [["+", "−", "zoom"], ["←", "→", "pan"], ["0", "show all"]].filter(([key]) => !own.some(([mine]) => mine === key));
+  for (const entry of [...others, ...own])
     line.append(box("span", "", ...entry.slice(0, -1).flatMap(key => [make("kbd", key), " "]), entry.at(-1)));
   return line;
 }

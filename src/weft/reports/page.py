@@ -34,8 +34,8 @@ from weft.files import write_text
 from weft.reports.beside import link_pages
 
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
-"""Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground. ``page.css`` has
-them too, and those for a dark ground."""
+"""Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground. ``colours.css``
+has them too, and those for a dark ground."""
 
 DATA_MARK = "/*weft-data*/"
 """Stands in a template where the data goes."""
@@ -55,8 +55,11 @@ def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None
 
 @cache
 def whole_page(template: str, package: str = "weft.reports") -> str:
-    """A template with the shared parts in it, without its data."""
-    return _PART.sub(lambda found: whole_page(found[1]).rstrip(), files(package).joinpath(template).read_text("utf-8"))
+    """A template of *package* with the parts it names in it, its own or the shared ones, without its data."""
+    folder = files(package)
+    own = folder.joinpath(template)
+    text = (own if own.is_file() else files("weft.reports").joinpath(template)).read_text("utf-8")
+    return _PART.sub(lambda found: whole_page(found[1], package).rstrip(), text)
 
 
 def json_ready(value: Any) -> Any:
