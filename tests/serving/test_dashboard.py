@@ -566,3 +566,36 @@ def test_a_curve_follows_the_chosen_figure(browser, stub):
     assert "58.00 10.00" in ends and "59.00 1.00" in ends and ends.endswith("60.00 19.00")
     browser.choose("#trend", "p99_ms")
     assert browser.evaluate(line) == ""
+
+
+@needs_chromium
+def test_the_last_ten_minutes_are_there_when_the_page_opens(browser, stub):
+    times_s = [1234.5 - 2 * k for k in range(299, -1, -1)]
+    stub.state, stub.history = state([model("first")]), history(times_s, [4.0] * 300, "first")
+    browser.open(stub.address)
+    browser.wait_for_text("tbody", "first")
+    browser.wait_for_rounds(2)
+    curve = str(browser.evaluate("document.querySelector('tbody .spark path:last-child').getAttribute('d')"))
+    assert len(re.findall("[ML]", curve)) >= 30  # the last minute, sampled every other second
+    picture(browser)
+    read = "const node = document.querySelector('#past'), {data} = node.getContext('2d').getImageData(0, 22, node.width, 60);"
+    blue = "let found = 0; for (let k = 0; k < data.length; k += 4) found += data[k] < 90 && data[k + 2] > 150;"
+    assert browser.evaluate(f"(() => {{ {read} {blue} return found > 0.9 * node.width; }})()")
+    asked = [path for path, _ in stub.asked if path == "/weft/history"]
+    assert len(asked) == 1  # nothing new was due: the clock stands still
+    assert browser.texts(".links a") == ["Interface", "OpenAPI", "Metrics"]
+
+
+@needs_chromium
+def test_scroll_zooms_the_lanes_and_a_key_shows_all(browser, stub):
+    stub.state, stub.spans = state([model("first")]), [span("first", 1231, 0.5)]
+    browser.open(stub.address)
+    browser.wait_for_text("#legend", "first\n5 %")
+    x, y = place(browser, 1231.25, 0)
+    browser.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-240)
+    browser.wait_for("document.querySelector('#window').selectedOptions[0].text === 'zoomed'")
+    assert browser.text("#legend") != "first\n5 %"
+    browser.point(1, 1)
+    browser.evaluate("document.querySelector('#lanes').focus()")
+    browser.press("0")
+    browser.wait_for("document.querySelector('#window').value === '20'")

@@ -78,11 +78,16 @@ const past = (() => {
     pen.globalAlpha = 1;
   }
   function drawFoot(height) {
+    let free = 0;  // where the last label ends
+    pen.textAlign = "left";
     for (const ago of roundTimes(axis.view.from, axis.view.to, width / 110)) {
       const x = xOf(now() + ago);
       CHARTS.forEach((_, place) => { pen.fillStyle = css("rule"); pen.fillRect(Math.min(Math.round(x), width - 1), topOf(place), 1, TALL); });
-      pen.fillStyle = css("muted"); pen.textAlign = x < 30 ? "left" : x > width - 30 ? "right" : "center";
-      pen.fillText(ago < -1e-9 ? `−${showUptime(-ago).replace(" 0 s", "")}` : "now", Math.min(Math.max(x, 0), width), height - 8);
+      const label = ago < -1e-9 ? `−${showUptime(-ago).replace(" 0 s", "")}` : "now", wide = pen.measureText(label).width;
+      const left = Math.min(Math.max(x - wide / 2, 0), width - wide);
+      if (left < free) continue;
+      pen.fillStyle = css("muted"); pen.fillText(label, left, height - 8);
+      free = left + wide + 8;
     }
   }
 
