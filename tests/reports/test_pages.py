@@ -15,7 +15,7 @@ from tests.reports.test_mapping_page import beside as outcome
 from tests.reports.test_timeline_exports import alternating, page_data
 from weft.numbers.spelling import parse_format
 from weft.reports import comparison_page
-from weft.reports.comparison_page import write_comparison_page, write_request_comparison_page
+from weft.reports.comparison_page import NONE, write_comparison_page, write_request_comparison_page
 from weft.reports.html import write_html
 from weft.reports.mapping_page import write_mapping_page
 from weft.reports.page import PALETTE, whole_page
@@ -25,11 +25,15 @@ from weft.reports.words import format_meaning, group_meaning, layer_meaning
 from weft.serving import dashboard, docs_page
 
 TEMPLATES = ("timeline.html", "comparison.html", "mapping.html", "tuning.html")
+FC = "fully connected layer: a matrix product"
 NASTY = "</script><b>&amp; ünïcode"
 
 
 def report(policy: str, stp: float, remark: str = "") -> Report:
-    streams = (StreamReport("conv", 4, 4.5, 1e-3, 2e-3, 3e-3, 2.0), StreamReport("gemm", 0, 0.5, 1e-3, None, None, None))
+    streams = (
+        StreamReport("conv", 4, 4.5, 1e-3, 2e-3, 3e-3, 2.0),
+        StreamReport("gemm", 0, 0.5, 1e-3, None, None, None),
+    )
     return Report("npu", policy, stp, 2.0, stp / 2, None, None, 0.5, 0.75, 0.01, None, 1, remark, streams)
 
 
@@ -76,7 +80,7 @@ def test_a_comparison_holds_every_policy_with_its_figures_and_its_timeline(tmp_p
     assert data["policies"] == ["fifo", "weft"] and data["best"] == 1 and data["models"] == ["conv", "gemm"]
     heads = [head[0] for head in data["table"]["heads"]]
     assert dict(zip(heads, data["table"]["rows"][1], strict=True)) == {
-        "Policy": "weft", "STP": "1.500", "Of the bound": "75.0 %", "ANTT": "–", "Worst slowdown": "–",
+        "Policy": "weft", "STP": "1.500", "Of the bound": "75.0 %", "ANTT": NONE, "Worst slowdown": NONE,
         "PE array busy": "50.0 %", "DRAM busy": "75.0 %", "Queries": "4 / 0",
     }  # fmt: skip
     charts = {chart["title"]: chart for chart in data["charts"]}
@@ -101,10 +105,12 @@ def test_a_long_timeline_ends_early_and_says_so(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_comparison_of_requests_shows_what_was_missed(tmp_path: Path) -> None:
-    write_request_comparison_page(tmp_path / "page.html", [requests("fifo", 0.2), requests("edf", 0.05)], title="w.toml")
+    write_request_comparison_page(
+        tmp_path / "page.html", [requests("fifo", 0.2), requests("edf", 0.05)], title="w.toml"
+    )
     data = page_data((tmp_path / "page.html").read_text("utf-8"))
     assert data["best"] == 1 and data["traces"] == []
-    assert data["table"]["rows"][1] == ["edf", "5.0 %", "5.0 %", "5.0 %", "8.0 ms of 10", "–", "60.0 %"]
+    assert data["table"]["rows"][1] == ["edf", "5.0 %", "5.0 %", "5.0 %", "8.0 ms of 10", NONE, "60.0 %"]
     assert data["charts"][1]["bars"][0] == [[0, pytest.approx(0.8)], [1, None]]
 
 
@@ -133,7 +139,9 @@ def test_a_format_says_which_numbers_it_has(name: str, meaning: str) -> None:
 
 
 def test_floats_say_their_fields() -> None:
-    assert format_meaning(parse_format("FLOAT 16")).startswith("16 bits, floating point, as in IEEE 754: a sign, 5 bits")
+    assert format_meaning(parse_format("FLOAT 16")).startswith(
+        "16 bits, floating point, as in IEEE 754: a sign, 5 bits"
+    )
     assert "as in" not in format_meaning(parse_format("FLOAT 8"))
 
 
@@ -143,8 +151,9 @@ def test_floats_say_their_fields() -> None:
         ("layer1.0.conv2", "convolution"),
         ("block3.3x3.reduce", "1x1 convolution, to fewer or more channels"),
         ("mixed.branch7x7", "convolution with a window of 7 by 7"),
-        ("encoder.3.attention.scores", "attention: how much each position regards each other one, a product without weights"),
-        ("fc[2/3]", "part 2 of 3 of a layer larger than its share of the weight buffer: fully connected layer: a matrix product"),
+        ("encoder.3.attention.query", "attention: a matrix product that makes its queries, keys or values"),
+        ("a.zzz[2/3]", "part 2 of 3 of a layer larger than its share of the weight buffer"),
+        ("fc[1/2]", f"part 1 of 2 of a layer larger than its share of the weight buffer: {FC}"),
         ("conv1..conv3", "all layers from conv1 to conv3"),
         ("zzz", ""),
     ],
@@ -163,7 +172,10 @@ def test_a_group_says_which_layers_it_holds() -> None:
 def test_a_timeline_holds_the_meaning_of_its_layers(tmp_path: Path) -> None:
     write_html(alternating(1, models=("conv", "x")), tmp_path / "page.html")
     data = page_data((tmp_path / "page.html").read_text("utf-8"))
-    told = {name: data["meanings"][place] if place >= 0 else "" for name, place in zip(data["layers"], data["meaning"], strict=True)}
+    told = {
+        name: data["meanings"][place] if place >= 0 else ""
+        for name, place in zip(data["layers"], data["meaning"], strict=True)
+    }
     assert told["conv.layer0"] == "convolution" and told["x.layer0"] == ""
 
 

@@ -578,7 +578,8 @@ def test_the_last_ten_minutes_are_there_when_the_page_opens(browser, stub):
     curve = str(browser.evaluate("document.querySelector('tbody .spark path:last-child').getAttribute('d')"))
     assert len(re.findall("[ML]", curve)) >= 30  # the last minute, sampled every other second
     picture(browser)
-    read = "const node = document.querySelector('#past'), {data} = node.getContext('2d').getImageData(0, 22, node.width, 60);"
+    read = "const node = document.querySelector('#past'), pen = node.getContext('2d');"
+    read += "const {data} = pen.getImageData(0, 22, node.width, 60);"
     blue = "let found = 0; for (let k = 0; k < data.length; k += 4) found += data[k] < 90 && data[k + 2] > 150;"
     assert browser.evaluate(f"(() => {{ {read} {blue} return found > 0.9 * node.width; }})()")
     asked = [path for path, _ in stub.asked if path == "/weft/history"]

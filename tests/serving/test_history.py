@@ -1,4 +1,4 @@
-"""The last ten minutes as the server keeps them: what a sample says, and that rings and their number stay as they are."""
+"""The last ten minutes as the server keeps them: what a sample says, and that there are never too many."""
 
 from __future__ import annotations
 

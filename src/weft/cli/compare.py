@@ -49,7 +49,9 @@ def command(
     shape: common.Shapes = None,
     sweep: Annotated[bool, how("--sweep", help="Find the best thresholds for aimt first.")] = False,
     json_file: common.JsonFile = None,
-    html: Annotated[str | None, file_option("--html", help="Write a page: table, bars and timelines of all policies.")] = None,
+    html: Annotated[
+        str | None, file_option("--html", help="Write a page: table, bars and timelines of all policies.")
+    ] = None,
 ) -> None:
     """Run several policies on the same models and show them side by side."""
     from weft.policies import POLICIES, check_policy

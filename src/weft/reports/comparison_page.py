@@ -23,6 +23,8 @@ MOST_SPANS = 20_000
 STP = "System throughput: what was computed, as its models' time alone, per unit of time; 1 is one model at a time"
 ANTT = "Average normalised turnaround time: the mean of the streams' slowdowns"
 SLOWDOWN = "A query's mean latency over its time when its model has the device to itself"
+NONE = "\N{EN DASH}"
+"""Stands for a figure that is not known."""
 MISSED = "Share of the requests that were late, dropped or refused"
 
 
@@ -88,7 +90,9 @@ def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> 
     rows = [_saturated_row(report) for report in reports]
     if in_pieces:
         part = in_pieces[0].pieces
-        heads.insert(2, (f"STP in 1/{part}", "", f"With every layer in pieces of at most 1/{part} of the weight buffer"))
+        heads.insert(
+            2, (f"STP in 1/{part}", "", f"With every layer in pieces of at most 1/{part} of the weight buffer")
+        )
         for row, other in zip(rows, in_pieces, strict=True):
             row.insert(2, _number(other.stp))
     return {"heads": heads, "rows": rows}
@@ -198,12 +202,12 @@ def _chart(
 
 
 def _number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return NONE if value is None else f"{value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return NONE if share is None else f"{100 * share:.1f} %"
 
 
 def _milliseconds(stream: RequestStream) -> str:
-    return "–" if stream.p99_s is None else f"{stream.p99_s * 1e3:.1f} ms of {stream.deadline_s * 1e3:g}"
+    return NONE if stream.p99_s is None else f"{stream.p99_s * 1e3:.1f} ms of {stream.deadline_s * 1e3:g}"

@@ -4,16 +4,18 @@ A page is a template beside this module and data for it. To make one, write ``NA
 ``write_page(path, "NAME.html", data)``:
 
 - ``<meta name="weft-page" content="NAME" data-beside="[]">`` near its beginning says what kind of page it is (one of
-  ``KINDS``); ``linksBeside()`` makes links of the pages that lie beside it, which ``reports.beside`` keeps up to date;
+  ``reports.beside.KINDS``); ``linksBeside()`` makes links of the pages that lie beside it, which ``reports.beside`` keeps up to date;
 - ``/*weft:page.css*/`` at the beginning of its style: colours for light and dark (``var(--ink)``, ``var(--accent)``,
-  ``var(--model-0)`` ...) and the looks of ``.panel``, ``.cards``, ``.bar``, ``.tools``, ``.hint``, ``.settings``, tables;
+  ``var(--model-0)`` ...) and the looks of ``.panel``, ``.cards``, ``.bar``, ``.tools``, ``.hint``, ``.settings``,
+  tables;
 - ``<script type="application/json" id="data">/*weft-data*/</script>``, where the data goes;
-- ``<script>"use strict"; (() => { /*weft:page.js*/ ... })();</script>``: functions that every page has: ``showSeconds``,
-  ``showBytes`` and ``showShare`` for numbers, ``modelColour`` and ``swatch`` for models in the order of their first
-  appearance, ``card``, ``table``, ``listPanel`` and ``named`` for what stands around pictures, ``showTip``, and
-  ``timeAxis``, ``zoomButtons`` and ``helpLine`` for pictures over time: scroll zooms, drag pans, 0 shows all;
-- ``/*weft:timeline.js*/`` behind that, where a page shows traces: ``timeline(node, trace)`` draws what
-  ``reports.html.trace_data`` made into a node.
+- ``<script>"use strict"; (() => { /*weft:page.js*/ ... })();</script>``: functions that every page has:
+  ``showSeconds``, ``showBytes`` and ``showShare`` for numbers, ``modelColour`` and ``swatch`` for models in the
+  order of their first appearance, ``card``, ``table``, ``listPanel`` and ``named`` for what stands around pictures,
+  ``showTip``, and ``timeAxis``, ``zoomButtons`` and ``helpLine`` for pictures over time: scroll zooms, drag pans, 0
+  shows all;
+- ``/*weft:trace.js*/`` and ``/*weft:timeline.js*/`` behind that, and ``/*weft:timeline.css*/`` in its style, where a
+  page shows traces: ``timeline(trace).panel`` is the picture of what ``reports.html.trace_data`` made.
 
 ``/*weft:FILE*/`` is replaced by any file of this folder. Text from outside goes through ``textContent`` only.
 """

@@ -20,8 +20,9 @@ from weft.tuning.network import ROLES, Target
 from weft.tuning.result import TuningResult
 from weft.tuning.trials import FLOAT32_BITS, PHASES, Tuning
 
-
-LABELS = "in the steps below, short for EXP 4 8: E is EXP, I FIXED, F FLOAT, B BIN, T two's complement; the bits; the bias"
+LABELS = (
+    "in the steps below, short for EXP 4 8: E is EXP, I FIXED, F FLOAT, B BIN, T two's complement; the bits; the bias"
+)
 """How ``numbers.spelling.label`` is read."""
 
 

@@ -15,13 +15,19 @@ _PARTS = (
     (r"context", _ATTENTION + "the values, mixed by the scores, a product without weights"),
     (r"query|key|value|q_proj|k_proj|v_proj", _ATTENTION + "a matrix product that makes its queries, keys or values"),
     (r"o_proj|output", "a matrix product on the way out of a block"),
-    (r"(ff|ffn|mlp)|expand|contract|up|down|intermediate", "feed-forward part: a matrix product to or from its inner size"),
+    (
+        r"(ff|ffn|mlp)|expand|contract|up|down|intermediate",
+        "feed-forward part: a matrix product to or from its inner size",
+    ),
     (r"depthwise|dw\d*", "depthwise convolution: every channel by itself"),
     (r"downsample|shortcut", "convolution on the way around a block, to its size"),
     (r"reduce|project|expansion|squeeze", "1x1 convolution, to fewer or more channels"),
     (r"\w*?(\d+)x(\d+)\w*", r"convolution with a window of \1 by \2"),
     (r"conv\w*|tall|wide|row|column", "convolution"),
-    (r"ip\d*|fc\w*|linear\w*|dense\w*|gemm\w*|classifier|head|logits|output_layer", "fully connected layer: a matrix product"),
+    (
+        r"ip\d*|fc\w*|linear\w*|dense\w*|gemm\w*|classifier|head|logits|output_layer",
+        "fully connected layer: a matrix product",
+    ),
     (r"matmul\w*", "matrix product"),
     (r"\w*embed\w*|lookup|gather\w*|table\w*", "look-up in a table"),
     (r"lstm\w*|gru\w*|rnn\w*|cell", "recurrent layer: one step after the other"),
@@ -80,8 +86,11 @@ def format_meaning(form: Format | TwosComplement) -> str:
         case "EXP":
             span = f"{form.smallest:.4g}" + (f" to {form.largest:.4g}" if form.largest > form.smallest else "")
             what = "a power of two" if form.largest == form.smallest else "powers of two"
-            return f"{form.bits} bits, {what}: zero and {plus}{span} ({_counted(form.exponent_bits)} of exponent, bias {form.bias})"
-    fields = f"{_counted(form.exponent_bits)} of exponent (bias {form.bias}), {_counted(form.fraction_bits)} of fraction"
+            field = f"{_counted(form.exponent_bits)} of exponent, bias {form.bias}"
+            return f"{form.bits} bits, {what}: zero and {plus}{span} ({field})"
+    fields = (
+        f"{_counted(form.exponent_bits)} of exponent (bias {form.bias}), {_counted(form.fraction_bits)} of fraction"
+    )
     ieee = ", as in IEEE 754" if form.specials else ""
     return f"{form.bits} bits, floating point{ieee}: {sign}{fields}; {form.smallest:.3g} to {form.largest:.3g}"
 

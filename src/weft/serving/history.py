@@ -24,7 +24,7 @@ KEPT = 300
 MOST_MODELS = 64
 """Models that have a history of their own; the one that was silent the longest makes room for another."""
 FIGURES = ("rate", "p50_ms", "p99_ms", "missed", "failed")
-"""What a sample has: results per second, latencies, the share of deadlines missed, requests without result per second."""
+"""What a sample has: results per second, latencies, the share of deadlines missed, requests without result a second."""
 
 Floats = npt.NDArray[np.float32]
 ModelKey = tuple[str, str]
@@ -91,8 +91,9 @@ class History:
             own_ns = list(_latencies_ns(seen[key], self._last_ns))
             total = total.and_also(change)
             latencies_ns += own_ns
-            if ring := self._ring(key):
-                ring.values[place], ring.served_at = _figures(change, own_ns, seconds), self._taken
+            own = self._ring(key)
+            if own:
+                own.values[place], own.served_at = _figures(change, own_ns, seconds), self._taken
         self._totals[place] = _figures(total, latencies_ns, seconds)
         self._times_s[place] = now_ns / 1e9
         self._taken, self._last_ns = self._taken + 1, now_ns
@@ -100,9 +101,7 @@ class History:
     def told(self, since_s: float) -> dict[str, Any]:
         """Samples later than *since_s*, oldest first, as JSON tells them; what is not known is None."""
         first = max(0, self._taken - KEPT)
-        places = [
-            place for place in (n % KEPT for n in range(first, self._taken)) if self._times_s[place] > since_s
-        ]
+        places = [place for place in (n % KEPT for n in range(first, self._taken)) if self._times_s[place] > since_s]
         return {
             "step_s": STEP_S,
             "kept_s": STEP_S * KEPT,

@@ -111,7 +111,7 @@ _CONFIGURED = _object(
 _WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
 
 _SAMPLES = _each("rate p50_ms p99_ms missed failed", _list(_is(["number", "null"])))
-"""Results and requests without one per second, latencies and the share of deadlines missed; null where there were none."""
+"""Results and requests without one per second, latencies, the share of deadlines missed; null where there is none."""
 
 _LOG = {
     "log_file": _is("string", "Empty: the log goes where the server's errors go."),
