@@ -4,7 +4,7 @@ A page is a template beside this module and data for it. To make one, write ``NA
 ``write_page(path, "NAME.html", data)``:
 
 - ``<meta name="weft-page" content="NAME" data-beside="[]">`` near its beginning says what kind of page it is (one of
-  ``reports.beside.KINDS``); ``linksBeside()`` makes links of the pages that lie beside it, which ``reports.beside`` keeps up to date;
+  ``KINDS`` of ``reports.beside``, which keeps links to the pages beside it up to date; ``linksBeside()`` shows them);
 - ``/*weft:page.css*/`` at the beginning of its style: colours for light and dark (``var(--ink)``, ``var(--accent)``,
   ``var(--model-0)`` ...) and the looks of ``.panel``, ``.cards``, ``.bar``, ``.tools``, ``.hint``, ``.settings``,
   tables;
@@ -47,19 +47,23 @@ _PART = re.compile(r"/\*weft:([\w.]+)\*/")
 
 def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None:
     """Write a page with its data; it and the pages of other kinds in its folder then link to each other."""
+    write_text(path, page_text(template, data))
+    link_pages(Path(path))
+
+
+def page_text(template: str, data: Mapping[str, Any]) -> str:
+    """A page with its data in it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # Inside a script element only "<" and "&" could end or confuse it; non-ASCII is already escaped.
     safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     head, tail = whole_page(template).split(DATA_MARK)
-    write_text(path, head + safe + tail)
-    link_pages(Path(path))
+    return head + safe + tail
 
 
 @cache
 def whole_page(template: str, package: str = "weft.reports") -> str:
     """A template of *package* with the parts it names in it, its own or the shared ones, without its data."""
-    folder = files(package)
-    own = folder.joinpath(template)
+    own = files(package).joinpath(template)
     text = (own if own.is_file() else files("weft.reports").joinpath(template)).read_text("utf-8")
     return _PART.sub(lambda found: whole_page(found[1], package).rstrip(), text)
 
