@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _STREAMS = "a workload's streams name their models, batches and rates; change them in the file"
-_SATURATED = "models profile batch seq_len tables queries cost mix max_lag spill pieces shape sweep html"
+_SATURATED = "models profile batch seq_len tables queries cost mix max_lag spill pieces shape sweep"
 _NOT_REQUESTS = dict.fromkeys(_SATURATED.split(), _STREAMS)
 _ONLY_REQUESTS = dict.fromkeys(("lanes", "late"), "it is for the requests of a --workload on --device host")
 
@@ -49,7 +49,9 @@ def command(
     shape: common.Shapes = None,
     sweep: Annotated[bool, how("--sweep", help="Find the best thresholds for aimt first.")] = False,
     json_file: common.JsonFile = None,
-    html: Annotated[str | None, file_option("--html", help="Write the timeline page of the best policy.")] = None,
+    html: Annotated[
+        str | None, file_option("--html", help="Write a page: table, bars and timelines of all policies.")
+    ] = None,
 ) -> None:
     """Run several policies on the same models and show them side by side."""
     from weft.policies import POLICIES, check_policy
@@ -60,7 +62,7 @@ def command(
         refuse_unused(context, "profiles without --models", PROFILES_ONLY)
     if workload:
         refuse_unused(context, "--workload", _NOT_REQUESTS)
-        _compare_requests(workload, device, lanes, policies, late, json_file)
+        _compare_requests(workload, device, lanes, policies, late, json_file, html)
         return
     refuse_unused(context, "models that never run dry", _ONLY_REQUESTS)
     refuse_parameters_of_others(context, split_names(models))
@@ -100,15 +102,20 @@ def command(
     raw = {"runs": reports, "in_pieces": alike}
     write_result(json_file, {"format": 1} | {key: [each.as_dict() for each in raw[key]] for key in raw})
     if html:
-        from weft.reports.html import write_html
+        from weft.reports.comparison_page import write_comparison_page
 
-        best_run = max(runs, key=lambda each: each.report.stp)
-        write_html(best_run.trace, html, report=best_run.report.as_dict())
-        told("timeline", html, best_run.report.policy)
+        write_comparison_page(html, [(each.report, each.trace) for each in runs], title=title, in_pieces=alike)
+        told("page", html)
 
 
 def _compare_requests(
-    path: str, device: str | None, lanes: int | None, policies: str, late: str, json_file: str | None
+    path: str,
+    device: str | None,
+    lanes: int | None,
+    policies: str,
+    late: str,
+    json_file: str | None,
+    html: str | None,
 ) -> None:
     """Compare policies that serve requests, on this machine."""
     from weft.cli.requests import compare_on_host
@@ -126,7 +133,7 @@ def _compare_requests(
     found = workload_device(requests, device, lanes)
     if not isinstance(found, Host):
         raise InputError(f"requests are compared on --device host, not on {found.name}; weft sustain does it there")
-    compare_on_host(path, found, names, late=late, json_file=json_file, workload=requests)
+    compare_on_host(path, found, names, late=late, json_file=json_file, html=html, workload=requests)
 
 
 def _left_out() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.cli.common import parse_options
 from weft.cli.host import workload_device
-from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say, write_result
+from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say, told, write_result
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,7 +116,14 @@ def _busy(report: RequestReport) -> str:
 
 
 def compare_on_host(
-    path: str, host: Host, policies: Sequence[str], *, late: str, json_file: str | None, workload: Workload
+    path: str,
+    host: Host,
+    policies: Sequence[str],
+    *,
+    late: str,
+    json_file: str | None,
+    html: str | None,
+    workload: Workload,
 ) -> None:
     """The requests of a workload under several policies on this machine, side by side."""
     from weft.simulation.requests import prepare, simulate_requests
@@ -130,7 +137,8 @@ def compare_on_host(
     columns = ("policy", "missed", *(f"{stream.model} missed" for stream in workload.stream))
     columns = (*columns, *(f"{stream.model} p99 ms" for stream in workload.stream), "load")
     lanes = counted(host.lanes, "lane")
-    table = plain_table(f"{Path(path).name} on {host.name}, {lanes}, late requests: {late}", columns)
+    title = f"{Path(path).name} on {host.name}, {lanes}, late requests: {late}"
+    table = plain_table(title, columns)
     best = min(report.worst_violation_rate for report in reports)
     copies = _copies(reports)
     for report in reports:
@@ -150,6 +158,11 @@ def compare_on_host(
         if others:
             say(f"the same as {policy} here: {', '.join(others)}", style="dim")
     write_result(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
+    if html:
+        from weft.reports.comparison_page import write_request_comparison_page
+
+        write_request_comparison_page(html, reports, title=title)
+        told("page", html)
 
 
 def _copies(reports: Sequence[RequestReport]) -> dict[str, list[str]]:

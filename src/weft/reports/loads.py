@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 from weft.reports.pictures import save
 
 MARKERS = "osD^vP*X"
