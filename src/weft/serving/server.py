@@ -64,6 +64,7 @@ class Server:
         try:
             self._repository = Repository(config.models, cache / "models")
         except BaseException:
+            self.backend.close()
             if self._scratch:
                 remove(self._scratch)
             raise
@@ -87,8 +88,6 @@ class Server:
         try:
             await self._listen()
             await self.service.preload(say)
-            gc.collect()
-            gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
         except BaseException:
             await self.stop()
             raise
@@ -288,6 +287,8 @@ async def _served(
     finally:
         if starting.exception():
             waiting.cancel()
+    gc.collect()
+    gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
     started(server)
     await waiting
     if finishing and server.unfinished:
