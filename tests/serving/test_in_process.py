@@ -24,8 +24,8 @@ import weft
 from tests.serving import live
 from weft.errors import BadRequest, Expired, InputError, NotFound, Overloaded
 from weft.runtime.tensors import TensorSpec
-from weft.serving.array_requests import answer_of, request_of
 from weft.serving import in_process
+from weft.serving.array_requests import answer_of, request_of
 from weft.serving.in_process import PORTS, _ServerThread
 from weft.serving.wire import InferResponse, ModelSpec
 
@@ -170,17 +170,16 @@ def test_two_servers_in_one_process_keep_apart(server: weft.Server, model: Path)
 
 
 def test_what_was_asked_before_the_end_is_answered(model: Path) -> None:
-    with weft.Server(model, lanes=1, learn_first=True) as server:
-        with live.Gate(live.Live(server._running.server, None), "net", 2) as gate:  # type: ignore[arg-type]
-            answers: list[Any] = []
-            asking = threading.Thread(target=lambda: answers.append(server.infer("net", {"x": ROWS})))
-            asking.start()
-            gate.wait()
-            ending = threading.Thread(target=server.stop)
-            ending.start()
-            gate.open()
-            ending.join()
-            asking.join()
+    server = weft.Server(model, lanes=1, learn_first=True).start()
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(server.infer("net", {"x": ROWS})))
+    ending = threading.Thread(target=server.stop)
+    with live.Gate(live.Live(server._running.server, None), "net", 2) as gate:  # type: ignore[arg-type]
+        asking.start()
+        gate.wait()
+        ending.start()
+    ending.join()
+    asking.join()
     assert answers[0]["y"].shape == (2, 10)
 
 
@@ -202,9 +201,13 @@ def test_ctrl_c_during_the_start_leaves_nothing(model: Path, monkeypatch: pytest
         def result(self, timeout: float | None = None) -> None:
             raise KeyboardInterrupt
 
+    def end(thread: _ServerThread, *, at_once: bool) -> None:
+        thread.tell_to_end(at_once=at_once)
+        thread.join()
+
     server = weft.Server(model, lanes=1)
     monkeypatch.setattr(in_process, "_uncancelled", Interrupted)
-    monkeypatch.setattr(_ServerThread, "end", lambda thread, at_once: (thread.tell_to_end(at_once=at_once), thread.join()))
+    monkeypatch.setattr(_ServerThread, "end", end)
     with pytest.raises(KeyboardInterrupt):
         server.start()
     assert set(threading.enumerate()) == threads and own_folders() == folders
@@ -264,6 +267,14 @@ def test_settings_are_those_of_a_file_and_unknown_ones_are_refused(tmp_path: Pat
         weft.Server()
     with pytest.raises(InputError, match="lanes"):
         weft.Server(model, lanes=0)
+
+
+def test_the_folder_of_a_plan_brings_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "weft.toml").write_text('models = ["models/"]\npolicy = "edf"\nlanes = 2\n')
+    config = weft.Server(tmp_path, lanes=1).config
+    assert (config.policy, config.lanes, config.http_port) == ("edf", 1, 0)
+    assert [Path(each) for each in config.models] == [tmp_path / "models"]
 
 
 # Arrays

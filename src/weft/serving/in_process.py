@@ -39,8 +39,11 @@ from weft.serving.wire import InferResponse, Parameter
 T = TypeVar("T")
 Answer = Future[dict[str, Array]]
 
-PORTS = {"http_port": 0, "grpc_port": None}
+PORTS: Mapping[str, Any] = {"http_port": 0, "grpc_port": None}
 """What a server in a program listens on unless told otherwise: a port that is free, and no gRPC."""
+
+PLAN_FILE, SETTINGS_FILE = "plan.json", "weft.toml"
+"""What the folder of a plan has, besides its models."""
 
 LEFT_S = 10.0
 """How long what a server has begun, and stopped, may take to end once it has ended itself."""
@@ -49,9 +52,9 @@ LEFT_S = 10.0
 class InProcessServer:
     """Models served from within this process, to ``infer`` and over HTTP on loopback.
 
-    *models* are what ``weft serve`` takes: repositories, .onnx files and names of models. *config* is a TOML file or a
-    ``ServerConfig``; *settings* are keys of such a file and stand in the place of its own. The system chooses the port,
-    and there is no gRPC, unless ``http_port`` and ``grpc_port`` say otherwise::
+    *models* are what ``weft serve`` takes: repositories, .onnx files, names of models, or the folder of a plan.
+    *config* is a TOML file or a ``ServerConfig``; *settings* are keys of such a file and stand in the place of its own.
+    The system chooses the port, and there is no gRPC, unless ``http_port`` and ``grpc_port`` say otherwise::
 
         with weft.Server("camera.onnx", lanes=2) as server:
             answer = server.infer("camera", {"image": image}, deadline_ms=20)
@@ -67,9 +70,7 @@ class InProcessServer:
     thread. Several servers may run in one process.
     """
 
-    def __init__(
-        self, *models: str | Path, config: ServerConfig | str | Path | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *models: str | Path, config: ServerConfig | str | Path | None = None, **settings: Any) -> None:
         self.config = _config(models, config, settings)
         self._thread: _ServerThread | None = None
 
@@ -355,6 +356,8 @@ class _ServerThread(threading.Thread):
             self.tell_to_end(at_once=True)
             await asyncio.wrap_future(self.ended)
             raise
+        finally:
+            self.join()
 
     def tell_to_end(self, *, at_once: bool = False) -> None:
         """Have it end, and do not wait for that."""
@@ -417,10 +420,12 @@ def _config(
     for key in settings:
         if key not in known:
             raise InputError(unknown_name("setting", key, known))
+    if base is None and len(models) == 1 and (Path(models[0]) / PLAN_FILE).is_file():
+        base, models = Path(models[0]) / SETTINGS_FILE, ()
     if not isinstance(base, ServerConfig):
         file = ServerConfig() if base is None else read_server_config(Path(base), environment={})
         base = replace(file, **PORTS)
-    named = {"models": tuple(map(str, models))} if models else {}
+    named: dict[str, Any] = {"models": tuple(map(str, models))} if models else {}
     found = replace(base, **named, **settings)
     if not found.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
