@@ -21,7 +21,7 @@ MOST_SHARED_NAMES = 10
 """Class names that may stand for something in more than one file."""
 
 STOREYS = (
-    "version", "errors", "files", "jsonfile", "kernels", "numbers", "models", "workloads", "devices", "costs",
+    "version", "errors", "files", "jsonfile", "shown", "kernels", "numbers", "models", "workloads", "devices", "costs",
     "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "serving",
     "survey", "planning", "weft_papers", "cli",
 )  # fmt: skip
@@ -37,7 +37,10 @@ ALONE = {
 
 ONLY_IN = {
     "matplotlib": (
+        "shown.py",
         "reports/pictures.py",
+        "reports/run_pictures.py",
+        "reports/stitching_picture.py",
         "reports/timeline.py",
         "reports/loads.py",
         "reports/designs.py",

@@ -38,10 +38,15 @@ if TYPE_CHECKING:
     from weft.policies import POLICIES, Policy, Setting, Start, View
     from weft.reports.report import Report, StreamReport
     from weft.reports.trace import Span, Trace, read_trace, write_trace
+    from weft.serving.in_process import InProcessServer as Server
     from weft.simulation import Run, simulate
+    from weft.simulation.comparison import Comparison, RequestComparison, compare, compare_requests
+    from weft.simulation.loads import SustainedLoads, sustain
     from weft.stitching import Stitching, stitch
+    from weft.survey.measuring import measure
     from weft.tuning import TuningResult, tune
     from weft.workloads import Saturated
+    from weft.workloads.requests import Workload, parse_workload, read_workload
 
 _HOMES = {
     name: home
@@ -54,23 +59,32 @@ _HOMES = {
         "policies": "POLICIES Policy Setting Start View",
         "reports.report": "Report StreamReport",
         "reports.trace": "read_trace Span Trace write_trace",
+        "serving.in_process": "Server",
         "simulation": "Run simulate",
+        "simulation.comparison": "compare compare_requests Comparison RequestComparison",
+        "simulation.loads": "sustain SustainedLoads",
         "stitching": "stitch Stitching",
+        "survey.measuring": "measure",
         "tuning": "tune TuningResult",
         "workloads": "Saturated",
+        "workloads.requests": "parse_workload read_workload Workload",
     }.items()
     for name in names.split()
 }
 """Where a name is from; it is imported when it is asked for, so that a script that rounds numbers loads no solver."""
 
+_THERE = {"Server": "InProcessServer"}
+"""What a name is called where it is from, where that is another."""
+
 __all__ = [
-    "POLICIES", "DeviceError", "EvaluationError", "Exit", "Gemm", "Host", "InputError", "InvalidStart", "Layer",
-    "LayerCost", "Model", "ModelError", "Npu", "NumberError", "Policy", "PolicyError", "Profile", "ProfileError",
-    "Report", "RequestError", "Run", "Saturated", "Setting", "Soc", "Solution", "Span", "Start", "StitchError",
-    "Stitching", "StreamReport", "TiledNpu", "Trace", "TuneError", "TuningResult", "View", "WeftError",
-    "WorkloadError", "__version__", "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc",
-    "map_models", "read_host", "read_profile", "read_trace", "simulate", "stitch", "tune", "with_exits",
-    "write_profile", "write_trace",
+    "POLICIES", "Comparison", "DeviceError", "EvaluationError", "Exit", "Gemm", "Host", "InputError", "InvalidStart",
+    "Layer", "LayerCost", "Model", "ModelError", "Npu", "NumberError", "Policy", "PolicyError", "Profile",
+    "ProfileError", "Report", "RequestComparison", "RequestError", "Run", "Saturated", "Server", "Setting", "Soc",
+    "Solution", "Span", "Start", "StitchError", "Stitching", "StreamReport", "SustainedLoads", "TiledNpu", "Trace",
+    "TuneError", "TuningResult", "View", "WeftError", "Workload", "WorkloadError", "__version__", "compare",
+    "compare_requests", "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc", "map_models",
+    "measure", "parse_workload", "read_host", "read_profile", "read_trace", "read_workload", "simulate", "stitch",
+    "sustain", "tune", "with_exits", "write_profile", "write_trace",
 ]  # fmt: skip
 
 
@@ -81,4 +95,4 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), _THERE.get(name, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.common import complete_devices, how, what
@@ -40,25 +39,24 @@ Asked = Mapping[str, tuple[int, ...]]
 
 def subject(source: str, shapes: Asked | None = None) -> Subject:
     """A model to measure; packaged ones bring the shapes of what is sent to them."""
-    from weft.models.packaged import PACKAGED
-    from weft.survey import Subject
+    from weft.survey.measuring import subject
 
-    usual = PACKAGED[source].shapes if source in PACKAGED else {}
-    return Subject(source, {**usual, **(shapes or {})})
+    return subject(source, shapes)
 
 
-def measure(subjects: Sequence[Subject], lanes: int | None, seconds: float = SECONDS, cache: str | None = None) -> Host:
-    """This machine with these models."""
-    from weft.devices.host import usable_cores
-    from weft.survey import survey
+def measure(
+    subjects: Sequence[Subject] | Workload, lanes: int | None, seconds: float = SECONDS, cache: str | None = None
+) -> Host:
+    """This machine with these models, or with those of a workload."""
+    from weft.survey.measuring import measure
 
     with progress_bar("measuring", 1) as advance:
-        return survey(
+        return measure(
             subjects,
-            lanes=max(1, usable_cores() - 1) if lanes is None else lanes,
+            lanes=lanes,
             seconds=seconds,
-            cache=Path(cache) if cache else None,
-            progress=lambda what, done, of: advance(f"measuring: {what}", done, of),
+            cache=cache,
+            on_progress=lambda what, done, of: advance(f"measuring: {what}", done, of),
         )
 
 
@@ -75,14 +73,7 @@ def workload_device(
         if device is None and "device" not in workload.model_fields_set:
             tell_default(name)
         return load_device(name)
-    sources: dict[str, Subject] = {}
-    for stream in workload.stream:
-        path = Path(stream.model)
-        beside = stream.model.endswith(".onnx") and not path.is_absolute()
-        sources.setdefault(
-            stream.served_name, subject(str(Path(workload.folder) / path) if beside else stream.model, stream.shapes)
-        )
-    return measure(list(sources.values()), lanes, seconds, cache)
+    return measure(workload, lanes, seconds, cache)
 
 
 def named_npu(device: str | None) -> Npu:

@@ -15,6 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.reports.tables import ResultTable
+from weft.reports.tables import number as number
+
 if TYPE_CHECKING:
     from weft.models import Model
 
@@ -84,12 +87,18 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*map(escape, cells), style=style)
 
 
+def print_table(table: ResultTable) -> None:
+    """A table, and under it what is to be said of it."""
+    shown = plain_table(table.title, table.columns, left=table.left)
+    for row in table.rows:
+        add_row(shown, *row.cells, style="bold" if row.best else "")
+    console.print(shown)
+    for note in table.notes:
+        say(note, style="dim")
+
+
 def counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
-
-
-def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
-    return "-" if value is None else f"{value * scale:.{digits}f}{suffix}"
 
 
 @contextmanager

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from weft.cli.common import parse_options
 from weft.cli.host import workload_device
-from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say, told, write_result
+from weft.cli.printing import (
+    add_row,
+    console,
+    counted,
+    number,
+    plain_table,
+    print_table,
+    progress_bar,
+    say,
+    write_result,
+)
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.devices import Host
     from weft.policies import Option
     from weft.reports.requests import RequestReport
     from weft.simulation.prediction import Figures
@@ -70,112 +77,14 @@ def _check_cost(workload: Workload, device: Device) -> None:
 
 
 def print_requests(report: RequestReport) -> None:
-    columns = (
-        "model",
-        "per s",
-        "arrived",
-        "missed" if report.load is not None else "violated",
-        "dropped",
-        "batch",
-        "mean ms",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "p99.9 ms",
-        "due ms",
-    )
-    table = plain_table(f"{report.policy} on {report.device}, late requests: {report.late}", columns)
-    for stream in report.streams:
-        times = (stream.mean_latency_s, stream.p50_s, stream.p90_s, stream.p99_s, stream.p999_s)
-        add_row(
-            table,
-            stream.model,
-            number(stream.offered_per_s, 0 if stream.offered_per_s >= 100 else 1),
-            str(stream.arrived),
-            f"{stream.violation_rate:.2%}",
-            str(stream.dropped + stream.refused),
-            number(stream.mean_batch, 1),
-            *(number(time, 2, scale=1e3) for time in times),
-            number(stream.deadline_s, 1, scale=1e3),
-        )
-    console.print(table)
+    from weft.reports.run_tables import busy, requests_table
+
+    print_table(requests_table(report)._replace(notes=()))
     console.print(
         f"\nSTP [bold]{report.stp:.3f}[/bold] of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time   "
-        f"{_busy(report)}   {report.decisions} decisions",
+        f"{busy(report, '   ')}   {report.decisions} decisions",
         highlight=False,
     )
-
-
-def _busy(report: RequestReport) -> str:
-    """A host is busy by its lanes; a device that computes one layer at a time, weights and all, as a whole."""
-    if report.load is not None:
-        return f"load {report.load:.1%} of the lanes' time"
-    if not report.dram_utilisation:
-        return f"device {report.pe_utilisation:.1%} busy"
-    return f"PE array {report.pe_utilisation:.1%} busy   DRAM channel {report.dram_utilisation:.1%} busy"
-
-
-def compare_on_host(
-    path: str,
-    host: Host,
-    policies: Sequence[str],
-    *,
-    late: str,
-    json_file: str | None,
-    html: str | None,
-    workload: Workload,
-) -> None:
-    """The requests of a workload under several policies on this machine, side by side."""
-    from weft.simulation.requests import prepare, simulate_requests
-
-    with progress_bar("simulating", len(policies)) as advance:
-        case = prepare(workload, host)
-        reports = []
-        for policy in policies:
-            reports.append(simulate_requests(case, policy, late=late).report)
-            advance()
-    columns = ("policy", "missed", *(f"{stream.model} missed" for stream in workload.stream))
-    columns = (*columns, *(f"{stream.model} p99 ms" for stream in workload.stream), "load")
-    lanes = counted(host.lanes, "lane")
-    title = f"{Path(path).name} on {host.name}, {lanes}, late requests: {late}"
-    table = plain_table(title, columns)
-    best = min(report.worst_violation_rate for report in reports)
-    copies = _copies(reports)
-    for report in reports:
-        if report.policy not in copies:
-            continue
-        add_row(
-            table,
-            report.policy,
-            f"{report.violation_rate:.2%}",
-            *(f"{stream.violation_rate:.2%}" for stream in report.streams),
-            *(number(stream.p99_s, 1, scale=1e3) for stream in report.streams),
-            f"{report.load or 0.0:.1%}",
-            style="bold" if report.worst_violation_rate == best else "",
-        )
-    console.print(table)
-    for policy, others in copies.items():
-        if others:
-            say(f"the same as {policy} here: {', '.join(others)}", style="dim")
-    write_result(json_file, {"format": 1, "runs": [report.as_dict() for report in reports]})
-    if html:
-        from weft.reports.comparison_page import write_request_comparison_page
-
-        write_request_comparison_page(html, reports, title=title)
-        told("page", html)
-
-
-def _copies(reports: Sequence[RequestReport]) -> dict[str, list[str]]:
-    """Policy -> those after it whose runs are the same to the last request."""
-    firsts: dict[str, RequestReport] = {}
-    found: dict[str, list[str]] = {}
-    for report in reports:
-        same = next((name for name, first in firsts.items() if replace(report, policy=name) == first), None)
-        if same is None:
-            firsts[report.policy], found[report.policy] = report, []
-        else:
-            found[same].append(report.policy)
-    return found
 
 
 def print_exits(workload: Workload) -> None:

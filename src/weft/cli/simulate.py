@@ -9,7 +9,7 @@ import typer
 from weft.cli import common
 from weft.cli.common import complete_policies, how, make_workload, parse_options, read_profiles, split_names, what
 from weft.cli.host import AnyDevice, LaneCount, named_npu
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
+from weft.cli.printing import console, number, print_table, progress_bar, say, write_result
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
@@ -156,20 +156,9 @@ def command(
 
 
 def print_report(report: Report) -> None:
-    table = plain_table(
-        f"{report.policy} on {report.device}", ("model", "queries", "alone ms", "latency ms", "slowdown", "worst ms")
-    )
-    for stream in report.streams:
-        add_row(
-            table,
-            stream.model,
-            str(stream.queries),
-            number(stream.standalone_s, scale=1e3),
-            number(stream.mean_latency_s, scale=1e3),
-            number(stream.slowdown, 2),
-            number(stream.max_latency_s, scale=1e3),
-        )
-    console.print(table)
+    from weft.reports.run_tables import report_table
+
+    print_table(report_table(report)._replace(notes=()))
     console.print(
         f"\nSTP [bold]{report.stp:.3f}[/bold] = {report.fraction_of_bound:.1%} of the bound {report.bound_stp:.3f}   "
         f"ANTT {number(report.antt, 2)}   worst slowdown {number(report.max_slowdown, 2)}\n"

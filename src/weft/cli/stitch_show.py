@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import add_row, console, counted, number, plain_table, say
+from weft.cli.printing import add_row, console, number, plain_table, say
 
 if TYPE_CHECKING:
-    from weft.stitching.summary import LayerRow, Summary, Way
+    from weft.stitching.summary import LayerRow, Summary
     from weft.stitching.whole_run import Stitching
 
-WAYS = (
-    "", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "total MB", "launches", "predicted ms",
-    "measured ms", "speed-up",
-)  # fmt: skip
 LAYERS = ("layer", "form", "shared in", "shared out", "MMACs", "weights kB", "of separate", "launches", "predicted ms")
 
 SPARE = ("tables MB", "launches", "shared in", "predicted ms", "activations MB", "MMACs", "shared out", "of separate")
@@ -27,8 +23,11 @@ GAP = 2
 def print_stitching(made: Stitching, *, layers: bool) -> None:
     """Print what came out: tables, then sentences."""
     from weft.reports.stitching import sentences
+    from weft.reports.stitching_shown import ways_table
 
-    _print_ways(made)
+    ways = ways_table(made)
+    styles = ["bold" if row.best else "" for row in ways.rows]
+    _print_table(ways.title, ways.columns, [row.cells for row in ways.rows], styles)
     for each in made.summaries:
         for form, why in each.impossible.items():
             say(f"no {form}: {why}")
@@ -49,31 +48,6 @@ def print_stitching(made: Stitching, *, layers: bool) -> None:
         say(told)
 
 
-def _title(made: Stitching) -> str:
-    family, options = made.family, made.options
-    count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
-    same = len(set(family.batches)) == 1
-    each = " each" * (family.tasks > 1)
-    rows = f"{family.batches[0]}{each}" if same else ", ".join(map(str, family.batches))
-    threads = counted(options.used_threads, "thread")
-    by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
-    return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
-
-
-def _print_ways(made: Stitching) -> None:
-    groups, before = made.summaries, made.before
-    timed = before.measured_s is not None
-    rows = [(before, "one after another" if made.family.tasks > 1 else "as it is", "")]
-    if len(groups) == 1:
-        rows.append((groups[0].stitched, _label(groups[0]), "bold"))
-        rows += [(way, _other(way, rows[0][1]), "") for way in groups[0].ways[2:]]
-    else:
-        rows += [(each.stitched, f"group {n}: {', '.join(each.models)}", "") for n, each in enumerate(groups)]
-        rows.append((made.after, "all groups", "bold"))
-    cells = [(label, *_numbers(way, before, timed, label.startswith("group "))) for way, label, _ in rows]
-    _print_table(_title(made), WAYS, cells, [style for *_, style in rows], without=() if timed else ("measured ms",))
-
-
 def _print_table(
     title: str,
     columns: Sequence[str],
@@ -81,10 +55,9 @@ def _print_table(
     styles: Sequence[str] = (),
     *,
     left: int = 1,
-    without: Sequence[str] = (),
 ) -> None:
     """Print a table with as many of its columns as there is room for."""
-    shown = [place for place, column in enumerate(columns) if column not in without]
+    shown = list(range(len(columns)))
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     widths[0] = min(widths[0], LONG_NAME)
     for spare in SPARE:
@@ -101,33 +74,6 @@ def _print_table(
 def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
     times = [each for each in shown if columns[each].endswith(" ms")]
     return times == [place]
-
-
-def _label(summary: Summary) -> str:
-    return f"stitched: {summary.form}{' in slabs' * summary.stitched.slabs}"
-
-
-def _other(way: Way, alone: str) -> str:
-    return way.name.replace("sequential", alone) + " in slabs" * way.slabs
-
-
-def _numbers(way: Way, separate: Way, timed: bool, part: bool) -> tuple[str, ...]:
-    """*part*: a way to run some of the models only, which is not compared with all of them."""
-    ratio = "" if part else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
-    mine, theirs = (way.measured_s, separate.measured_s) if timed else (way.predicted_s, separate.predicted_s)
-    gain = "" if part else number(theirs / mine if mine and theirs else None, 2)
-    return (
-        number(way.macs, 1, scale=1e-6),
-        number(way.weight_bytes, scale=1e-6),
-        ratio,
-        number(way.table_bytes, scale=1e-6),
-        number(way.activation_bytes, scale=1e-6),
-        number(way.total_bytes, scale=1e-6),
-        str(way.launches),
-        number(way.predicted_s, 2, scale=1e3),
-        number(way.measured_s, 2, scale=1e3),
-        gain,
-    )
 
 
 def _print_layers(summary: Summary, where: str) -> None:

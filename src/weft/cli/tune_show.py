@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import add_row, console, number, plain_table, say, told
+from weft.cli.printing import console, print_table, say, told
 
 if TYPE_CHECKING:
-    from weft.numbers.configuration import Configuration
-    from weft.tuning.network import Network, Role, Target
+    from weft.tuning.network import Network
     from weft.tuning.result import TuningResult
 
-LAYERS = ("layer", "weights", "format", "kB before", "kB", "inputs", "format", "kB before", "kB")
 DOUBTFUL_BITS = 4
 """Where all objects are this narrow, some score should have changed on the way."""
-METHODS = ("method", "weights kB", "times smaller", "activations kB", "all kB", "times smaller", "score", "evaluated")
 
 
 def print_result(result: TuningResult) -> None:
     """Print what came out: tables, then sentences, then the files."""
-    _print_layers(result)
-    if result.others:
+    from weft.reports.tuning_shown import tables
+
+    for table in tables(result):
+        print_table(table)
         console.print()
-        _print_methods(result)
-    console.print()
     for sentence in sentences(result):
         say(sentence)
     console.print()
@@ -44,51 +41,6 @@ def write_pictures(result: TuningResult, figure: str | None, html: str | None) -
 
         write_tuning_page(html, result, sentences(result))
         told("page", html)
-
-
-def _print_layers(result: TuningResult) -> None:
-    tuning = result.tuning
-    title = f"{tuning.network.name}: formats that keep {1 - tuning.margin:.4g} of the score, on {tuning.platform}"
-    table = plain_table(title, LAYERS)
-    for target in tuning.network.targets:
-        cells = [_object(target, role, tuning.configuration) for role in ("weight", "input")]
-        add_row(table, target.name, *cells[0], *cells[1])
-    whole = [_total(tuning.network.weights, tuning.weight_bits), _total(tuning.network.inputs, tuning.activation_bits)]
-    add_row(table, "all", *whole[0], *whole[1], style="bold")
-    console.print(table)
-
-
-def _object(target: Target, role: Role, configuration: Configuration) -> tuple[str, ...]:
-    from weft.numbers.spelling import spell
-
-    forms = list(dict.fromkeys(spell(configuration[name]) for name in target.objects(role)))
-    bits = max(configuration[name].bits for name in target.objects(role))
-    return (f"{target.size(role):,}", ", ".join(forms), _kb(target.size(role) * 32), _kb(target.size(role) * bits))
-
-
-def _total(values: int, bits: int) -> tuple[str, ...]:
-    return f"{values:,}", "", _kb(values * 32), _kb(bits)
-
-
-def _print_methods(result: TuningResult) -> None:
-    table = plain_table("other methods, on the same samples", METHODS)
-    before = result.methods[0]
-    whole = before.weight_bits + before.activation_bits
-    for each in result.methods:
-        bits = each.weight_bits + each.activation_bits
-        add_row(
-            table,
-            each.method,
-            _kb(each.weight_bits),
-            number(before.weight_bits / each.weight_bits if each.weight_bits else None, 2),
-            _kb(each.activation_bits),
-            _kb(bits),
-            number(whole / bits, 2),
-            f"{each.score:.4f}" + ("" if each.feasible else " too low"),
-            str(each.evaluations),
-            style="bold" if each.method == "weft" else "",
-        )
-    console.print(table)
 
 
 def sentences(result: TuningResult) -> list[str]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from weft.reports.page import PALETTE
-from weft.reports.pictures import save
 
 MARKERS = "osD^vP*X"
 
 
-def draw_loads(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[float], path: str | Path) -> Figure:
-    """Draw STP at the largest sustained load; *stps* holds all policies of the first ratio, then of the next."""
+def loads_figure(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[float]) -> Figure:
+    """STP at the largest sustained load; *stps* holds all policies of the first ratio, then of the next."""
     values = np.array(stps).reshape(len(ratios), len(policies))
     figure = Figure(
         figsize=(max(6.0, 1.2 + 0.62 * len(ratios) * (1 if len(ratios) > 1 else 8)), 4.2), layout="constrained"
@@ -35,5 +33,4 @@ def draw_loads(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[fl
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("largest load that keeps its deadlines", loc="left", fontweight="bold")
-    save(figure, path)
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Figure
 
 from weft.errors import InputError
 from weft.files import replacing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from weft.policies.base import Setting
 from weft.policies.bound import Prices, QueryDemand, demand_of, mix_prices, prices
 from weft.policies.fairness import ROUND, Band
 from weft.reports.trace import Trace
+from weft.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,10 @@ class StreamReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Shown):
     """What a run came to. The field names are the keys of the JSON (docs/formats.md)."""
+
+    shown_by: ClassVar[str] = "weft.reports.run_shown"
 
     device: str
     policy: str

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.kernels import request_state as k
+from weft.shown import Shown
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -54,8 +55,10 @@ class RequestStream:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestReport:
+class RequestReport(Shown):
     """A run of requests. The field names are the keys of the JSON (docs/formats.md)."""
+
+    shown_by: ClassVar[str] = "weft.reports.run_shown"
 
     device: str
     policy: str

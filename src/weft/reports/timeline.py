@@ -6,6 +6,7 @@ It uses matplotlib's Figure object directly, so drawing leaves no global state a
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,23 +81,36 @@ def draw_timeline(
     end_s: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw *trace* between *start_s* and *end_s* as a PNG or SVG file, by the suffix of *path*.
-
-    Without *end_s* the window ends where the slowest stream has completed up to three queries begun in
-    it, fewer when that would be too many layers to read. Busy shares are those of the window.
-    """
+    """``timeline_figure`` as a PNG or SVG file, by the suffix of *path*."""
     picture_path(path)
-    scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.6}
-    ):
-        figure = _figure(trace, scale, title)
+    with _looks():
+        figure = timeline_figure(trace, start_s=start_s, end_s=end_s, title=title)
         save(figure, path, dpi=160)
     return figure
 
 
+def timeline_figure(
+    trace: Trace, *, start_s: float = 0.0, end_s: float | None = None, title: str | None = None
+) -> Figure:
+    """A picture of *trace* between *start_s* and *end_s*.
+
+    Without *end_s* the window ends where the slowest stream has completed up to three queries begun in
+    it, fewer when that would be too many layers to read. Busy shares are those of the window.
+    """
+    scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
+    with _looks():
+        return _figure(trace, scale, title)
+
+
+def _looks() -> AbstractContextManager[None]:
+    """What is asked of matplotlib while a picture is made."""
+    return matplotlib.rc_context(
+        {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.6}
+    )
+
+
 def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
-    """Where a picture that begins at *start_s* should end; see ``draw_timeline``."""
+    """Where a picture that begins at *start_s* should end; see ``timeline_figure``."""
     slowest = max(_completions_s(trace, start_s), key=lambda ends_s: ends_s[0], default=[trace.makespan_s])
     starts_s = np.sort(trace.fetch_start_s[trace.fetch_start_s >= start_s])
     if len(starts_s) <= READABLE_SPANS:

@@ -20,6 +20,19 @@ GENTLE = 10
 hold Python's lock."""
 
 
+class ErrandThread(threading.Thread):
+    """A thread for a call of somebody's loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, call: Callable[[], object]) -> None:
+        super().__init__(target=call, name=name, daemon=True)
+        self.loop = loop
+
+
+def errands_of(loop: asyncio.AbstractEventLoop) -> list[ErrandThread]:
+    """What still runs for a loop, also for one that has ended."""
+    return [each for each in threading.enumerate() if isinstance(each, ErrandThread) and each.loop is loop]
+
+
 def errand(
     name: str, call: Callable[[], T], unwanted: Callable[[T], Any], *, gently: bool = False
 ) -> asyncio.Future[T]:
@@ -41,7 +54,7 @@ def errand(
             if not _tell(loop, _done, future, result, unwanted):
                 unwanted(result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    ErrandThread(loop, name, run).start()
     return future
 
 
@@ -55,7 +68,7 @@ def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *about: An
 
 def _done(future: asyncio.Future[Any], result: Any, unwanted: Callable[[Any], None]) -> None:
     if future.cancelled():
-        threading.Thread(target=unwanted, args=(result,), name="unwanted", daemon=True).start()
+        ErrandThread(future.get_loop(), "unwanted", lambda: unwanted(result)).start()
     else:
         future.set_result(result)
 

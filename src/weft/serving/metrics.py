@@ -82,8 +82,18 @@ class MetricFamily(NamedTuple):
 
 def text(service: Service) -> str:
     """Every metric of the server."""
-    look = _Look(service, [_model(service, slot) for slot in service.library.slots()])
+    look = _look(service)
     return "".join(line for family in FAMILIES for line in _lines(family, look))
+
+
+def values(service: Service) -> dict[str, float]:
+    """The same as numbers, by what stands before them in the text: name, and labels where it has some."""
+    look = _look(service)
+    return {_named(family, sample): sample.value for family in FAMILIES for sample in family.samples(look)}
+
+
+def _look(service: Service) -> _Look:
+    return _Look(service, [_model(service, slot) for slot in service.library.slots()])
 
 
 def _model(service: Service, slot: ModelSlot) -> _ModelRow:
@@ -103,8 +113,13 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
 def _lines(family: MetricFamily, look: _Look) -> Iterator[str]:
     name = family.name
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
-    for value, labels, suffix in family.samples(look):
-        yield f"{name}{suffix}{{{labels}}} {_number(value)}\n" if labels else f"{name}{suffix} {_number(value)}\n"
+    for sample in family.samples(look):
+        yield f"{_named(family, sample)} {_number(sample.value)}\n"
+
+
+def _named(family: MetricFamily, sample: Sample) -> str:
+    labels = f"{{{sample.labels}}}" if sample.labels else ""
+    return f"{family.name}{sample.suffix}{labels}"
 
 
 def _label(key: str, value: str) -> str:

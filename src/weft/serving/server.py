@@ -66,6 +66,7 @@ class Server:
         try:
             self._repository = Repository(config.models, cache / "models")
         except BaseException:
+            self.backend.close()
             if self._scratch:
                 remove(self._scratch)
             raise
@@ -93,8 +94,6 @@ class Server:
             await self._listen()
             self._look_later()
             await self.service.preload(say)
-            gc.collect()
-            gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
             self._started.set()
         except BaseException:
             await self.stop()
@@ -334,6 +333,8 @@ async def _served(
     finally:
         if starting.exception():
             waiting.cancel()
+    gc.collect()
+    gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
     started(server)
     await waiting
     if finishing and server.unfinished:

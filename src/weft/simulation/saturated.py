@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from weft.reports.trace import Trace
 from weft.version import __version__
 from weft.workloads import Saturated
 
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_QUERIES = 100
@@ -39,6 +42,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.report}, {self.trace})"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def plot(self) -> Figure:
+        """The first queries as a timeline of the device."""
+        from weft.reports.timeline import timeline_figure
+
+        return timeline_figure(self.trace)
 
 
 def simulate(

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from weft.errors import StitchError
+from weft.shown import Shown
 from weft.stitching.assembly import PLANNED, Stitched, assemble
 from weft.stitching.discovery import discover
 from weft.stitching.family import Family
@@ -57,8 +58,10 @@ WayTimes = Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stitching:
+class Stitching(Shown):
     """Models as one graph, or as groups where limits ask for them, and what was measured."""
+
+    shown_by: ClassVar[str] = "weft.reports.stitching_shown"
 
     options: StitchOptions
     family: Family

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from weft.numbers.configuration import Configuration
 from weft.numbers.spelling import spell
+from weft.shown import Shown
 from weft.tuning.baselines.base import Baseline
 from weft.tuning.evaluation import Subset
 from weft.tuning.network import ROLES, Network, Target
@@ -42,8 +43,10 @@ class OtherMethod(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TuningResult:
+class TuningResult(Shown):
     """A search, and what was measured after it."""
+
+    shown_by: ClassVar[str] = "weft.reports.tuning_shown"
 
     tuning: Tuning
     objective: str

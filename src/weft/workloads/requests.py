@@ -298,7 +298,8 @@ def read_workload(path: str | Path) -> Workload:
     return parse_workload(raw | {"folder": str(Path(path).parent)}, str(path))
 
 
-def parse_workload(raw: dict[str, Any], where: str) -> Workload:
+def parse_workload(raw: dict[str, Any], where: str = "workload") -> Workload:
+    """The workload that a mapping with the keys of a file describes; *where* opens the message if it is none."""
     try:
         return Workload.model_validate(raw)
     except ValidationError as error:

@@ -30,6 +30,7 @@ class Allowance:
     def __exit__(self, *_: object) -> None:
         if self._timer:
             self._timer.cancel()
+            self._timer.join()  # its thread is nobody's any more
 
     def stop(self) -> None:
         """Have what runs end between two of its operators, and nothing begin any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from weft.simulation.requests.case import Case, Device
 from weft.simulation.requests.tally import Tally
 from weft.version import __version__
 
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestRun:
@@ -29,6 +33,13 @@ class RequestRun:
 
     def __repr__(self) -> str:
         return f"RequestRun({self.report})"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def plot(self) -> Figure:
+        """Which share of the requests was answered by when."""
+        return self.report.plot()
 
 
 def simulate_requests(

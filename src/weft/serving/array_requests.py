@@ -1,0 +1,85 @@
+"""Requests and answers of a program in the same process: arrays that are checked, and never become bytes.
+
+The rules are those of ``wire``; what ``numpy`` can turn into a model's type without losing its kind is turned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import BadRequest
+from weft.runtime.tensors import Array, TensorSpec
+from weft.serving.wire import (
+    InferRequest,
+    InferResponse,
+    ModelSpec,
+    Parameter,
+    Wanted,
+    add_wanted,
+    check_range,
+    check_wanted,
+    every_output,
+    fit,
+    missing,
+    objects,
+    produced,
+    refuse_request_parameter,
+    strings,
+)
+
+
+def request_of(
+    model: ModelSpec,
+    inputs: Mapping[str, npt.ArrayLike],
+    outputs: Iterable[str] = (),
+    parameters: Mapping[str, Parameter] | None = None,
+) -> InferRequest:
+    """A request for a model, checked; *outputs* left out are all of them."""
+    for key, value in (parameters or {}).items():
+        refuse_request_parameter(key, value)
+    specs = {spec.name: spec for spec in model.inputs}
+    tensors = {name: _tensor(name, value, specs) for name, value in inputs.items()}
+    if len(tensors) != len(specs):
+        raise BadRequest(missing(tensors, model))
+    names = list(outputs)
+    check_wanted(len(names))
+    wanted: dict[str, Wanted] = {}
+    for name in names:
+        add_wanted(wanted, name, True, model)
+    return InferRequest(tensors, "", dict(parameters or {}), tuple(wanted.values()) or every_output(model, True))
+
+
+def answer_of(response: InferResponse) -> dict[str, Array]:
+    """The outputs that were asked for, as arrays that nobody else uses."""
+    specs = {spec.name: spec for spec in response.model.outputs}
+    return {each.name: np.array(produced(response.outputs, specs[each.name])) for each in response.request.wanted}
+
+
+def _tensor(name: str, value: npt.ArrayLike, specs: Mapping[str, TensorSpec]) -> Array:
+    try:
+        given: Array = np.asarray(value)
+    except ValueError as error:
+        raise BadRequest(f"input {name!r}: no array can be made of it: {error}") from error
+    known = specs.get(name)
+    spec, dtype, _, _ = fit(name, known and known.datatype, list(given.shape), specs)
+    if dtype.kind == "O":
+        return _strings(given, spec)
+    whole = dtype.kind in "iu" and given.dtype.kind in "iu"
+    if not whole and not np.can_cast(given.dtype, dtype, "same_kind"):
+        raise BadRequest(f"input {name!r}: an array of {given.dtype} does not fit, the model expects {spec.datatype}")
+    if whole and given.size:
+        check_range([int(given.min()), int(given.max())], spec)
+    try:
+        with np.errstate(over="raise"):
+            return np.asarray(given, dtype, order="C")
+    except FloatingPointError as error:
+        raise BadRequest(f"input {name!r}: an element is too large for {spec.datatype}") from error
+
+
+def _strings(given: Array, spec: TensorSpec) -> Array:
+    if given.dtype.kind not in "OUS" or not all(isinstance(item, str | bytes) for item in given.reshape(-1).tolist()):
+        raise BadRequest(f"input {spec.name!r}: every element of {spec.datatype} is a string or bytes")
+    return objects(strings(given)).reshape(given.shape)

@@ -1,0 +1,470 @@
+"""A server inside a Python program: ``weft.Server``.
+
+The server of ``server.py`` lives on an event loop. Here it gets a thread with a loop of its own, so that a script, a
+notebook or a program with another loop can start it, ask it and end it. ``infer`` goes straight to the service: what
+HTTP carries as bytes is handed over as arrays, and all else is the same as for any client: queues, deadlines, batches,
+books and errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import math
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy.typing as npt
+
+from weft.errors import BadRequest, InputError, Overloaded, RequestError, unknown_name
+from weft.runtime.tensors import Array
+from weft.serving import metrics
+from weft.serving.array_requests import answer_of, request_of
+from weft.serving.config import ServerConfig, read_server_config
+from weft.serving.errands import errands_of
+from weft.serving.server import Server, fastest_loop
+from weft.serving.service import Service
+from weft.serving.state import state
+from weft.serving.wire import InferResponse, Parameter
+
+T = TypeVar("T")
+Answer = Future[dict[str, Array]]
+
+PORTS: Mapping[str, Any] = {"http_port": 0, "grpc_port": None}
+"""What a server in a program listens on unless told otherwise: a port that is free, and no gRPC."""
+
+PLAN_FILE, SETTINGS_FILE = "plan.json", "weft.toml"
+"""What the folder of a plan has, besides its models."""
+
+LEFT_S = 10.0
+"""How long what a server has begun, and stopped, may take to end once it has ended itself."""
+
+
+class InProcessServer:
+    """Models served from within this process, to ``infer`` and over HTTP on loopback.
+
+    *models* are what ``weft serve`` takes: repositories, .onnx files, names of models, or the folder of a plan.
+    *config* is a TOML file or a ``ServerConfig``; *settings* are keys of such a file and stand in the place of its own.
+    The system chooses the port, and there is no gRPC, unless ``http_port`` and ``grpc_port`` say otherwise::
+
+        with weft.Server("camera.onnx", lanes=2) as server:
+            answer = server.infer("camera", {"image": image}, deadline_ms=20)
+            print(server.url, answer["logits"])
+
+    and among coroutines, where nothing blocks the loop::
+
+        async with weft.Server("camera.onnx") as server:
+            answer = await server.infer_async("camera", {"image": image})
+
+    A block ends when every request was answered; nothing of the server is left then: no thread, no socket, no folder.
+    ``start`` and ``stop`` do the same without a block, and may be called again. ``infer`` may be called from any
+    thread. Several servers may run in one process.
+    """
+
+    def __init__(self, *models: str | Path, config: ServerConfig | str | Path | None = None, **settings: Any) -> None:
+        self.config = _config(models, config, settings)
+        self._thread: _ServerThread | None = None
+
+    def __repr__(self) -> str:
+        where = self.url if self._thread and self._thread.started.done() else "not running"
+        return f"Server({', '.join(Path(each).stem for each in self.config.models)}: {where})"
+
+    # Life
+
+    def start(self) -> Self:
+        """Serve; returns when the server is ready, and raises ``InputError`` if it cannot be."""
+        thread = self._begin()
+        try:
+            thread.started.result()
+        except BaseException:
+            self._thread = None
+            thread.end(at_once=True)
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Take no new requests, answer those that are there, and end; Ctrl-C ends it at once."""
+        thread, self._thread = self._thread, None
+        if thread:
+            thread.end()
+
+    async def start_async(self) -> Self:
+        """``start`` that lets other coroutines go on."""
+        thread = self._begin()
+        try:
+            await asyncio.wrap_future(thread.started)
+        except BaseException:
+            self._thread = None
+            await thread.end_async(at_once=True)
+            raise
+        return self
+
+    async def stop_async(self) -> None:
+        """``stop`` that lets other coroutines go on; at once, if it is cancelled."""
+        thread, self._thread = self._thread, None
+        if thread:
+            await thread.end_async()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.start_async()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop_async()
+
+    # Inference
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        deadline_ms: float | None = None,
+        outputs: Iterable[str] = (),
+        version: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> dict[str, Array]:
+        """Have *inputs* computed, and wait for the outputs, by name; all of them, unless *outputs* names some.
+
+        deadline_ms: strict; what cannot be answered by then is not computed, and raises ``Expired``. Where left out,
+        the model's own holds. parameters: those of the protocol (docs/serving.md), as ``{"weft_slo_ms": 50}``.
+        Whatever the server would refuse raises the same kind of ``RequestError``.
+        """
+        answer = self._ask(model, inputs, deadline_ms, outputs, version, parameters)
+        try:
+            return answer.result()
+        except BaseException:
+            answer.cancel()  # Ctrl-C: nobody waits any more
+            raise
+
+    async def infer_async(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        deadline_ms: float | None = None,
+        outputs: Iterable[str] = (),
+        version: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> dict[str, Array]:
+        """``infer`` that lets other coroutines go on; arrays must stay as they are until then.
+
+        A request whose coroutine is cancelled is withdrawn.
+        """
+        return await asyncio.wrap_future(self._ask(model, inputs, deadline_ms, outputs, version, parameters))
+
+    # What there is to know
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine find it."""
+        scheme = "https" if self.config.tls_cert else "http"
+        return f"{scheme}://{self.config.host}:{self._running.server.http_port}"
+
+    @property
+    def grpc_address(self) -> str | None:
+        """Where clients of gRPC find it; None without."""
+        port = self._running.server.grpc_port
+        return None if port is None else f"{self.config.host}:{port}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        try:
+            return self._running.told(Service.is_ready)
+        except Overloaded:
+            return False
+
+    def metrics(self) -> dict[str, float]:
+        """What ``/metrics`` says, by name and labels: ``nv_inference_request_success{model="camera",version="1"}``."""
+        return self._running.told(metrics.values)
+
+    def state(self) -> dict[str, Any]:
+        """What the dashboard shows: models with their rates and percentiles, lanes, memory."""
+        return self._running.told(state)
+
+    # Behind it
+
+    @property
+    def _running(self) -> _ServerThread:
+        if self._thread is None or not self._thread.started.done():
+            raise _not_running()
+        return self._thread
+
+    def _begin(self) -> _ServerThread:
+        if self._thread:
+            raise InputError("this server runs already; make another one")
+        self._thread = thread = _ServerThread(self.config)
+        thread.start()
+        weakref.finalize(self, thread.tell_to_end, at_once=True).atexit = False  # who forgets to stop it has none
+        return thread
+
+    def _ask(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        deadline_ms: float | None,
+        outputs: Iterable[str],
+        version: str,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Answer:
+        if deadline_ms is not None and not 0 < deadline_ms < math.inf:
+            raise BadRequest(f"deadline_ms = {deadline_ms!r} must be a number of milliseconds above 0")
+        thread, left_ns = self._running, None if deadline_ms is None else round(deadline_ms * 1e6)
+
+        def begin(answer: Answer) -> None:
+            service = thread.server.service
+            service.meant(model, version)
+            call = service.infer(
+                model,
+                version,
+                lambda spec: request_of(spec, inputs, outputs, parameters),
+                lambda outcome: _deliver(answer, outcome),
+                lambda: parameters or {},
+                None if left_ns is None else service.now() + left_ns,
+            )
+            answer.add_done_callback(lambda _: thread.soon(call.cancel) if answer.cancelled() else None)
+
+        return thread.ask(begin)
+
+
+class _ServerThread(threading.Thread):
+    """One server on a loop of its own, from its start to its end."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        super().__init__(name="weft server", daemon=True)
+        self.server: Server
+        self._config = config
+        self._loop = (fastest_loop() or asyncio.new_event_loop)()
+        self._ending = asyncio.Event()
+        self.started: Future[None] = _uncancelled()
+        """When it is ready, or why it cannot be."""
+        self.ended: Future[None] = _uncancelled()
+        self._asked: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self) -> None:
+        _running.add(self)
+        failure: BaseException | None = None
+        try:
+            with _quick_turns, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            failure = error
+        self._refuse_the_rest()
+        _wait_for_errands(self._loop)
+        if not self.started.done():
+            self.started.set_exception(failure or _not_running())
+            failure = None
+        _running.discard(self)
+        if failure:
+            self.ended.set_exception(failure)
+        else:
+            self.ended.set_result(None)
+
+    async def _serve(self) -> None:
+        server = self.server = Server(self._config)
+        if not await self._starts(server):
+            return
+        missing = server.service.why_not_ready()
+        if not missing:
+            self.started.set_result(None)
+            await self._ending.wait()
+        await server.stop()
+        if missing:
+            raise InputError(f"not ready: {missing}")
+
+    async def _starts(self, server: Server) -> bool:
+        """Start it, unless it shall end before it has."""
+        starting, ending = asyncio.create_task(server.start()), asyncio.create_task(self._ending.wait())
+        await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+        if starting.cancelled():
+            return False
+        starting.result()
+        return True
+
+    # From other threads
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have something done on the loop, if that still runs."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    def ask(self, begin: Callable[[Future[T]], None]) -> Future[T]:
+        """An answer that *begin* sees to, on the loop; whatever goes wrong there is the answer."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            if answer.cancelled():
+                return
+            try:
+                begin(answer)
+            except Exception as error:
+                _fail(answer, error)
+
+        with self._lock:
+            if self._closed:
+                raise _not_running()
+            self._asked.add(answer)
+            self.soon(run)
+        answer.add_done_callback(self._asked.discard)
+        return answer
+
+    def told(self, question: Callable[[Service], T]) -> T:
+        """What the service says."""
+        return self.ask(lambda answer: _give(answer, question(self.server.service))).result()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Have it end, and wait for that; *at_once*: for nobody else."""
+        self.tell_to_end(at_once=at_once)
+        try:
+            self.ended.result()
+        except KeyboardInterrupt:
+            self.tell_to_end(at_once=True)
+            self.ended.result()
+            raise
+        finally:
+            self.join()
+
+    async def end_async(self, *, at_once: bool = False) -> None:
+        """``end`` that lets other coroutines go on."""
+        self.tell_to_end(at_once=at_once)
+        try:
+            await asyncio.wrap_future(self.ended)
+        except asyncio.CancelledError:
+            self.tell_to_end(at_once=True)
+            await asyncio.wrap_future(self.ended)
+            raise
+        finally:
+            self.join()
+
+    def tell_to_end(self, *, at_once: bool = False) -> None:
+        """Have it end, and do not wait for that."""
+
+        def tell() -> None:
+            self._ending.set()
+            if at_once and hasattr(self, "server"):
+                self.server.hurry()
+
+        self.soon(tell)
+
+    def _refuse_the_rest(self) -> None:
+        """Answer whoever asked when nobody was there any more."""
+        with self._lock:
+            self._closed = True
+            left = list(self._asked)
+        for answer in left:
+            _fail(answer, _not_running())
+
+
+_running: set[_ServerThread] = set()
+
+
+def _end_all() -> None:
+    for thread in list(_running):
+        with contextlib.suppress(Exception):
+            thread.end(at_once=True)
+
+
+# Not when ``atexit`` has its turn: from Python 3.12 on no thread can be started then, and a server starts some to end.
+getattr(threading, "_register_atexit", atexit.register)(_end_all)
+
+
+class _QuickTurns:
+    """Threads of Python take turns as quickly as a server needs them to while one runs here, and as before after."""
+
+    def __init__(self) -> None:
+        self._lock, self._servers, self._usual_s = threading.Lock(), 0, sys.getswitchinterval()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._servers:
+                self._usual_s = sys.getswitchinterval()
+            self._servers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._servers -= 1
+            if not self._servers:
+                sys.setswitchinterval(self._usual_s)
+
+
+_quick_turns = _QuickTurns()
+
+
+def _config(
+    models: tuple[str | Path, ...], base: ServerConfig | str | Path | None, settings: Mapping[str, Any]
+) -> ServerConfig:
+    known = [each.name for each in fields(ServerConfig)]
+    for key in settings:
+        if key not in known:
+            raise InputError(unknown_name("setting", key, known))
+    if base is None and len(models) == 1 and (Path(models[0]) / PLAN_FILE).is_file():
+        base, models = Path(models[0]) / SETTINGS_FILE, ()
+    if not isinstance(base, ServerConfig):
+        file = ServerConfig() if base is None else read_server_config(Path(base), environment={})
+        base = replace(file, **PORTS)
+    named: dict[str, Any] = {"models": tuple(map(str, models))} if models else {}
+    found = replace(base, **named, **settings)
+    if not found.models:
+        raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
+    return found
+
+
+def _deliver(answer: Answer, outcome: InferResponse | RequestError) -> None:
+    if isinstance(outcome, RequestError):
+        _fail(answer, outcome)
+        return
+    try:
+        _give(answer, answer_of(outcome))
+    except RequestError as error:
+        _fail(answer, error)
+
+
+def _give(answer: Future[T], value: T) -> None:
+    if answer.set_running_or_notify_cancel():
+        answer.set_result(value)
+
+
+def _fail(answer: Future[Any], error: BaseException) -> None:
+    if not answer.done() and answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
+
+
+def _uncancelled() -> Future[None]:
+    """A future that nobody who waits for it can cancel."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _not_running() -> Overloaded:
+    return Overloaded("the server is not running: start() it, or use it in a with block", reason="draining")
+
+
+def _wait_for_errands(loop: asyncio.AbstractEventLoop) -> None:
+    """Let models that were being read or learned see that they are not wanted."""
+    end_s = time.monotonic() + LEFT_S
+    for each in errands_of(loop):
+        each.join(max(0.0, end_s - time.monotonic()))

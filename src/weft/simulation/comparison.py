@@ -1,0 +1,257 @@
+"""Policies side by side on the same models, or for the same requests: ``compare`` and ``compare_requests``.
+
+This is all that ``weft compare`` decides: which policies have something to say, what is run, and which is best.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.costs import DEFAULT_COST
+from weft.costs.layer_costs import Profile, estimate
+from weft.devices import Host, Npu, load_device, load_npu
+from weft.engine.lateness import check_late
+from weft.errors import InputError
+from weft.models.layer import Model
+from weft.models.sources import load_model
+from weft.policies import POLICIES, Option, check_policy
+from weft.reports.report import Report
+from weft.reports.requests import RequestReport
+from weft.reports.run_tables import comparison_table, request_comparison_table
+from weft.reports.tables import ResultTable, as_html
+from weft.simulation.requests import Device, prepare, simulate_requests
+from weft.simulation.saturated import Run, simulate
+from weft.simulation.sweep import sweep_aimt
+from weft.workloads import Saturated
+from weft.workloads.requests import Workload, read_workload
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
+DEFAULT_NPU = "tpuv3-like"
+ALL = "all"
+"""In the place of names: every policy that has something to say."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, how many runs are over, and of how many."""
+AnyModel = str | os.PathLike[str] | Model | Profile
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Saturated streams of the same models under several policies."""
+
+    title: str
+    runs: tuple[Run, ...]
+    in_pieces: tuple[Report, ...] = ()
+    """The same with layers in the pieces that one of the policies chose; empty where none did."""
+    swept: Mapping[str, Option] = field(default_factory=dict)
+    """The thresholds that ``aimt`` was given, where they were looked for."""
+    left_out: str = ""
+    """Policies that have nothing to say here, and why, where all were asked for."""
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.title}: {self.best.report.policy} is best of {len(self.runs)})"
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        return tuple(run.report for run in self.runs)
+
+    @property
+    def best(self) -> Run:
+        """The run of the highest throughput; of equals the first."""
+        return max(self.runs, key=lambda run: run.report.stp)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What single policies are to be read with."""
+        return tuple(dict.fromkeys(f"{report.policy}: {report.remark}" for report in self.reports if report.remark))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the JSON file says (docs/formats.md)."""
+        raw = {"runs": self.reports, "in_pieces": self.in_pieces}
+        return {"format": 1} | {key: [each.as_dict() for each in reports] for key, reports in raw.items()}
+
+    def table(self) -> ResultTable:
+        """The policies side by side, as ``weft compare`` prints them."""
+        return comparison_table(self.title, self.reports, self.in_pieces)
+
+    def _repr_html_(self) -> str:
+        table = self.table()
+        return as_html(table._replace(notes=(*table.notes, *self.remarks)))
+
+    def plot(self) -> Figure:
+        """Throughput by policy, and what no policy can exceed."""
+        from weft.reports.run_pictures import comparison_figure
+
+        return comparison_figure(self.title, self.reports)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RequestComparison:
+    """The same requests under several policies, on a machine that was measured."""
+
+    title: str
+    reports: tuple[RequestReport, ...]
+
+    def __repr__(self) -> str:
+        return f"RequestComparison({self.title}: {self.best.policy} is best of {len(self.reports)})"
+
+    @property
+    def best(self) -> RequestReport:
+        """The run whose worst stream missed the fewest deadlines; of equals the first."""
+        return min(self.reports, key=lambda report: report.worst_violation_rate)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the JSON file says (docs/formats.md)."""
+        return {"format": 1, "runs": [report.as_dict() for report in self.reports]}
+
+    def table(self) -> ResultTable:
+        """The policies side by side, as ``weft compare --workload`` prints them."""
+        return request_comparison_table(self.title, self.reports)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table())
+
+    def plot(self) -> Figure:
+        """The deadlines that each stream missed under each policy."""
+        from weft.reports.run_pictures import request_comparison_figure
+
+        return request_comparison_figure(self.title, self.reports)
+
+
+def compare(
+    models: Sequence[AnyModel],
+    *,
+    policies: str | Sequence[str] = ALL,
+    device: str | Npu = DEFAULT_NPU,
+    workload: Saturated | None = None,
+    batch: int = 1,
+    cost: str = DEFAULT_COST,
+    spill: bool = False,
+    pieces: int | None = None,
+    sweep: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Comparison:
+    """Run several policies on the same models on a simulated NPU.
+
+    models: names, .onnx files, models or profiles; *batch* and *cost* are for those that have no costs yet.
+    policies: names, or ``"all"``. workload: how much is run and in which mix. spill, pieces: as in ``simulate``.
+    sweep: look for the best thresholds of ``aimt`` first.
+    """
+    names = _saturated_names(policies, sweep)
+    npu = load_npu(device) if isinstance(device, str) else device
+    profiles = [_profile(each, npu, batch, cost) for each in models]
+    told = _Told(on_progress, 2 * len(names) + sweep)
+    options: dict[str, dict[str, Option]] = {}
+    if sweep:
+        told("sweeping aimt")
+        options["aimt"] = dict(sweep_aimt([profiles], npu).options)
+
+    def run(name: str, pieces: int | None) -> Run:
+        done = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
+        told("simulating")
+        return done
+
+    runs = tuple(run(name, pieces) for name in names)
+    smallest = max(each.report.pieces for each in runs)
+    alike = tuple(run(name, smallest).report for name in names if smallest > 1 and pieces is None)
+    batches = " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
+    title = f"{' + '.join(profile.model for profile in profiles)} on {npu.name}, batch {batches}"
+    return Comparison(title, runs, alike, options.get("aimt", {}), left_out() if policies == ALL else "")
+
+
+def compare_requests(
+    workload: Workload | str | Path,
+    device: Host | str | Path,
+    *,
+    policies: str | Sequence[str] = ALL,
+    late: str = "weave",
+    name: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> RequestComparison:
+    """Serve the requests of a workload under several policies on a machine that was measured.
+
+    workload: or its file. name: what to call it; as its file where left out.
+    device: what ``weft.measure`` gave, or the JSON file of such a machine (``weft profile --device host``).
+    """
+    names = request_names(policies)
+    check_late(late)
+    requests = workload if isinstance(workload, Workload) else read_workload(workload)
+    host = check_host(device if isinstance(device, Host) else load_device(str(device)))
+    told = _Told(on_progress, len(names))
+    case = prepare(requests, host)
+    reports = []
+    for policy in names:
+        reports.append(simulate_requests(case, policy, late=late).report)
+        told("simulating")
+    lanes = f"{host.lanes} lane{'s' * (host.lanes != 1)}"
+    called = name or ("requests" if isinstance(workload, Workload) else Path(workload).name)
+    return RequestComparison(f"{called} on {host.name}, {lanes}, late requests: {late}", tuple(reports))
+
+
+def left_out() -> str:
+    """Policies without deadlines that saturated streams say nothing of, and why."""
+    found: dict[str, list[str]] = {}
+    for name, kind in POLICIES.items():
+        if kind.traits.pointless_saturated and not kind.traits.for_deadlines:
+            found.setdefault(kind.traits.pointless_saturated, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
+
+
+def request_names(policies: str | Sequence[str]) -> list[str]:
+    """The policies that are asked for, of those that serve requests."""
+    return _checked(policies, [name for name, kind in POLICIES.items() if kind.traits.serves_requests])
+
+
+def check_host(device: Device) -> Host:
+    """The device, if it is a machine that was measured."""
+    if not isinstance(device, Host):
+        raise InputError(f"requests are compared on device = host, not on {device.name}; weft sustain does it there")
+    return device
+
+
+def _saturated_names(policies: str | Sequence[str], sweep: bool) -> list[str]:
+    woven = [
+        name for name, kind in POLICIES.items() if not (kind.traits.for_deadlines or kind.traits.pointless_saturated)
+    ]
+    names = _checked(policies, woven)
+    if sweep and "aimt" not in names:
+        raise InputError(
+            f"sweep = True does not apply to policies = {','.join(names)}: it is for aimt; add that, or leave it out"
+        )
+    return names
+
+
+def _checked(policies: str | Sequence[str], known: list[str]) -> list[str]:
+    if policies == ALL:
+        return known
+    names = [policies] if isinstance(policies, str) else list(policies)
+    if not names:
+        raise InputError("policies names nothing; leave it out, or give names")
+    for name in names:
+        check_policy(name)
+    return names
+
+
+def _profile(each: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
+    if isinstance(each, Profile):
+        return each
+    model = each if isinstance(each, Model) else load_model(os.fspath(each))
+    return estimate(model, npu, batch=batch, cost=cost)
+
+
+class _Told:
+    """Counts what is done for who wants to know."""
+
+    def __init__(self, on_progress: OnProgress | None, of: int) -> None:
+        self._on_progress, self._done, self._of = on_progress, 0, of
+
+    def __call__(self, stage: str) -> None:
+        self._done += 1
+        if self._on_progress:
+            self._on_progress(stage, self._done, self._of)

@@ -1,0 +1,200 @@
+"""The largest loads that several policies sustain, at several ratios of the streams' rates: ``sustain``.
+
+This is all that ``weft sustain`` decides; ``simulation.sustain`` answers a single question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.devices import Host, TiledNpu, load_device
+from weft.engine.lateness import check_late
+from weft.errors import DeviceError, InputError, WorkloadError
+from weft.policies import POLICIES, check_policy
+from weft.reports.tables import ResultTable, TableRow, as_html, number
+from weft.simulation.requests import ONLINE, Device
+from weft.simulation.sustain import Question, Sustained, sustain_all
+from weft.workloads.requests import Workload, parse_workload, read_workload
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
+ALL = "all"
+"""In the place of names: every policy that knows requests and can be searched with."""
+AS_WRITTEN = "as written"
+PAPER_RATIOS = tuple((float(2**n), 1.0) for n in range(6, -1, -1)) + tuple((1.0, float(2**n)) for n in range(1, 7))
+"""64:1, 32:1, ... 1:64."""
+
+Ratio = tuple[float, ...]
+OnProgress = Callable[[int, int], None]
+"""Called with how many searches are over, and of how many."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SustainedLoads:
+    """The largest load of each policy at each ratio."""
+
+    device: str
+    limit: float
+    """Share of deadlines that any stream might miss."""
+    ratios: tuple[Ratio | None, ...]
+    """Of the streams' rates; None: as the workload has them."""
+    policies: tuple[str, ...]
+    questions: tuple[Question, ...]
+    answers: tuple[Sustained, ...]
+    """All policies of the first ratio, then of the next; as the questions."""
+
+    def __repr__(self) -> str:
+        return f"SustainedLoads({', '.join(self.policies)} on {self.device}: {self.best})"
+
+    @property
+    def best(self) -> Sustained:
+        """The answer of the largest load; of equals the first."""
+        return max(self.answers, key=lambda answer: answer.stp)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The ratios as they are written."""
+        return tuple(":".join(f"{part:g}" for part in ratio) if ratio else AS_WRITTEN for ratio in self.ratios)
+
+    def at(self, place: int) -> tuple[Sustained, ...]:
+        """The answers of all policies at one of the ratios."""
+        return self.answers[place * len(self.policies) : (place + 1) * len(self.policies)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the JSON file says (docs/formats.md)."""
+        pairs = zip(self.questions, self.answers, strict=True)
+        return {"format": 1, "device": self.device, "answers": [_as_dict(*pair) for pair in pairs]}
+
+    def table(self) -> ResultTable:
+        """The loads as ``weft sustain`` prints them."""
+        return _table(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table())
+
+    def plot(self) -> Figure:
+        """The throughput at the largest load, by policy and ratio."""
+        from weft.reports.loads import loads_figure
+
+        return loads_figure(self.labels, self.policies, [answer.stp for answer in self.answers])
+
+
+def sustain(
+    workload: Workload | str | Path,
+    *,
+    policies: str | Sequence[str] = ALL,
+    ratios: Sequence[Ratio] | None = None,
+    device: Device | str | None = None,
+    late: str = "weave",
+    limit: float = 0.01,
+    seeds: int = 2,
+    tolerance: float = 0.01,
+    processes: int = 1,
+    on_progress: OnProgress | None = None,
+) -> SustainedLoads:
+    """Find the highest load at which no stream misses more than *limit* of its deadlines.
+
+    workload: or its file. ratios: shares of its total rate to try, one number per stream each. device: its own where
+    left out; a machine that ``weft.measure`` gave, or a name or a file. seeds: runs per load. tolerance: how closely to
+    search, relative. processes: searches at a time; a script that asks for several begins under
+    ``if __name__ == "__main__"``.
+    """
+    base = workload if isinstance(workload, Workload) else read_workload(workload)
+    mixes = tuple(ratios) if ratios is not None else (None,)
+    loads = check_asked(base, policies, ratios, late)
+    if processes < 1:
+        raise InputError(f"processes = {processes} must be at least 1")
+    found = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
+    names = _names(policies, found)
+    questions = [
+        Question(load, name, late=late, limit=limit, seeds=seeds, tolerance=tolerance)
+        for load in loads
+        for name in names
+    ]
+    answers = sustain_all(questions, found, processes=processes, progress=on_progress)
+    return SustainedLoads(found.name, limit, mixes, tuple(names), tuple(questions), tuple(answers))
+
+
+def check_asked(
+    base: Workload, policies: str | Sequence[str], ratios: Sequence[Ratio] | None, late: str
+) -> list[Workload]:
+    """The workload at each ratio; refuses what makes no sense, before a machine is measured."""
+    for name in () if policies == ALL else [policies] if isinstance(policies, str) else policies:
+        check_policy(name)
+    check_late(late)
+    return [base] if ratios is None else [_with_ratio(base, ratio) for ratio in ratios]
+
+
+def searchable(device: Device) -> Device:
+    """The device; a tiled NPU is refused, as nothing can be searched for on it."""
+    if isinstance(device, TiledNpu):
+        raise DeviceError(f'{device.name}: a tiled NPU has no weight buffer to schedule; this needs kind = "npu"')
+    return device
+
+
+def _names(policies: str | Sequence[str], device: Device) -> list[str]:
+    """The policies that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
+    if policies != ALL:
+        return [policies] if isinstance(policies, str) else list(policies)
+    on_host = isinstance(device, Host)
+    return [name for name, kind in POLICIES.items() if (kind.traits.serves_requests if on_host else kind in ONLINE)]
+
+
+def _with_ratio(base: Workload, ratio: Ratio) -> Workload:
+    if base.total_rate is None:
+        raise WorkloadError("ratios divide the workload's total_rate, which it does not have")
+    return parse_workload(base.model_dump(exclude_unset=True) | {"ratio": ratio}, "ratios")
+
+
+def _as_dict(question: Question, answer: Sustained) -> dict[str, Any]:
+    rates = [rate * answer.factor if rate else None for rate in question.workload.rates]
+    return {**answer.as_dict(), "rates": rates}
+
+
+def _table(loads: SustainedLoads) -> ResultTable:
+    on_host = any(answer.load is not None for answer in loads.answers)
+    columns = ("missed", "p99 ms", "load") if on_host else ("STP", "over first")
+    rows = [
+        TableRow(
+            (
+                label if place == 0 else "",
+                answer.policy,
+                _rate(answer.rate),
+                *(_on_host(answer) if on_host else (f"{answer.stp:.3f}", f"{answer.stp / answers[0].stp:.2f}")),
+                _rate(answer.unsustained_rate),
+                "seeds disagree" if answer.noise_limited else "",
+            ),
+            answer.stp == max(each.stp for each in answers),
+        )
+        for label, answers in ((label, loads.at(place)) for place, label in enumerate(loads.labels))
+        for place, answer in enumerate(answers)
+    ]
+    models = " : ".join(stream.model for stream in loads.questions[0].workload.stream)
+    title = f"{models} on {loads.device}: largest load with at most {loads.limit:.1%} of deadlines missed"
+    return ResultTable(
+        title, ("ratio", "policy", "requests/s", *columns, "first miss at", ""), tuple(rows), 2, _notes(loads, on_host)
+    )
+
+
+def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
+    what = (
+        "p99 of each stream in turn; load: share of the lanes' time in which they compute"
+        if on_host
+        else "STP: standalone time's worth of requests per unit of time"
+    )
+    noisy = any(answer.noise_limited for answer in loads.answers)
+    return (what, "where seeds disagree, more --seeds or a longer duration_s sharpen the answer") if noisy else (what,)
+
+
+def _rate(per_s: float) -> str:
+    """Requests per second; hosts serve few."""
+    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.1f}"
+
+
+def _on_host(answer: Sustained) -> tuple[str, str, str]:
+    p99 = " / ".join(number(each, 1, scale=1e3) for each in answer.p99_s)
+    return f"{answer.violation_rate:.2%}", p99, f"{answer.load or 0.0:.1%}"

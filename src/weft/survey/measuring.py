@@ -1,0 +1,61 @@
+"""``measure``: this machine as a device, from the names of models or from a workload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.devices import Host
+from weft.devices.host import usable_cores
+from weft.models.packaged import PACKAGED
+from weft.survey.measure import TOGETHER_S, Progress, Subject, survey
+from weft.workloads.requests import Workload
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def measure(
+    models: Workload | Sequence[str | os.PathLike[str] | Subject],
+    *,
+    lanes: int | None = None,
+    threads: int = 1,
+    seconds: float = TOGETHER_S,
+    cache: str | Path | None = None,
+    on_progress: Progress | None = None,
+) -> Host:
+    """This machine with these models, or with those of a workload, as ``weft serve`` runs them.
+
+    lanes: the cores less one where left out. seconds: how long to watch all models together. cache: where cut models
+    are kept between runs.
+    """
+    subjects = subjects_of(models) if isinstance(models, Workload) else list(map(_subject, models))
+    return survey(
+        subjects,
+        lanes=max(1, usable_cores() - 1) if lanes is None else lanes,
+        threads=threads,
+        seconds=seconds,
+        cache=Path(cache) if cache else None,
+        progress=on_progress,
+    )
+
+
+def subject(source: str, shapes: Shapes | None = None) -> Subject:
+    """A model to measure; packaged ones bring the shapes of what is sent to them."""
+    usual = PACKAGED[source].shapes if source in PACKAGED else {}
+    return Subject(source, {**usual, **(shapes or {})})
+
+
+def subjects_of(workload: Workload) -> list[Subject]:
+    """The models that a workload asks for; files are looked for beside it."""
+    found: dict[str, Subject] = {}
+    for stream in workload.stream:
+        path = Path(stream.model)
+        beside = stream.model.endswith(".onnx") and not path.is_absolute()
+        source = str(Path(workload.folder) / path) if beside else stream.model
+        found.setdefault(stream.served_name, subject(source, stream.shapes))
+    return list(found.values())
+
+
+def _subject(model: str | os.PathLike[str] | Subject) -> Subject:
+    return model if isinstance(model, Subject) else subject(os.fspath(model))
