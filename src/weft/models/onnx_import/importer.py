@@ -3,7 +3,7 @@
 The way through: read the file and settle the input shapes (here), walk the graph (``walk``) with
 the outputs of each node inferred (``infer``) and its work counted (``ops``), fold followers
 into the multiplications before them (``fusion``), find where it can be cut (``cuts``), then name
-layers and share out parameters.
+layers, share out parameters and go by the widths that were noted (``widths``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.infer import Inference, size_of, tensor_type
 from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
 from weft.models.onnx_import.walk import walk
+from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
 
 _MOST_MACS = 2**62
 """Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
@@ -68,7 +69,7 @@ def _imported(
     shapes: Mapping[str, tuple[int, ...]],
     exits: Sequence[str] | None,
 ) -> Model:
-    proto = _without_functions(proto)
+    proto = without_rounding(_without_functions(proto))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError("holds no graph with nodes or outputs; is it an ONNX model?")
     try:
@@ -82,7 +83,7 @@ def _imported(
     subnets = Subnets.of(proto.graph, names) if names else None
     segments = subnets.segments(len(proto.graph.node)) if subnets else None
     drafts, _, guesses = walk(proto.graph, ChainMap(dict(inputs)), inference, segments)
-    layers = _named(_with_parameters(drafts))
+    layers = narrowed(_named(_with_parameters(drafts)), widths_in(proto))
     if any(entry.key == TABLES and entry.value == "stream" for entry in proto.metadata_props):
         layers = tuple(map(_streamed, layers))
     if sum(layer.macs for layer in layers) > _MOST_MACS:
