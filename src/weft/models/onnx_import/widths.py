@@ -36,8 +36,8 @@ class Widths(NamedTuple):
 def noted(widths: Mapping[str, Widths], rounded: Mapping[str, str]) -> dict[str, str]:
     """The metadata that says so."""
     return {
-        WIDTHS: json.dumps({node: list(each) for node, each in widths.items()}, ensure_ascii=False),
-        ROUNDED: json.dumps(dict(rounded), ensure_ascii=False),
+        WIDTHS: _compact({node: list(each) for node, each in widths.items()}),
+        ROUNDED: _compact(dict(rounded)),
     }
 
 
@@ -116,3 +116,7 @@ def _note(model: onnx.ModelProto, key: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"its {key} is no table; tune it again")
     return found
+
+
+def _compact(table: Mapping[str, object]) -> str:
+    return json.dumps(table, ensure_ascii=False, separators=(",", ":"))
