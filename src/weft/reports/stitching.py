@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from weft.stitching.advice import Advice
 from weft.stitching.summary import SLABBED, LayerRow, Summary, Way
 from weft.stitching.whole_run import Stitching
 from weft.version import __version__
@@ -23,8 +24,10 @@ NUMBER_BYTES = 4
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
-def stitching_report(made: Stitching, files: Sequence[str | Path]) -> dict[str, Any]:
-    """The numbers of stitched models, ready for JSON; *files* are those of the groups."""
+def stitching_report(
+    made: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
+) -> dict[str, Any]:
+    """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
     options = made.options
     return {
         "format": 1,
@@ -44,6 +47,7 @@ def stitching_report(made: Stitching, files: Sequence[str | Path]) -> dict[str, 
         "largest_difference": made.difference and made.difference.relative,
         "total": {"sequential": asdict(made.before), "stitched": asdict(made.after)},
         "groups": [{"file": str(file), **asdict(each)} for file, each in zip(files, made.summaries, strict=True)],
+        "served": [each.as_dict() for each in served],
     }
 
 
