@@ -67,6 +67,7 @@ def workload_device(
 ) -> Device:
     """The device that a workload runs on: the one named, its own, or this machine, measured now with its models."""
     from weft.devices import HOST, load_device
+    from weft.models.stitched_files import file_and_task
 
     name = device or workload.device
     if name != HOST:
@@ -78,7 +79,7 @@ def workload_device(
     sources: dict[str, Subject] = {}
     for stream in workload.stream:
         path = Path(stream.model)
-        beside = stream.model.endswith(".onnx") and not path.is_absolute()
+        beside = file_and_task(stream.model)[0].endswith(".onnx") and not path.is_absolute()
         sources.setdefault(
             stream.served_name, subject(str(Path(workload.folder) / path) if beside else stream.model, stream.shapes)
         )
