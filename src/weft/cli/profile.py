@@ -49,12 +49,13 @@ def command(
     """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
     from weft.costs.layer_costs import estimate, write_profile
     from weft.devices import HOST, write_host
-    from weft.models.sources import load_models
+    from weft.models.sources import each_in, load_models
 
     shapes = parse_shapes(shape, models)
     if device == HOST:
         refuse_unused(context, "--device host", ON_HOST)
-        measured = host.measure([host.subject(model, shapes.get(model)) for model in models], lanes, seconds, cache)
+        asked = [(name, shapes.get(model)) for model in models for name in each_in(model)]
+        measured = host.measure([host.subject(*each) for each in asked], lanes, seconds, cache)
         host.print_host(measured)
         if output:
             write_host(measured, output)

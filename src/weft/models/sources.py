@@ -47,15 +47,14 @@ def load_models(
     parameters: Mapping[str, Parameter] | None = None,
 ) -> tuple[Model, ...]:
     """The model of that name; of a stitched file each of its models, as a request for it alone computes."""
-    names = [f"{name_or_path}/{task}" for task in stitched_tasks(name_or_path)] or [name_or_path]
-    return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in names)
+    return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in each_in(name_or_path))
 
 
-def stitched_tasks(name_or_path: str) -> tuple[str, ...]:
-    """The models in a stitched file; none for anything else."""
-    if not name_or_path.endswith(".onnx") or not Path(name_or_path).is_file():
-        return ()
-    return tuple(tasks_of(read_onnx(Path(name_or_path))))
+def each_in(name_or_path: str) -> list[str]:
+    """The names of the models in a stitched file, each as a name of its own; anything else is one model."""
+    stored = name_or_path.endswith(".onnx") and Path(name_or_path).is_file()
+    tasks = tasks_of(read_onnx(Path(name_or_path))) if stored else {}
+    return [f"{name_or_path}/{task}" for task in tasks] or [name_or_path]
 
 
 def _found(

@@ -19,7 +19,8 @@ from weft.stitching.counts import kernel_names
 from weft.stitching.graph import Graph, GraphStep
 from weft.stitching.net import Array
 
-MOST_BITS = 8
+MOST_BITS = 12
+"""Several formats of 8 bits in one array are a little more than that."""
 TOGETHER = 8
 """So many codes of n bits are n bytes."""
 STEPS_BYTES = 1200
@@ -53,7 +54,7 @@ def coded(array: Array) -> CodedArray | None:
     if bits > MOST_BITS:
         return None
     stream = np.zeros(-(-array.size // TOGETHER) * bits, np.uint8)
-    data = pack(places.reshape(-1).astype(np.uint8), bits)
+    data = pack(places.reshape(-1), bits)
     stream[: data.size] = data
     found = CodedArray(stream.reshape(-1, bits), table, array.shape)
     return found if found.nbytes + STEPS_BYTES < array.nbytes else None
@@ -96,7 +97,8 @@ def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
 
 
 class _Decoding:
-    """The steps from codes to an array. A code lies in two neighbouring bytes; a division and a remainder cut it out."""
+    """The steps from codes to an array. A code lies in two or three neighbouring bytes; a division and a remainder cut
+    it out."""
 
     def __init__(self, name: str, codes: CodedArray) -> None:
         self.constants: dict[str, Array] = {f"{name}.codes": codes.octets, f"{name}.table": codes.table}
@@ -104,10 +106,12 @@ class _Decoding:
         self._name, bits = name, codes.bits
         begins = bits * np.arange(TOGETHER)
         octets = self._do("Cast", f"{name}.codes", to=_INT32)
-        low = self._do("Gather", octets, self._whole(begins // 8), axis=1)
-        high = self._do("Gather", octets, self._whole(np.minimum(begins // 8 + 1, bits - 1)), axis=1)
-        pairs = self._do("Add", low, self._do("Mul", high, self._whole(256)))
-        cut = self._do("Div", pairs, self._whole(2 ** (begins % 8)))
+        whole = ""
+        for place in range(2 if bits <= 9 else 3):
+            each = self._do("Gather", octets, self._whole(np.minimum(begins // 8 + place, bits - 1)), axis=1)
+            high = self._do("Mul", each, self._whole(256**place)) if place else each
+            whole = self._do("Add", whole, high) if whole else high
+        cut = self._do("Div", whole, self._whole(2 ** (begins % 8)))
         numbers = self._do("Gather", f"{name}.table", self._do("Mod", cut, self._whole(1 << bits)), axis=0)
         flat = self._do("Reshape", numbers, self._whole([-1], np.int64))
         exact = self._do("Slice", flat, self._whole([0]), self._whole([prod(codes.shape)]))

@@ -36,10 +36,10 @@ from weft.tuning.subject import TuningSubject, make_evaluator, prepare, setting
 from weft.tuning.trials import Progress
 from weft.tuning.tuner import find_formats
 
-FORMATS, NETWORK, RESULT, WEIGHTS, PROFILE, INT8_MODEL = (
-    "formats.txt", "network.toml", "tuning.json", "weights.bin", "profile.json", "int8.onnx",
+FORMATS, NETWORK, RESULT, WEIGHTS, PROFILE = (
+    "formats.txt", "network.toml", "tuning.json", "weights.bin", "profile.json",
 )  # fmt: skip
-"""Files in the folder of the results; the tuned model is called as its source is (``model_file``)."""
+"""Files in the folder of the results; models are called as their source is (``model_file``)."""
 
 
 class TuneProgress(NamedTuple):
@@ -66,10 +66,14 @@ def tune(model: str | Path, *, on_progress: OnProgress | None = None, **options:
 def model_file(source: Path) -> str:
     """What the tuned model is called in the folder of the results: as its source, so that it is served under its name.
 
-    The name of another file of the folder is not taken from it.
+    One called as the description of the network is would take that for its settings.
     """
-    taken = source.stem in (Path(NETWORK).stem, Path(INT8_MODEL).stem)
-    return f"{source.stem}-tuned.onnx" if taken else f"{source.stem}.onnx"
+    return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
+
+
+def int8_file(source: Path) -> str:
+    """What the model is called that ONNX Runtime quantised in its own way."""
+    return f"{source.stem}.int8.onnx"
 
 
 def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> TuningResult:
@@ -248,7 +252,8 @@ class _TuningSteps:
         seen = calibration(subject.data, subject.opened.fixed_batch)
         with TemporaryDirectory() as spare:
             folder = self.options.folder
-            path = self._named("int8 model", folder / INT8_MODEL) if folder else Path(spare) / INT8_MODEL
+            name = int8_file(subject.path)
+            path = self._named("int8 model", folder / name) if folder else Path(spare) / name
             quantise_int8(subject.path, seen, path, nodes=wanted, batch=batch)
             # Optimised, some processors' fused kernels saturate on the way.
             score = exported_score(path, subject.opened, subject.data, self.options.measure, optimise=False)

@@ -18,6 +18,8 @@ from weft.errors import ModelError
 from weft.models.layer import Layer
 from weft.models.onnx_import.walk import names_read
 
+FORMATS = "weft.formats"
+"""Model metadata: the configuration that a file was tuned to, as in its text file."""
 WIDTHS = "weft.widths"
 """Model metadata: JSON, node -> bits of its weights and of its inputs."""
 ROUNDED = "weft.rounded"

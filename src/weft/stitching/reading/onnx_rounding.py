@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from onnx import NodeProto, helper
 
 from weft.errors import StitchError
-from weft.models.onnx_import.widths import node_name, rounded_in, widths_in
+from weft.models.onnx_import.widths import FORMATS, ROUNDED, node_name, rounded_in, widths_in
 from weft.stitching.graph import Builder
 from weft.stitching.net import Array
 from weft.stitching.reading.onnx_source import OnnxSource, SourceNode
 
 FLOAT_BITS = 32
-FORMATS = "weft.formats"
-"""The key under which ``weft tune`` says what it did to a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +55,8 @@ def roundings(source: OnnxSource) -> dict[str, RoundingSteps]:
     """Every rounded tensor of a file with what rounds it."""
     makers = {output: node for node in source.nodes for output in node.outputs if output}
     found = rounded_in(source.proto)
-    tuned = any(entry.key == FORMATS for entry in source.proto.metadata_props)
-    if tuned and not any(entry.key == "weft.rounded" for entry in source.proto.metadata_props):
+    notes = {entry.key for entry in source.proto.metadata_props}
+    if FORMATS in notes and ROUNDED not in notes:
         raise StitchError("it was tuned by an older weft, and does not say where it rounds; tune it again")
     return {output: _steps(source, makers, of, output) for output, of in found.items() if output in makers}
 
@@ -77,6 +75,8 @@ def _steps(source: OnnxSource, makers: Mapping[str, SourceNode], of: str, output
         kept[name] = makers[name]
         wanted += [each for each in makers[name].inputs if each]
     nodes = [node for node in source.nodes if any(node is each for each in kept.values())]
+    if foreign := [node.op for node in nodes if "." in node.op]:
+        raise StitchError(f"it rounds by {foreign[0]}, which ONNX Runtime does not know; tune it with --export qdq")
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name)
     constants = {name: source.stored(name) for name in read if name in source.tensors}
     return RoundingSteps(tuple(node.proto for node in nodes), constants, of, output, _signature(nodes, constants))

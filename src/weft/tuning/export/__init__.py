@@ -25,7 +25,7 @@ from onnx import helper
 from weft.errors import TuneError, unknown_name
 from weft.files import replacing
 from weft.models.onnx_import.walk import names_read
-from weft.models.onnx_import.widths import Widths, node_name, noted
+from weft.models.onnx_import.widths import FORMATS, Widths, node_name, noted
 from weft.models.weighted_layers import flat, load_flat
 from weft.numbers.configuration import AnyFormat, Configuration
 from weft.numbers.format import FLOAT32
@@ -40,9 +40,6 @@ __all__ = ["FORMATS", "STYLES", "Style", "export", "write_export"]
 
 Style = Literal["qdq", "packed", "simulated", "qonnx"]
 STYLES: tuple[Style, ...] = get_args(Style)
-
-FORMATS = "weft.formats"
-"""Model metadata: the configuration, as in its text file."""
 
 MOST_BYTES_IN_FILE = 1_800_000_000
 """Protobuf ends at 2 GiB; a larger model keeps its weights in a file beside it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from weft.errors import ModelError, TuneError, unknown_name
+from weft.models.onnx_import.widths import FORMATS
 from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
 from weft.runtime.cutting import prune, whole_because
 from weft.runtime.onnxruntime_cpu.samples import check_ranks, specs
@@ -69,6 +70,8 @@ def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
         raise ModelError(f"{path}: {error}") from error
     _refuse_stitched(path)
     model = load_flat(path)
+    if any(entry.key == FORMATS for entry in model.metadata_props):
+        raise TuneError(f"{path} was tuned already; tune the model that it was made of")
     known = [each.name for each in model.graph.output]
     if output is not None and output not in known:
         raise TuneError(f"{path}: {unknown_name('output', output, known)}")
