@@ -20,7 +20,7 @@ from tests.serving.live import running
 from weft.cli.main import main
 from weft.costs.layer_costs import estimate, read_profile
 from weft.costs.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
-from weft.devices import load_npu, load_soc
+from weft.devices import Host, HostModel, load_npu, load_soc
 from weft.mapping.estimate import estimate as mapping_estimate
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.widths import Widths, noted
@@ -32,6 +32,8 @@ from weft.stitching.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
 from weft.stitching.codes import coded, in_codes
 from weft.stitching.graph import Builder
 from weft.stitching.onnx_writer import to_onnx
+from weft.survey import Subject, survey
+from weft.survey.measure import with_stitched
 from weft.survey.memory_contention import host_soc
 from weft.tuning.export import write_export
 from weft.tuning.geometry import network_of
@@ -386,3 +388,18 @@ def test_models_go_through_all_tools(shop: Path, command: Command, tmp_path: Pat
         assert stream["answered"] == stream["scheduled"] > 0
         assert stream["accuracy"] >= threshold - 0.2, "of a few samples"
     assert "simulated under" in command("simulate", "--bench", "bench.json").out
+
+
+def test_models_that_were_stitched_have_the_times_of_their_body() -> None:
+    measured = HostModel(segments=("all",), times_s={1: (0.002,)}, loses={"cats": 0.1, "fish": 0.2})
+    alone = HostModel(segments=("all",), times_s={1: (0.001,)}, loses={"cats": 0.3, "fish": 0.4})
+    host = Host(source="", cores=2, lanes=2, threads=1, models={"cats": measured, "fish": alone})
+    found = with_stitched(host, {"cats": "cats", "dogs": "cats", "fish": "fish"})
+    assert found.models["dogs"].times_s == measured.times_s
+    assert found.models["dogs"].loses == {"cats": 0.1, "dogs": 0.1, "fish": 0.2}
+    assert found.models["fish"].loses == {"cats": 0.3, "dogs": 0.3, "fish": 0.4}
+
+
+def test_a_stitched_file_is_not_measured_as_if_it_were_one_model(shop: Path) -> None:
+    with pytest.raises(weft.InputError, match="holds cats, dogs; say which of them is asked for"):
+        survey([Subject(str(shop / "pets.onnx"))], lanes=1)

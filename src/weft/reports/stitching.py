@@ -59,7 +59,7 @@ def sentences(made: Stitching) -> list[str]:
         *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
         _sharing(groups),
         _time(groups, made.before, made.after),
-        _memory(groups, made.before, made.after),
+        _memory(groups, made.before, made.after, _number_bytes(made)),
     ]
 
 
@@ -100,10 +100,17 @@ def _seconds(way: Way, measured: bool) -> float:
     return way.measured_s if measured and way.measured_s is not None else way.predicted_s
 
 
-def _memory(groups: Sequence[Summary], before: Way, after: Way) -> str:
+def _number_bytes(made: Stitching) -> float:
+    """What a weight takes: that of a float, or what those of tuned models take on average."""
+    separate = sum(each.kernels.separate for each in made.summaries)
+    tuned = separate and any(net.tuned for net in made.family.nets)
+    return made.before.weight_bytes / separate if tuned else NUMBER_BYTES
+
+
+def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
     kernels = [each.kernels for each in groups]
-    unique = NUMBER_BYTES * sum(each.unique for each in kernels)
-    common = NUMBER_BYTES * sum(each.by_all + each.by_some for each in kernels)
+    unique = number_bytes * sum(each.unique for each in kernels)
+    common = number_bytes * sum(each.by_all + each.by_some for each in kernels)
     layers = [row for each in groups for row in each.layers]
     most = _most(layers, "weight_bytes", after.weight_bytes)
     said = (

@@ -103,7 +103,7 @@ def survey(
         firsts.setdefault(subject.file, subject)
     with _kept(cache) as folder:
         host = _Survey(tuple(firsts.values()), lanes, threads, seconds, folder, progress).host()
-    return _with_all(host, {subject.name: firsts[subject.file].name for subject in subjects})
+    return with_stitched(host, {subject.name: firsts[subject.file].name for subject in subjects})
 
 
 def _require_one(subject: Subject) -> None:
@@ -115,7 +115,7 @@ def _require_one(subject: Subject) -> None:
         raise InputError(f"{path} holds {names}; say which of them is asked for, as {path}/{tasks[0]}")
 
 
-def _with_all(host: Host, measured: Mapping[str, str]) -> Host:
+def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
     """*host* with the models that were stitched to one that was measured: they have its body, and so its times."""
     models = {}
     for name, first in measured.items():
