@@ -165,7 +165,7 @@ def _calibrated(path: str) -> Soc:
     if not is_calibration(raw):
         raise DeviceError(f"{path}: no calibration, and models are mapped to a SoC; weft map calibrate --json FILE")
     if not isinstance(raw.get("device"), dict):
-        raise DeviceError(f"{path}: has no device in it; make one of it: weft map calibrate --matrix {path} --json FILE")
+        raise DeviceError(f"{path}: no device in it; weft map calibrate --matrix {path} --json FILE")
     return parse_soc(raw["device"], path)
 
 

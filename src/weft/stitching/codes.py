@@ -82,8 +82,8 @@ def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
         constants |= decoding.constants
         steps += decoding.steps
         shapes |= dict.fromkeys((step.outputs[0] for step in decoding.steps), each.shape)
-    return replace(graph, constants=constants, weights=graph.weights & constants.keys(), steps=(*steps, *graph.steps),
-                   shapes=shapes)  # fmt: skip
+    weights = graph.weights & constants.keys()
+    return replace(graph, constants=constants, weights=weights, steps=(*steps, *graph.steps), shapes=shapes)
 
 
 def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:

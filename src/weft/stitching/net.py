@@ -76,8 +76,8 @@ class Op:
     settings: Mapping[str, float] = field(default_factory=dict)
     """unary: alpha, beta, min, max, tanh (Gelu's approximation); avg_pool: count_include_pad; 0 or 1 for switches."""
     payload: Any = None
-    """island, and a unary that rounds (``ROUNDING``): what its source needs to run it, an object with ``signature: str``
-    that equal ones share."""
+    """island, and a unary that rounds (``ROUNDING``): what its source needs to run it, an object with a
+    ``signature: str`` that equal ones share."""
     tuned: bool = False
     """conv: whether its weights are few different numbers, as ``weft tune`` leaves them; they are kept as they are."""
 

@@ -90,8 +90,8 @@ def _refuse_stitched(path: Path) -> None:
     """Of a file of several models one score cannot speak for all."""
     if tasks := [task.name for task in tasks_in(path)]:
         raise TuneError(
-            f"{path} is stitched of {', '.join(tasks)}, and one score cannot speak for all of them; tune the models that "
-            "it was made of, and stitch those"
+            f"{path} is stitched of {', '.join(tasks)}, and one score cannot speak for all of them; tune the models "
+            "that it was made of, and stitch those"
         )
 
 
