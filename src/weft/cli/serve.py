@@ -139,11 +139,13 @@ def command(
 
     Models are cut into short segments, and between segments the policy decides again who goes next.
     A dashboard is at [bold]/[/bold], Prometheus metrics at [bold]/metrics[/bold].
+    Every setting is a variable too, as WEFT_LANES=2, which goes before a file and after an option.
     """
     import asyncio
 
     from weft.serving.config import ServerConfig
     from weft.serving.ending import leave_if_stuck
+    from weft.serving.environment import near_misses
     from weft.serving.log_settings import FORMAT
     from weft.serving.server import fastest_loop, serve
 
@@ -158,6 +160,8 @@ def command(
         "allowed_hosts": tuple(allowed_host) if allowed_host else None,
     }
     settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)
+    for told in near_misses(os.environ):
+        typer.echo(f"weft: {told}", err=True)
     if check:
         _check(settings)
         return
@@ -173,15 +177,16 @@ def command(
 
 
 def _settings(file: str | None, given: dict[str, Any], api_key_file: str | None) -> ServerConfig:
-    """The file's settings with the command line's in their place."""
+    """The file's settings, with the environment's in their place and the command line's in the place of both."""
     from weft.serving.config import ServerConfig, read_api_key, read_server_config
+    from weft.serving.environment import settings_in
 
     if given.get("grpc_port") == -1:
         given["grpc_port"] = None
     if api_key_file:
         given["api_key"] = read_api_key(Path(api_key_file), {})
     base = read_server_config(Path(file)) if file else ServerConfig(api_key=read_api_key(None, os.environ))
-    settings = replace(base, **given)
+    settings = replace(base, **settings_in(os.environ) | given)
     if not settings.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
     return settings
