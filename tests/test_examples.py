@@ -79,10 +79,10 @@ def percentages(line: str) -> list[float]:
 
 
 @pytest.mark.skipif(not (shutil.which("bash") and shutil.which("curl")), reason="the example is for bash and curl")
-def test_the_early_exits_of_the_readme_are_served_measured_and_simulated(tmp_path: Path) -> None:
+def test_the_early_exits_of_the_page_are_served_measured_and_simulated(tmp_path: Path) -> None:
     port = free_port()
     script = replaced(
-        shell_block("README.md", "Early exits"),
+        shell_block("docs/exits.md", "Served, measured, simulated"),
         (
             "weft serve models --policy top-up &",
             f"weft serve models --policy top-up --http-port {port} --grpc-port -1 &\nserver=$!; trap 'kill %1' EXIT",
