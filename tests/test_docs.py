@@ -22,7 +22,7 @@ OF_OTHERS = frozenset({"docs/plan.md", "docs/python.md"})
 BLOCK = re.compile(r"^<!-- run -->\n```(console|python)\n(.*?)^```$", re.M | re.S)
 """A block that is marked to be run."""
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def name_of(path: Path) -> str:

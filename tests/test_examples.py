@@ -156,14 +156,6 @@ def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:
         assert name in done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/*.md")))])
-def test_links_between_the_pages_lead_somewhere(page: str) -> None:
-    path = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), f"{page} links to {target}"
-
-
 def test_the_formats_page_names_every_key_of_a_device_and_a_report() -> None:
     from weft.devices import Npu
     from weft.reports.report import Report, StreamReport
