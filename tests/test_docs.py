@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import pytest
 
 from tests import ROOT
 from tests.cli.test_cli import run
+from tests.cli.test_command_line import LEAVES
 from tests.serving import live
 
 yaml = pytest.importorskip("yaml", reason="reads mkdocs.yml; openapi-spec-validator of .[dev] brings it")
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LONGEST_README = 180
-OF_OTHERS = frozenset({"docs/plan.md", "docs/python.md"})
+YET_TO_COME = frozenset({"docs/plan.md", "docs/python.md", "plan", "--target"})
+"""What pages speak of before it is there; nothing, once it is."""
 BLOCK = re.compile(r"^<!-- run -->\n```(console|python)\n(.*?)^```$", re.M | re.S)
 """A block that is marked to be run."""
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
@@ -56,7 +60,7 @@ def anchors(path: Path) -> set[str]:
 def test_the_site_has_every_page_once() -> None:
     nav = [f"docs/{page}" for page in in_order(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])]
     assert len(nav) == len(set(nav))
-    assert set(nav) - OF_OTHERS == {name_of(page) for page in ROOT.glob("docs/*.md")} - OF_OTHERS
+    assert set(nav) - YET_TO_COME == {name_of(page) for page in ROOT.glob("docs/*.md")} - YET_TO_COME
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -65,7 +69,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
     for link in LINK.findall(prose(page)):
         target, _, heading = link.partition("#")
         path = (page.parent / target).resolve() if target else page
-        if "://" in link or (path.is_relative_to(ROOT) and name_of(path) in OF_OTHERS):
+        if "://" in link or (path.is_relative_to(ROOT) and name_of(path) in YET_TO_COME):
             continue
         if not path.exists() or (heading and path.suffix == ".md" and heading not in anchors(path)):
             lost.append(link)
@@ -94,6 +98,38 @@ def test_the_page_on_production_names_metrics_that_there_are() -> None:
     known = {f"{each.name}{end}" for each in FAMILIES for end in ("", "_bucket")}
     shown = set(re.findall(r"\b(?:weft|nv)_\w*[a-z]\b", (ROOT / "docs/production.md").read_text()))
     assert shown and shown <= known
+
+
+# Commands
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every ``weft ...`` in the blocks of a page that are not of another language."""
+    for block in re.findall(r"^ *```(?:console|bash|sh)?\n(.*?)^ *```$", page.read_text("utf-8"), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            with contextlib.suppress(ValueError):  # a line of output has a single quote
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                for _, simple in groupby(words, lambda word: word in ("&&", "|", "&", ";", ">")):
+                    if (said := list(simple))[0] == "weft" and re.match("[a-z]", " ".join(said[1:])):
+                        yield said[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_that_are_shown_have_the_options_they_are_shown_with(page: Path) -> None:
+    wrong = []
+    for words in commands(page):
+        leaf = LEAVES.get(" ".join(words[:2])) or LEAVES.get(words[0])
+        if leaf is None:
+            wrong += [words[:1]]
+            continue
+        known = {option for param in leaf.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        wrong += [[words[0], option] for option in sorted(given - known)]
+    assert [each for each in wrong if each[-1] not in YET_TO_COME] == []
+
+
+def test_the_readme_begins_with_plan_serve_and_bench() -> None:
+    assert [words[0] for words in commands(ROOT / "README.md")][:3] == ["plan", "serve", "bench"]
 
 
 # The tutorial
@@ -128,7 +164,7 @@ def test_the_tutorial_runs(
 
 def run_commands(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run each command; what is shown below it is printed."""
-    for part in re.split(r"^\$ weft ", text, flags=re.M)[1:]:
+    for part in re.split(r"^\$ weft ", text.replace("\\\n", " "), flags=re.M)[1:]:
         command, *shown = part.strip().splitlines()
         code, printed, error = run(capsys, *shlex.split(command))
         assert code == 0, error
