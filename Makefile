@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 # The tests start many processes; each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test strain lint check bench soak attack ready peers clean
+.PHONY: demo test strain lint check docs bench soak attack ready peers clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ lint: $(READY) ## Format, lint, types.
 	$(BIN)/mypy
 
 check: lint test ## Format, lint, types, tests.
+
+docs: $(READY) ## The documentation as a site in out/site; a warning is an error.
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/scheduler_speed.py

@@ -79,10 +79,10 @@ def percentages(line: str) -> list[float]:
 
 
 @pytest.mark.skipif(not (shutil.which("bash") and shutil.which("curl")), reason="the example is for bash and curl")
-def test_the_early_exits_of_the_readme_are_served_measured_and_simulated(tmp_path: Path) -> None:
+def test_the_early_exits_of_the_page_are_served_measured_and_simulated(tmp_path: Path) -> None:
     port = free_port()
     script = replaced(
-        shell_block("README.md", "Early exits"),
+        shell_block("docs/exits.md", "Served, measured, simulated"),
         (
             "weft serve models --policy top-up &",
             f"weft serve models --policy top-up --http-port {port} --grpc-port -1 &\nserver=$!; trap 'kill %1' EXIT",
@@ -154,14 +154,6 @@ def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:
     for name in ("tpuv3-like.html", "nnpi-like.html", "woven.png"):
         assert (tmp_path / "out/demo" / name).stat().st_size > 10_000
         assert name in done.stdout
-
-
-@pytest.mark.parametrize("page", ["README.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/*.md")))])
-def test_links_between_the_pages_lead_somewhere(page: str) -> None:
-    path = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), f"{page} links to {target}"
 
 
 def test_the_formats_page_names_every_key_of_a_device_and_a_report() -> None:

@@ -84,10 +84,12 @@ def schedule_of(case: Any, told: dict[str, Any]) -> Schedule:
 # What it prints and writes
 
 
-@pytest.mark.parametrize(("page", "heading"), [("docs/mapping.md", "# Mapping models"), ("README.md", "## Map\n")])
+@pytest.mark.parametrize(
+    ("page", "heading"), [("docs/mapping.md", "# Mapping models"), ("docs/tutorial.md", "## Map\n")]
+)
 def test_the_example_of_the_page_is_true(weft: Callable[..., Answer], page: str, heading: str) -> None:
     text = (ROOT / page).read_text().partition(heading)[2]
-    command, *shown = re.split(r"^```$", text, flags=re.M)[1].strip().splitlines()
+    command, *shown = re.split(r"^```\w*$", text, flags=re.M)[1].strip().splitlines()
     answer = weft(*command.removeprefix("$ weft ").split())
     assert answer.code == 0, answer.error
     printed = [line.rstrip() for line in answer.out.splitlines()]

@@ -146,11 +146,13 @@ def command(
 
     Models are cut into short segments, and between segments the policy decides again who goes next.
     A dashboard is at [bold]/[/bold], Prometheus metrics at [bold]/metrics[/bold].
+    Every setting is a variable too, as WEFT_LANES=2, which goes before a file and after an option.
     """
     import asyncio
 
     from weft.serving.config import ServerConfig
     from weft.serving.ending import leave_if_stuck
+    from weft.serving.environment import near_misses
     from weft.serving.log_settings import FORMAT
     from weft.serving.server import fastest_loop, serve
 
@@ -171,6 +173,8 @@ def command(
     read = partial(_settings, config, typed, api_key_file, plan, unchecked=unchecked)
     with told_in_options(context) if plan else nullcontext():
         settings = read()
+    for told in near_misses(os.environ):
+        typer.echo(f"weft: {told}", err=True)
     if check:
         _check(settings)
         return
@@ -204,8 +208,9 @@ def _settings(
     *,
     unchecked: bool = False,
 ) -> ServerConfig:
-    """The settings of the file, or of the plan, with the command line's in their place."""
+    """The settings of the file or the plan, the environment's in their place, and the typed ones in the place of all."""
     from weft.serving.config import ServerConfig, read_api_key, read_server_config
+    from weft.serving.environment import settings_in
 
     if given.get("grpc_port") == -1:
         given["grpc_port"] = None
@@ -217,7 +222,7 @@ def _settings(
         base = plan_settings(plan, unchecked=unchecked)
     else:
         base = read_server_config(Path(file)) if file else ServerConfig(api_key=read_api_key(None, os.environ))
-    settings = replace(base, **given)
+    settings = replace(base, **settings_in(os.environ) | given)
     if not settings.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
     return settings

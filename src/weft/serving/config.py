@@ -363,6 +363,16 @@ def _schema() -> type[BaseModel]:
     return create_model("ServerConfig", __config__=ConfigDict(extra="forbid"), **wanted)
 
 
+def check_setting(name: str, value: Any) -> Any:
+    """*value* as the setting *name* holds it; InputError, whatever the others are, if it cannot be."""
+    usual = ServerConfig()
+    given = {each.name: getattr(usual, each.name) for each in fields(usual)} | {name: value}
+    try:
+        return getattr(_schema().model_validate(given), name)
+    except ValidationError as error:
+        raise InputError(one_line(_complaint(error, _schema()))) from error
+
+
 def _check(config: ServerConfig) -> None:
     """Refuse values that cannot be; numbers, paths and lists get the type their field has."""
     given = {each.name: getattr(config, each.name) for each in fields(config)}

@@ -15,7 +15,10 @@ from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
 from weft.runtime.isolated.packets import Line
 
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE")
+KEPT_VARIABLES = (
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE",
+    "ORT_DISABLE_TELEMETRY",
+)  # fmt: skip
 """What a process that works for the server has of its environment, in which there may be secrets."""
 
 

@@ -1,0 +1,183 @@
+"""What is deployed: the container file, the unit of systemd and the health check, as far as they can be read here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import weft.tuning.quantised  # noqa: F401  (for what its import sets)
+from tests import ROOT
+from weft.serving.config import ServerConfig
+from weft.serving.environment import API_KEY_FILE_VARIABLE, VARIABLES
+
+DEPLOY = ROOT / "deploy"
+KNOWN = {*VARIABLES, API_KEY_FILE_VARIABLE}
+
+
+# The container file
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each instruction of the container file and what follows it, on one line."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(), flags=re.M).replace("\\\n", " ")
+    return [(line.split()[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line.strip()]
+
+
+def last_stage() -> list[tuple[str, str]]:
+    begun = [place for place, (word, _) in enumerate(instructions()) if word == "FROM"]
+    assert len(begun) == 3, "one to build the wheel, one to install it, one that is kept"
+    return instructions()[begun[-1] :]
+
+
+def test_the_container_runs_the_server_as_nobody_in_particular() -> None:
+    words = [word for word, _ in last_stage()]
+    kept = dict(last_stage())
+    assert words.index("USER") < words.index("ENTRYPOINT") and kept["USER"] not in ("root", "0")
+    assert (kept["ENTRYPOINT"], kept["CMD"], kept["STOPSIGNAL"]) == ('["weft"]', '["serve", "/models"]', "SIGTERM")
+    assert "health.py" in kept["HEALTHCHECK"]
+    assert all("-slim" in base for word, base in instructions() if word == "FROM")
+
+
+def test_the_container_takes_files_that_are_there_and_settings_that_exist() -> None:
+    copied = [what.split()[:-1] for word, what in instructions() if word == "COPY" and not what.startswith("--from")]
+    assert [name for names in copied for name in names if not (ROOT / name).exists()] == []
+    variables = re.findall(r"\b(WEFT_\w+)=", dict(last_stage())["ENV"])
+    assert variables and set(variables) <= KNOWN
+
+
+def test_what_the_wheel_needs_is_copied() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    copied = " ".join(what for word, what in instructions() if word == "COPY")
+    named = [project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "src"]
+    assert [name for name in named if name not in copied] == []
+
+
+# The unit
+
+
+def unit() -> dict[str, list[str]]:
+    """Setting -> its values, as they come."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "weft.service").read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith(("#", "[")):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_the_unit_gives_away_no_more_than_it_says() -> None:
+    settings = unit()
+    for name in ("DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "MemoryDenyWriteExecute"):
+        assert settings[name] == ["yes"], name
+    assert settings["ProtectSystem"] == ["strict"] and settings["CapabilityBoundingSet"] == [""]
+
+
+def test_the_unit_leaves_workers_what_they_need() -> None:
+    settings = unit()
+    assert set(settings["RestrictNamespaces"][0].split()) == {"user", "net"}
+    assert "AF_UNIX" in settings["RestrictAddressFamilies"][0].split()
+    assert {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"} <= set(
+        settings["SystemCallFilter"][0].split()
+    )
+    assert "ProcSubset" not in settings and settings["OOMPolicy"] == ["continue"]
+
+
+def test_the_unit_waits_for_requests_that_were_accepted() -> None:
+    assert int(unit()["TimeoutStopSec"][0]) > ServerConfig().drain_s + 2
+    assert (unit()["KillMode"], unit()["RestartPreventExitStatus"]) == (["mixed"], ["2"])
+
+
+def test_the_unit_sets_variables_that_exist() -> None:
+    text = (DEPLOY / "weft.service").read_text()
+    assert set(re.findall(r"\bWEFT_\w+", text)) <= KNOWN
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_reads_the_unit_without_a_complaint(tmp_path: Path) -> None:
+    copy = tmp_path / "weft.service"
+    copy.write_text((DEPLOY / "weft.service").read_text().replace("/opt/weft/bin/weft", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+    assert "weft.service" not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+# The health check
+
+
+@pytest.fixture(scope="module")
+def health() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("health", DEPLOY / "health.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("environment", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"WEFT_HOST": "0.0.0.0", "WEFT_HTTP_PORT": ""}, "http://127.0.0.1:8000"),
+        ({"WEFT_HOST": "::", "WEFT_HTTP_PORT": "9000"}, "http://[::1]:9000"),
+        ({"WEFT_HOST": "fd00::1"}, "http://[fd00::1]:8000"),
+        ({"WEFT_HOST": "weft.example", "WEFT_TLS_CERT": "/c.pem"}, "https://weft.example:8000"),
+    ],
+)
+def test_health_is_asked_where_the_server_listens(health: ModuleType, environment: dict[str, str], url: str) -> None:
+    assert health.address(environment) == f"{url}/v2/health/ready"
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Says that it is ready below /ready, and why not elsewhere."""
+
+    def do_GET(self) -> None:
+        body = b"" if self.path == "/ready" else b'{"ready": false, "reason": "lenet is missing"}'
+        self.send_response(503 if body else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Ready) as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+def test_health_is_nothing_or_a_reason(health: ModuleType, server: str) -> None:
+    assert health.problem(f"{server}/ready") == ""
+    assert "lenet is missing" in health.problem(f"{server}/v2/health/ready")
+
+
+def test_the_script_ends_with_the_reason(server: str) -> None:
+    environment = {**os.environ, "WEFT_HTTP_PORT": server.rpartition(":")[2]}
+    command = [sys.executable, "-I", str(DEPLOY / "health.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "lenet is missing" in done.stderr) == (1, True)
+
+
+# What is not told
+
+
+def test_onnx_runtime_tells_nobody_that_it_runs() -> None:
+    assert os.environ["ORT_DISABLE_TELEMETRY"]
