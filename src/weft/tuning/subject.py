@@ -50,7 +50,7 @@ class TuningSubject:
 def prepare(options: TuneOptions) -> TuningSubject:
     """Read all files that were named."""
     described = _descriptor(options)
-    path = _model_path(str(options.model))
+    path = model_file(str(options.model))
     _check_together(options, described, path)
     opened = data = test = None
     if path is not None:
@@ -130,7 +130,7 @@ def _descriptor(options: TuneOptions) -> Descriptor | None:
     return load_descriptor(path) if path else None
 
 
-def _model_path(name: str) -> Path | None:
+def model_file(name: str) -> Path | None:
     """The ONNX file; None where there is only a description."""
     if name.endswith(".toml"):
         return None
@@ -141,7 +141,8 @@ def _model_path(name: str) -> Path | None:
     return Path(name)
 
 
-def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
+def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
+    """The samples that were named, or those that come with a classifier."""
     from weft.tuning.quantised.data import LabelledData, read_data
 
     if options.data is not None:
@@ -149,9 +150,14 @@ def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> Labelled
     if options.model in classifiers.NAMES:
         held = classifiers.validation(str(options.model))
         return LabelledData({opened.inputs[0].name: held.inputs()}, held.label.astype("int64"))
-    if by_command:
-        return None
     raise TuneError(f"{options.model}: give labelled samples with data = FILE.npz, or score it with command = ...")
+
+
+def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
+    """The samples; a command may do without."""
+    if by_command and options.data is None and options.model not in classifiers.NAMES:
+        return None
+    return labelled_samples(options, opened)
 
 
 def _network(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from weft.costs.layer_costs import estimate, write_profile
-from weft.errors import EvaluationError, InputError, TuneError
-from weft.files import write_text
+from weft.errors import EvaluationError, TuneError
+from weft.files import make_folder, write_text
 from weft.jsonfile import write_json
 from weft.numbers.configuration import Configuration, write_configuration
 from weft.tuning.baselines import BASELINES
@@ -36,6 +36,9 @@ from weft.tuning.subject import TuningSubject, make_evaluator, prepare, setting
 from weft.tuning.trials import Progress
 from weft.tuning.tuner import find_formats
 
+if TYPE_CHECKING:
+    from weft.tuning.runtime_target.result import RuntimeTuning
+
 FORMATS, NETWORK, RESULT, MODEL, WEIGHTS, PROFILE, INT8_MODEL = (
     "formats.txt", "network.toml", "tuning.json", "model.onnx", "weights.bin", "profile.json", "int8.onnx",
 )  # fmt: skip
@@ -53,14 +56,40 @@ class TuneProgress(NamedTuple):
     """Configurations, of a method that has no phases."""
     score: float | None = None
     """Of the last one."""
+    detail: str = ""
+    """How far it is in words, where there are no configurations to count."""
 
 
 OnProgress = Callable[[TuneProgress], None]
 
 
-def tune(model: str | Path, *, on_progress: OnProgress | None = None, **options: Any) -> TuningResult:
-    """Find the smallest formats that keep *model* accurate; *options* are the fields of ``TuneOptions``."""
-    return carry_out(TuneOptions(model=model, **options), on_progress)
+@overload
+def tune(
+    model: str | Path, *, target: None = None, on_progress: OnProgress | None = None, **options: Any
+) -> TuningResult: ...
+
+
+@overload
+def tune(model: str | Path, *, target: str, on_progress: OnProgress | None = None, **options: Any) -> RuntimeTuning: ...
+
+
+def tune(
+    model: str | Path, *, target: str | None = None, on_progress: OnProgress | None = None, **options: Any
+) -> TuningResult | RuntimeTuning:
+    """Find the smallest formats that keep *model* accurate; *options* are the fields of ``TuneOptions``.
+
+    With a *target*, find those that this runtime computes fastest instead.
+    """
+    asked = TuneOptions(model=model, target=target, **options)
+    return carry_out(asked, on_progress) if target is None else carry_out_fastest(asked, on_progress)
+
+
+def carry_out_fastest(options: TuneOptions, on_progress: OnProgress | None = None) -> RuntimeTuning:
+    """Measure which formats ``options.target`` computes fastest, and write as *options* say."""
+    from weft.tuning.runtime_target.fastest import find_fastest
+
+    told = on_progress or (lambda progress: None)
+    return find_fastest(options, lambda stage, detail: told(TuneProgress(stage, detail=detail)))
 
 
 def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> TuningResult:
@@ -87,10 +116,7 @@ def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> Tu
 def _make_room(options: TuneOptions) -> None:
     """Make the folder of the results, and forget old scores if asked to."""
     if options.folder is not None:
-        try:
-            options.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{options.folder}: cannot make the folder: {error}") from error
+        make_folder(options.folder)
     if options.fresh and options.scores is not None and options.scores.exists():
         Database(options.scores).close()  # refuses what is not ours
         options.scores.unlink()

@@ -50,7 +50,7 @@ class RuntimeBench:
 
     def __init__(
         self, opened: Opened, wanted: Sequence[str], data: LabelledData | Mapping[str, Array], metric: str,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:  # fmt: skip
         inputs = data.inputs if isinstance(data, LabelledData) else data
         self.prepared = prepare_model(opened.path, wanted)
@@ -99,9 +99,10 @@ class RuntimeBench:
         changed = self._look(self.eight_bits(frozenset([layer]), way))
         return 1 - float(closeness(changed, self._answers).mean())
 
-    def layer_times(self, variant: BuiltVariant) -> dict[str, float]:
-        """Layer -> what it takes in a variant."""
-        return layer_times(variant.written or _as_it_is(self.prepared), self.layers, self._one)
+    def layer_times(self, variants: Sequence[BuiltVariant]) -> list[dict[str, float]]:
+        """Layer -> what it takes, in each of the variants, which take turns."""
+        written = [variant.written or _as_it_is(self.prepared) for variant in variants]
+        return layer_times(written, self.layers, self._one)
 
     def _calibrated(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
         """The ranges of all tensors that some variant has in 8 bits."""

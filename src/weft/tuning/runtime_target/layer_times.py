@@ -20,22 +20,37 @@ from weft.runtime.onnxruntime_cpu.sessions import open_session
 from weft.runtime.tensors import Array
 from weft.tuning.runtime_target.qdq import WrittenVariant
 
-RUNS, WARM_UP = 40, 5
+RUNS = 40
 MARK = re.compile(r"weft@(\d+)@")
 FOLLOWERS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish")
 """What is joined with the layer before it; the whole is called after what the last of them makes."""
 
 
-def layer_times(variant: WrittenVariant, layers: Sequence[str], given: Mapping[str, Array]) -> dict[str, float]:
-    """Layer -> seconds of its own nodes and of those that turn its numbers into others, in a run on *given*."""
-    marked = _marked(variant, {name: number for number, name in enumerate(layers)})
+def layer_times(
+    variants: Sequence[WrittenVariant], layers: Sequence[str], given: Mapping[str, Array]
+) -> list[dict[str, float]]:
+    """Layer -> seconds of its own nodes and of those that turn its numbers into others, in a run on *given*.
+
+    One for each of the variants, which take turns.
+    """
+    numbers = {name: number for number, name in enumerate(layers)}
     with TemporaryDirectory() as folder:
-        session = open_session(marked.SerializeToString(), 1, optimise=True, profile=Path(folder, "trace"))
-        for _ in range(RUNS + WARM_UP):
-            session.run(None, dict(given))
-        nodes: dict[str, list[float]] = {}
-        for event in _events(Path(session.end_profiling())):
-            nodes.setdefault(event["name"], []).append(event["dur"])
+        sessions = [
+            open_session(
+                _marked(variant, numbers).SerializeToString(), 1, optimise=True, profile=Path(folder, f"{place}-")
+            )
+            for place, variant in enumerate(variants)
+        ]
+        for _ in range(RUNS):
+            for session in sessions:
+                session.run(None, dict(given))
+        return [_by_layer(Path(session.end_profiling()), layers) for session in sessions]
+
+
+def _by_layer(trace: Path, layers: Sequence[str]) -> dict[str, float]:
+    nodes: dict[str, list[float]] = {}
+    for event in _events(trace):
+        nodes.setdefault(event["name"], []).append(event["dur"])
     found: dict[str, float] = {}
     for name, times_us in nodes.items():
         layer = layers[int(MARK.search(name)[1])]  # type: ignore[index]  # all of them have the mark

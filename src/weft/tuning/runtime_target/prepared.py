@@ -119,9 +119,7 @@ def _why_not(layer: WeightedLayer, node: NodeProto, constants: Mapping[str, onnx
     return ""
 
 
-def _layer(
-    name: str, found: WeightedLayer, node: NodeProto, constants: Mapping[str, onnx.TensorProto]
-) -> FastLayer:
+def _layer(name: str, found: WeightedLayer, node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> FastLayer:
     bias = _bias_name(node)
     values = numpy_helper.to_array(constants[bias]).reshape(-1) if bias else None
     return FastLayer(name, found.op, found.position, found.weight, values, _axis(found, node))

@@ -163,7 +163,6 @@ class _QdqWriter:
         return _Steps(scale, int(np.clip(kind.min - round(low / scale), kind.min, kind.max)))
 
 
-
 def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto]) -> None:
     """Give a graph these nodes in this order and these constants beside its own, of which those stay that are read."""
     copies = [NodeProto.FromString(each.SerializeToString()) for each in nodes]

@@ -27,7 +27,9 @@ class TensorRange(NamedTuple):
         return min(low, 0.0), max(high, 0.0)
 
 
-def see_ranges(opened: Opened, names: Collection[str], inputs: Mapping[str, Array], batch: int) -> dict[str, TensorRange]:
+def see_ranges(
+    opened: Opened, names: Collection[str], inputs: Mapping[str, Array], batch: int
+) -> dict[str, TensorRange]:
     """The ranges of the tensors called *names*, on samples; *opened* has the prepared graph."""
     made = [name for name in names if name not in inputs]
     session = session_for(opened, made)

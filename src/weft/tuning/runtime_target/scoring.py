@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.runtime.tensors import Array
-from weft.tuning.quantised.data import Labels, LabelledData
+from weft.tuning.quantised.data import LabelledData, Labels
 from weft.tuning.quantised.feeding import batches, count_rows
 from weft.tuning.quantised.likeness import LIKENESS, likeness
 from weft.tuning.quantised.metrics import Metric, make_metric
