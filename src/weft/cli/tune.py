@@ -177,7 +177,7 @@ def command(
             carry = carry_out if options.target is None else carry_out_fastest
             result = carry(options, lambda progress: show(progress.stage, shown.text(progress)))
     except KeyboardInterrupt:
-        where = "before the search began"
+        where = "before the search began" if target is None else "before anything was written"
         if scores and scores.exists():
             where = (
                 f"at iteration {shown.iteration}; its scores are in {scores}, and the same command goes on from there"

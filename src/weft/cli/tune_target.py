@@ -25,9 +25,7 @@ def print_fastest(result: RuntimeTuning) -> None:
 
 
 def _print_layers(result: RuntimeTuning) -> None:
-    title = (
-        f"{result.network}: fastest in {result.target} on this machine, keeping {1 - result.margin:.4g} of the score"
-    )
+    title = f"{result.network}: fastest in {result.target}, keeping {1 - result.margin:.4g} of the score"
     table = plain_table(title, LAYERS, left=3)
     for each in result.layers:
         times = (number(time, scale=1e3) for time in (each.before_s, each.int8_s, each.after_s))

@@ -25,7 +25,7 @@ from weft.tuning.runtime_target.places import eight_bit_places
 from weft.tuning.runtime_target.prepared import PreparedModel, prepare_model
 from weft.tuning.runtime_target.qdq import QdqWay, WrittenVariant, write_qdq
 from weft.tuning.runtime_target.ranges import TensorRange, see_ranges
-from weft.tuning.runtime_target.scoring import SampleScorer, make_scorer
+from weft.tuning.runtime_target.scoring import make_scorer
 from weft.tuning.runtime_target.timing import TURNS, Turns, in_turns
 
 LOOKED_AT = 32
@@ -86,10 +86,6 @@ class RuntimeBench:
     def score(self, variant: BuiltVariant) -> float:
         return self.scorer.score(variant.session)
 
-    def score_on(self, scorer: SampleScorer, variant: BuiltVariant) -> float:
-        """The score on other samples."""
-        return scorer.score(variant.session)
-
     def race(self, variants: Sequence[BuiltVariant], turns: int = TURNS) -> tuple[Turns, ...]:
         """What a run of each takes, in turns."""
         return in_turns([variant.run for variant in variants], turns, self._clock)
@@ -117,7 +113,10 @@ class RuntimeBench:
         return outputs
 
     def _built(self, written: WrittenVariant) -> BuiltVariant:
-        return BuiltVariant(written, _session(self._simple, written.model), self._one)
+        """Ready to run; that it does is seen here."""
+        session = _session(self._simple, written.model)
+        run_on(self._simple, session, [self._simple.output], self._one)
+        return BuiltVariant(written, session, self._one)
 
 
 def _session(opened: Opened, model: ModelProto) -> Any:

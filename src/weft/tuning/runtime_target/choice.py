@@ -12,11 +12,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from weft.errors import TuneError
 from weft.tuning.runtime_target.qdq import QdqWay
 from weft.tuning.runtime_target.timing import LAST_TURNS, Turns
 
 WAYS = (QdqWay("uint8"), QdqWay("uint8", joined=False), QdqWay("int8"))
 """Of these the fastest is taken."""
+LEAST_S = 1e-7
+"""What a layer is taken to save that saves less or nothing."""
 PATIENCE = 4
 """So many layers in a row that are better kept end the search for more to leave out."""
 
@@ -90,6 +93,14 @@ def choose(place: Workplace, threshold: float, told: Told) -> FastestVariant:
     return search.end()
 
 
+class _Entrant(NamedTuple):
+    """Who runs in the last race."""
+
+    kind: str
+    variant: Any
+    score: float | None
+
+
 @dataclass
 class _Search:
     """A search on its way; the variant that it stands on is the current one."""
@@ -112,13 +123,20 @@ class _Search:
         place = self.place
         self.told("measuring", "all layers at once")
         self.choose_way()
-        halves = place.halves()
-        was, took = place.race([place.original, halves])
+        self._try_halves()
+        self.all_int8 = self.current
+        self.times_before, self.times_int8 = place.layer_times([place.original, self.current])
+
+    def _try_halves(self) -> None:
+        """All layers in float16, which some builds of ONNX Runtime do not have."""
+        try:
+            halves = self.place.halves()
+        except TuneError:
+            return
+        was, took = self.place.race([self.place.original, halves])
         if took.faster_than(was):
             self.halves = halves
         self._note(FLOAT16, (), took, was, None, kept=self.halves is not None)
-        self.all_int8 = self.current
-        self.times_before, self.times_int8 = place.layer_times([place.original, self.current])
 
     def choose_way(self) -> None:
         """Take the way that is fastest for the layers that are in 8 bits."""
@@ -130,11 +148,11 @@ class _Search:
         self.way, self.current = WAYS[best], variants[best]
 
     def leave_out_slow_together(self) -> None:
-        """All layers that take longer in 8 bits, if the whole is faster without them."""
+        """All layers that take longer in 8 bits, if the whole is no slower without them: fewer keep more of a score."""
         slow = [name for name in self._by_gain() if self._gain(name) < 0]
         if slow:
             self.told("measuring", f"without {len(slow)} layers that are slower in 8 bits")
-            if self._try_without(slow, SLOWER, scored=False):
+            if self._try_without(slow, together=True):
                 self.choose_way()
 
     def keep_the_score(self) -> None:
@@ -151,12 +169,13 @@ class _Search:
         self.score = self.place.score(self.current)
 
     def _most_harmful_first(self) -> list[str]:
+        """Layers by the harm they do for the time they save."""
         inside = [name for name in self.place.layers if name not in self.left_out]
         harms = {}
         for number, name in enumerate(inside, 1):
             self.told("scoring", f"layer {number} of {len(inside)} alone: {name}")
             harms[name] = self.place.harm(name, self.way)
-        return sorted(inside, key=lambda name: -harms[name])
+        return sorted(inside, key=lambda name: harms[name] / max(self._gain(name), LEAST_S), reverse=True)
 
     def _fewest(self, ordered: Sequence[str]) -> int:
         """How many of *ordered*, from the first on, must be left out; by halving, as fewer are never better."""
@@ -178,34 +197,42 @@ class _Search:
             if failed == PATIENCE or len(self.left_out) + 1 >= len(self.place.layers):
                 return
             self.told("measuring", f"without {name}, {number} of at most {len(inside)}")
-            failed = 0 if self._try_without([name], SLOWER, scored=True) else failed + 1
+            failed = 0 if self._try_without([name]) else failed + 1
 
     def end(self) -> FastestVariant:
         """The last word: what remains against the model as it was."""
         place = self.place
         self.told("measuring", "before and after")
-        entrants = [(INT8, self.current, self.score)] if self.current is not place.original else []
-        if self.halves is not None and (score := place.score(self.halves)) >= self.threshold:
-            entrants.append((FLOAT16, self.halves, score))
-        was, *times = place.race([place.original, *(variant for _, variant, _ in entrants)], LAST_TURNS)
-        kind, variant, score, took = FLOAT32, place.original, place.score(place.original), was
-        for (name, each, scored), turns in zip(entrants, times, strict=True):
-            wins = scored >= self.threshold and turns.faster_than(was) and turns.median_s < took.median_s
-            self._note(name, self.left_out if name == INT8 else (), turns, was, scored, kept=wins)
+        entrants = self._entrants()
+        was, *times = place.race([place.original, *(each.variant for each in entrants)], LAST_TURNS)
+        best, took = _Entrant(FLOAT32, place.original, None), was
+        for each, turns in zip(entrants, times, strict=True):
+            wins = turns.faster_than(was) and turns.median_s < took.median_s
+            self._note(each.kind, self.left_out if each.kind == INT8 else (), turns, was, each.score, kept=wins)
             if wins:
-                kind, variant, score, took = name, each, scored, turns
-        before_s, int8_s, after_s = place.layer_times([place.original, self.all_int8, variant])
+                best, took = each, turns
+        before_s, int8_s, after_s = place.layer_times([place.original, self.all_int8, best.variant])
         return FastestVariant(
-            kind=kind, variant=variant, way=self.way if kind == INT8 else None, before=was, after=took, score=score,
-            left_out=self.left_out if kind == INT8 else {}, times_before=before_s, times_int8=int8_s,
-            times_after=before_s if kind == FLOAT32 else after_s, tried=tuple(self.tried),
+            kind=best.kind, variant=best.variant, way=self.way if best.kind == INT8 else None, before=was, after=took,
+            score=place.score(place.original) if best.score is None else best.score,
+            left_out=self.left_out if best.kind != FLOAT16 else {}, times_before=before_s, times_int8=int8_s,
+            times_after=before_s if best.kind == FLOAT32 else after_s, tried=tuple(self.tried),
         )  # fmt: skip
+
+    def _entrants(self) -> list[_Entrant]:
+        """Who may beat the model as it was: all of them keep the score."""
+        found = []
+        if self.current is not self.place.original and self.score >= self.threshold:
+            found.append(_Entrant(INT8, self.current, self.score))
+        if self.halves is not None and (score := self.place.score(self.halves)) >= self.threshold:
+            found.append(_Entrant(FLOAT16, self.halves, score))
+        return found
 
     def _other_steps(self) -> None:
         """If the score is too low: smaller steps that clip, or narrower weights; the best of them, if it is better."""
         if self.score >= self.threshold:
             return
-        for way in (self.way._replace(usual=True), self.way._replace(weight_bits=7)):
+        for way in (self.way._replace(clipped=True), self.way._replace(weight_bits=7)):
             self.told("scoring", str(way))
             variant = self._built(way, self.left_out)
             score = self.place.score(variant)
@@ -213,18 +240,21 @@ class _Search:
             if score > self.score:
                 self.way, self.current, self.score = way, variant, score
 
-    def _try_without(self, names: Collection[str], why: str, *, scored: bool) -> bool:
-        """Leave out more layers, if the whole is faster for it and the score stays high enough."""
+    def _try_without(self, names: Collection[str], *, together: bool = False) -> bool:
+        """Leave out more layers, if the whole is faster for it and the score stays high enough.
+
+        *together*: it need not be faster, only no slower, and is scored later.
+        """
         left_out = [*self.left_out, *names]
         variant = self._built(self.way, left_out)
         now, took = self.place.race([self.current, variant])
-        wins, score = took.faster_than(now), None
-        if wins and scored:
+        wins, score = not now.faster_than(took) if together else took.faster_than(now), None
+        if wins and not together:
             score = self.place.score(variant)
             wins = score >= self.threshold
         self._note(str(self.way), left_out, took, now, score, kept=wins)
         if wins:
-            self.left_out |= dict.fromkeys(names, why)
+            self.left_out |= dict.fromkeys(names, SLOWER)
             self.current, self.score = variant, self.score if score is None else score
         return wins
 

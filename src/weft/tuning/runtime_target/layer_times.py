@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,8 @@ from weft.runtime.onnxruntime_cpu.sessions import open_session
 from weft.runtime.tensors import Array
 from weft.tuning.runtime_target.qdq import WrittenVariant
 
-RUNS = 40
+BUDGET_S, FEWEST, MOST = 3.0, 8, 100
+"""How long profiled runs may take, and how many there are at least and at most."""
 MARK = re.compile(r"weft@(\d+)@")
 FOLLOWERS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish")
 """What is joined with the layer before it; the whole is called after what the last of them makes."""
@@ -41,9 +43,11 @@ def layer_times(
             )
             for place, variant in enumerate(variants)
         ]
-        for _ in range(RUNS):
+        began_s, runs = time.perf_counter(), 0
+        while runs < FEWEST or (runs < MOST and time.perf_counter() - began_s < BUDGET_S):
             for session in sessions:
                 session.run(None, dict(given))
+            runs += 1
         return [_by_layer(Path(session.end_profiling()), layers) for session in sessions]
 
 

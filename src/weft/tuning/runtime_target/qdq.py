@@ -30,13 +30,13 @@ class QdqWay(NamedTuple):
     """Whether operators between layers stay in 8 bits where they can."""
     weight_bits: int = 8
     """7, where a processor without instructions for it adds products in 16 bits."""
-    usual: bool = False
-    """Whether steps follow the range of a usual batch; what is larger is clipped."""
+    clipped: bool = False
+    """Whether the largest values are clipped for the sake of smaller steps."""
 
     def __str__(self) -> str:
         more = (
             ("", ", layers alone")[not self.joined], ("", f", {self.weight_bits}-bit weights")[self.weight_bits < 8],
-            ("", ", usual ranges")[self.usual],
+            ("", ", clipped")[self.clipped],
         )  # fmt: skip
         return f"int8, inputs {self.activations}{''.join(more)}"
 
@@ -158,7 +158,7 @@ class _QdqWriter:
 
     def _steps(self, name: str) -> _Steps:
         places, kind = self._places, np.iinfo(self._kind)
-        low, high = self._ranges[places.steps[name]].bounds(self._way.usual)
+        low, high = self._ranges[places.steps[name]].bounds(self._way.clipped)
         scale = float(np.float32((high - low) / (kind.max - kind.min))) or 1.0
         return _Steps(scale, int(np.clip(kind.min - round(low / scale), kind.min, kind.max)))
 
