@@ -42,6 +42,7 @@ bench: $(READY) ## Every claim about speed, with its baseline in the same run.
 	$(BIN)/python benchmarks/mapping_speed.py
 	$(BIN)/python benchmarks/stitch_cpu.py
 	$(BIN)/python benchmarks/number_speed.py
+	$(BIN)/python benchmarks/runtime_target.py
 	$(BIN)/python benchmarks/cutting_cost.py
 	$(BIN)/python benchmarks/head_of_line.py
 	$(BIN)/python benchmarks/prediction_error.py

@@ -57,10 +57,11 @@ ONLY_IN = {
         "stitching/reading/onnx_",
         "tuning/export/",
         "tuning/quantised/",
+        "tuning/runtime_target/",
     ),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "onnxruntime": ("runtime/onnxruntime_cpu/", "tuning/quantised/"),
+    "onnxruntime": ("runtime/onnxruntime_cpu/", "tuning/quantised/", "tuning/runtime_target/"),
     "grpc": ("serving/",),
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),
@@ -76,7 +77,7 @@ ROOM = "weft.runtime.onnxruntime_cpu"
 """A backend, which the server knows by the protocol only."""
 
 ROOM_USERS = {"runtime/backends.py", "stitching/running/racing.py"}
-"""Who wants that one and no other, besides itself, its workers and ``tuning/quantised``."""
+"""Who wants that one and no other, besides itself, its workers, ``tuning/quantised`` and ``tuning/runtime_target``."""
 
 
 def name_of(path: Path) -> str:
@@ -150,11 +151,8 @@ def test_a_heavy_package_is_imported_only_where_it_is_used(package):
 
 def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
     users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
-    assert {
-        name
-        for name in users
-        if not name.startswith(("runtime/onnxruntime_cpu/", "runtime/isolated/", "tuning/quantised/"))
-    } == ROOM_USERS
+    within = ("runtime/onnxruntime_cpu/", "runtime/isolated/", "tuning/quantised/", "tuning/runtime_target/")
+    assert {name for name in users if not name.startswith(within)} == ROOM_USERS
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

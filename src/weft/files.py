@@ -148,6 +148,14 @@ def _exchanged(one: Path, other: Path) -> bool:
     return call is not None and bool(call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it lies in, where they are not there yet."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{path}: cannot make the folder: {problem}") from problem
+
+
 def write_text(path: str | os.PathLike[str], text: str, error: type[InputError] = InputError) -> None:
     """Write a text file."""
     with replacing(path, error) as beside:

@@ -208,7 +208,7 @@ def _settings(
     *,
     unchecked: bool = False,
 ) -> ServerConfig:
-    """The settings of the file or the plan, the environment's in their place, and the typed ones in the place of all."""
+    """The settings of the file or the plan, in their place the environment's, and over both the typed ones."""
     from weft.serving.config import ServerConfig, read_api_key, read_server_config
     from weft.serving.environment import settings_in
 

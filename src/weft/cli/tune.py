@@ -13,6 +13,7 @@ import typer
 from weft.cli.common import FigureFile, HtmlFile, JsonFile, complete_devices, how, in_panel, out, split_names, what
 from weft.cli.plans import options_of, stage_bars, told_in_options
 from weft.cli.printing import write_result
+from weft.cli.unused import refuse_unused
 from weft.errors import EvaluationError, InputError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 scored = in_panel("Scores from a command")
 """Options of networks whose score a command prints."""
+DRAWN = "it draws the search for the smallest formats; --json has all that was measured"
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
 
@@ -37,7 +39,13 @@ def command(
     scale: Annotated[str | None, what("--scale", help="Multiply the samples by it, as 1/255.")] = None,
     test: Annotated[str | None, what("--test", help="Other labelled samples, scored once, at the end.")] = None,
     metric: Annotated[
-        str | None, what("--metric", show_default="top1", help="top1, top5, or file.py:function.")
+        str | None,
+        what(
+            "--metric",
+            show_default="top1",
+            help="top1, top5, or file.py:function; with --target and without labels, agreement or closeness "
+            "with the model as it was.",
+        ),
     ] = None,
     margin: Annotated[
         float | None, what("--margin", show_default="0.01", help="Part of the score that may be lost.")
@@ -51,6 +59,14 @@ def command(
     ] = None,
     scored_output: Annotated[
         str | None, what("--scored-output", show_default="the first", help="The output that is scored.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        how(
+            "--target",
+            help="Find what a runtime computes fastest on this machine, measured, instead of what is smallest: "
+            "onnxruntime.",
+        ),
     ] = None,
     platform: Annotated[
         str | None,
@@ -133,12 +149,17 @@ def command(
     """Find the smallest number format for each layer that keeps a model accurate.
 
     [bold]weft tune model.onnx --data validation.npz --margin 0.01[/bold], or, for any framework,
-    [bold]weft tune net.toml --command 'python eval.py {config}' --score 'Accuracy: (.*)'[/bold]. See docs/tuning.md.
+    [bold]weft tune net.toml --command 'python eval.py {config}' --score 'Accuracy: (.*)'[/bold]. With
+    [bold]--target onnxruntime[/bold] the fastest formats, measured here. See docs/tuning.md.
     """
     from weft.cli.tune_show import print_result, write_pictures
+    from weft.cli.tune_target import print_fastest
     from weft.tuning.options import TuneOptions, usual_output
-    from weft.tuning.whole_run import carry_out
+    from weft.tuning.result import TuningResult
+    from weft.tuning.whole_run import carry_out, carry_out_fastest
 
+    if target is not None:
+        refuse_unused(context, "--target", dict.fromkeys(("figure", "html"), DRAWN))
     shown, scores = SearchProgress(), None
     try:
         with told_in_options(context), terminated_like_interrupted(), stage_bars() as show:
@@ -153,9 +174,10 @@ def command(
                 output=output or usual_output(model),
             )
             scores = options.scores
-            result = carry_out(options, lambda progress: show(progress.stage, shown.text(progress)))
+            carry = carry_out if options.target is None else carry_out_fastest
+            result = carry(options, lambda progress: show(progress.stage, shown.text(progress)))
     except KeyboardInterrupt:
-        where = "before the search began"
+        where = "before the search began" if target is None else "before anything was written"
         if scores and scores.exists():
             where = (
                 f"at iteration {shown.iteration}; its scores are in {scores}, and the same command goes on from there"
@@ -166,8 +188,11 @@ def command(
         if error.output.strip():
             typer.echo(error.output.rstrip(), err=True)
         raise
-    print_result(result)
-    write_pictures(result, figure, html)
+    if isinstance(result, TuningResult):
+        print_result(result)
+        write_pictures(result, figure, html)
+    else:
+        print_fastest(result)
     write_result(json_file, result.as_dict())
 
 
@@ -183,7 +208,11 @@ class SearchProgress:
 
         search = progress.search
         if search is None:
-            return "" if progress.score is None else f"configuration {progress.tried}, score {progress.score:.4f}"
+            return (
+                progress.detail
+                if progress.score is None
+                else f"configuration {progress.tried}, score {progress.score:.4f}"
+            )
         self.iteration = search.iteration
         if self._first == math.inf:
             self._first = search.objective

@@ -2,7 +2,8 @@
 
 ``tune`` goes from a model to a ``TuningResult``; ``find_formats`` is the search alone, over a ``Network`` and whatever
 scores it, an ``Evaluator``. ``numbers`` has the formats, ``search`` the phases, ``quantised`` runs ONNX models under
-formats, ``export`` writes them, ``baselines`` are other methods.
+formats, ``export`` writes them, ``baselines`` are other methods; ``runtime_target`` finds what a runtime computes
+fastest.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from weft.tuning.options import TuneOptions
     from weft.tuning.quantised.evaluator import OnnxEvaluator
     from weft.tuning.result import TuningResult
+    from weft.tuning.runtime_target.result import RuntimeTuning
     from weft.tuning.trials import Tuning
     from weft.tuning.tuner import find_formats
     from weft.tuning.whole_run import tune
@@ -26,13 +28,13 @@ _HOMES = {
     "CallableEvaluator": "callable_evaluator", "CommandEvaluator": "command_evaluator", "Evaluator": "evaluation",
     "Score": "evaluation", "Network": "network", "Target": "network", "TuneOptions": "options",
     "OnnxEvaluator": "quantised.evaluator", "TuningResult": "result", "tune": "whole_run", "Tuning": "trials",
-    "find_formats": "tuner",
+    "find_formats": "tuner", "RuntimeTuning": "runtime_target.result",
 }  # fmt: skip
 """Where a name is from; it is imported when it is asked for, so that a search by a command loads no ONNX Runtime."""
 
 __all__ = [
-    "CallableEvaluator", "CommandEvaluator", "Evaluator", "Network", "OnnxEvaluator", "Score", "Target", "TuneOptions",
-    "Tuning", "TuningResult", "find_formats", "tune",
+    "CallableEvaluator", "CommandEvaluator", "Evaluator", "Network", "OnnxEvaluator", "RuntimeTuning", "Score",
+    "Target", "TuneOptions", "Tuning", "TuningResult", "find_formats", "tune",
 ]  # fmt: skip
 
 

@@ -17,6 +17,8 @@ INT8 = "int8"
 """ONNX Runtime's own way to quantise, beside the baselines that are searches."""
 METHODS = (*BASELINES, INT8)
 EXPORTS = (*STYLES, "none")
+TARGETS = ("onnxruntime",)
+"""Runtimes that can be measured."""
 SCORES = "scores.db"
 """In the folder of the results."""
 
@@ -31,13 +33,13 @@ class TuneOptions:
     model: str | Path
     """An .onnx file, a network described in a .toml file, or a classifier that comes with weft."""
     data: str | Path | None = None
-    """Labelled samples, an .npz file."""
+    """Labelled samples, an .npz file; ``agreement`` and ``closeness`` need no labels."""
     scale: float | None = None
     """What samples in files are multiplied by."""
     test: str | Path | None = None
     """Other labelled samples, scored once, at the end."""
     metric: str | None = None
-    """``top1``, ``top5`` or ``file.py:function``."""
+    """``top1``, ``top5`` or ``file.py:function``; with a target also ``agreement`` and ``closeness``."""
     margin: float | None = None
     """The part of the score that may be lost."""
     network: str | Path | None = None
@@ -66,6 +68,8 @@ class TuneOptions:
     """Processes; all cores, or one command at a time, if left out."""
     baselines: Sequence[str] = ()
     """Other methods to run beside."""
+    target: str | None = None
+    """A runtime: what it computes fastest is looked for, not what is smallest."""
     command: str | None = None
     """A shell command that scores, with ``{config}`` for the file of the formats."""
     small_command: str | None = None
@@ -88,6 +92,7 @@ class TuneOptions:
     def __post_init__(self) -> None:
         for argument, value, known in (
             ("export", self.export, EXPORTS),
+            *(("target", each, TARGETS) for each in (self.target,) if each is not None),
             ("on_failure", self.on_failure, get_args(OnFailure)),
             *(("baselines", each, METHODS) for each in self.baselines),
         ):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from weft.tuning.quantised.data import LabelledData
     from weft.tuning.quantised.opened import Opened
 
+NETWORK = "network.toml"
+"""The description of a network, in the folder of the results."""
 OF_COMMANDS = ("small_command", "score", "timeout_s")
 """Options that say something only beside a command."""
 OF_MODELS = ("data", "layers", "groups", "device", "scored_output")
@@ -50,7 +52,7 @@ class TuningSubject:
 def prepare(options: TuneOptions) -> TuningSubject:
     """Read all files that were named."""
     described = _descriptor(options)
-    path = _model_path(str(options.model))
+    path = model_file(str(options.model))
     _check_together(options, described, path)
     opened = data = test = None
     if path is not None:
@@ -130,7 +132,21 @@ def _descriptor(options: TuneOptions) -> Descriptor | None:
     return load_descriptor(path) if path else None
 
 
-def _model_path(name: str) -> Path | None:
+def tuned_file(source: Path) -> str:
+    """What the tuned model is called in the folder of the results: as its source, so that it is served under its name.
+
+    One called as the description of the network is would take that for its settings.
+    """
+    return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
+
+
+def check_source_stays(folder: Path | None, source: Path | None) -> None:
+    """Refuse a folder in which the tuned model would take the place of the one that it is made of."""
+    if folder and source and (folder / tuned_file(source)).resolve() == source.resolve():
+        raise TuneError(f"{source} would be written over by the tuned model; name another folder as output")
+
+
+def model_file(name: str) -> Path | None:
     """The ONNX file; None where there is only a description."""
     if name.endswith(".toml"):
         return None
@@ -141,7 +157,8 @@ def _model_path(name: str) -> Path | None:
     return Path(name)
 
 
-def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
+def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
+    """The samples that were named, or those that come with a classifier."""
     from weft.tuning.quantised.data import LabelledData, read_data
 
     if options.data is not None:
@@ -149,9 +166,14 @@ def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> Labelled
     if options.model in classifiers.NAMES:
         held = classifiers.validation(str(options.model))
         return LabelledData({opened.inputs[0].name: held.inputs()}, held.label.astype("int64"))
-    if by_command:
-        return None
     raise TuneError(f"{options.model}: give labelled samples with data = FILE.npz, or score it with command = ...")
+
+
+def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
+    """The samples; a command may do without."""
+    if by_command and options.data is None and options.model not in classifiers.NAMES:
+        return None
+    return labelled_samples(options, opened)
 
 
 def _network(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from weft.costs.layer_costs import estimate, write_profile
-from weft.errors import EvaluationError, InputError, TuneError
-from weft.files import write_text
+from weft.errors import EvaluationError, TuneError
+from weft.files import make_folder, write_text
 from weft.jsonfile import write_json
 from weft.numbers.configuration import Configuration, write_configuration
 from weft.tuning.baselines import BASELINES
@@ -32,14 +32,15 @@ from weft.tuning.options import INT8, TuneOptions
 from weft.tuning.packed import weights_of, write_packed
 from weft.tuning.result import OtherMethod, TuningResult
 from weft.tuning.speed import SPEED_MODELS
-from weft.tuning.subject import TuningSubject, make_evaluator, prepare, setting
+from weft.tuning.subject import NETWORK, TuningSubject, check_source_stays, make_evaluator, prepare, setting, tuned_file
 from weft.tuning.trials import Progress
 from weft.tuning.tuner import find_formats
 
-FORMATS, NETWORK, RESULT, WEIGHTS, PROFILE = (
-    "formats.txt", "network.toml", "tuning.json", "weights.bin", "profile.json",
-)  # fmt: skip
-"""Files in the folder of the results; models are called as their source is (``model_file``)."""
+if TYPE_CHECKING:
+    from weft.tuning.runtime_target.result import RuntimeTuning
+
+FORMATS, RESULT, WEIGHTS, PROFILE = "formats.txt", "tuning.json", "weights.bin", "profile.json"
+"""Files in the folder of the results; models are called as their source is (``tuned_file``)."""
 
 
 class TuneProgress(NamedTuple):
@@ -53,22 +54,40 @@ class TuneProgress(NamedTuple):
     """Configurations, of a method that has no phases."""
     score: float | None = None
     """Of the last one."""
+    detail: str = ""
+    """How far it is in words, where there are no configurations to count."""
 
 
 OnProgress = Callable[[TuneProgress], None]
 
 
-def tune(model: str | Path, *, on_progress: OnProgress | None = None, **options: Any) -> TuningResult:
-    """Find the smallest formats that keep *model* accurate; *options* are the fields of ``TuneOptions``."""
-    return carry_out(TuneOptions(model=model, **options), on_progress)
+@overload
+def tune(
+    model: str | Path, *, target: None = None, on_progress: OnProgress | None = None, **options: Any
+) -> TuningResult: ...
 
 
-def model_file(source: Path) -> str:
-    """What the tuned model is called in the folder of the results: as its source, so that it is served under its name.
+@overload
+def tune(model: str | Path, *, target: str, on_progress: OnProgress | None = None, **options: Any) -> RuntimeTuning: ...
 
-    One called as the description of the network is would take that for its settings.
+
+def tune(
+    model: str | Path, *, target: str | None = None, on_progress: OnProgress | None = None, **options: Any
+) -> TuningResult | RuntimeTuning:
+    """Find the smallest formats that keep *model* accurate; *options* are the fields of ``TuneOptions``.
+
+    With a *target*, find those that this runtime computes fastest instead.
     """
-    return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
+    asked = TuneOptions(model=model, target=target, **options)
+    return carry_out(asked, on_progress) if target is None else carry_out_fastest(asked, on_progress)
+
+
+def carry_out_fastest(options: TuneOptions, on_progress: OnProgress | None = None) -> RuntimeTuning:
+    """Measure which formats ``options.target`` computes fastest, and write as *options* say."""
+    from weft.tuning.runtime_target.fastest import find_fastest
+
+    told = on_progress or (lambda progress: None)
+    return find_fastest(options, lambda stage, detail: told(TuneProgress(stage, detail=detail)))
 
 
 def int8_file(source: Path) -> str:
@@ -100,10 +119,7 @@ def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> Tu
 def _make_room(options: TuneOptions) -> None:
     """Make the folder of the results, and forget old scores if asked to."""
     if options.folder is not None:
-        try:
-            options.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{options.folder}: cannot make the folder: {error}") from error
+        make_folder(options.folder)
     if options.fresh and options.scores is not None and options.scores.exists():
         Database(options.scores).close()  # refuses what is not ours
         options.scores.unlink()
@@ -137,9 +153,7 @@ class _TuningSteps:
         """Refuse what cannot be searched for, before anything is written or forgotten."""
         if "latency_s" in self._setting("objective", DEFAULT) and not self.extras:
             raise TuneError("the objective says latency_s: name the device that it is the time on with device = NAME")
-        folder, source = self.options.folder, self.subject.path
-        if folder and source and (folder / model_file(source)).resolve() == source.resolve():
-            raise TuneError(f"{source} would be written over by the tuned model; name another folder as output")
+        check_source_stays(self.options.folder, self.subject.path)
 
     def search(self) -> TuningResult:
         """Tune, and measure what was found."""
@@ -264,7 +278,7 @@ class _TuningSteps:
         options, subject, found = self.options, self.subject, result.tuning.configuration
         if subject.path is None or subject.opened is None or options.export == "none":
             return result
-        path = self._named("model", folder / model_file(subject.path))
+        path = self._named("model", folder / tuned_file(subject.path))
         write_export(path, subject.path, subject.network, found, options.export)  # type: ignore[arg-type]
         write_packed(self._named("weights", folder / WEIGHTS), weights_of(subject.path, subject.network), found)
         if subject.data is None or options.export == "qonnx":

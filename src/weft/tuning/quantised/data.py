@@ -51,21 +51,37 @@ def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | Non
         raise TuneError(f"{path}: {error}") from error
 
 
-def _array_names(held: Sequence[str], inputs: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The array of the labels, and input -> its array.
+def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> dict[str, Array]:
+    """The samples in a file without their labels, which need not be there."""
+    try:
+        held = array_names(path)
+        bare = [name for name in held if name not in LABELS or name in {spec.name for spec in inputs}]
+        names = _input_names(bare, [spec.name for spec in inputs])
+        stored = read_arrays(path, set(names.values()), MAX_ARRAY_BYTES)
+        tensors = {spec.name: _tensor(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
+        _count(tensors)
+    except InputError as error:
+        raise TuneError(f"{path}: {error}") from error
+    return tensors
 
-    A single input takes the only array there is beside the labels, whatever it is called.
-    """
+
+def _array_names(held: Sequence[str], inputs: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The array of the labels, and input -> its array."""
     shown = ", ".join(held[:8]) or "nothing"
     labels = [name for name in LABELS if name in held and name not in inputs]
     if not labels:
         raise TuneError(f"has no array called {' or '.join(LABELS)} with the right classes; it holds {shown}")
-    others = [name for name in held if name != labels[0]]
-    if len(inputs) == 1 and inputs[0] not in held and len(others) == 1:
-        return labels[0], {inputs[0]: others[0]}
+    return labels[0], _input_names([name for name in held if name != labels[0]], inputs, shown)
+
+
+def _input_names(held: Sequence[str], inputs: Sequence[str], shown: str = "") -> dict[str, str]:
+    """Input -> its array; a single input takes the only array there is, whatever it is called."""
+    if len(inputs) == 1 and inputs[0] not in held and len(held) == 1:
+        return {inputs[0]: held[0]}
     if missing := [name for name in inputs if name not in held]:
+        shown = shown or ", ".join(held[:8]) or "nothing"
         raise TuneError(f"has no array for the input {missing[0]!r} of the model; it holds {shown}")
-    return labels[0], {name: name for name in inputs}
+    return {name: name for name in inputs}
 
 
 def _count(tensors: Mapping[str, Array]) -> int:
