@@ -238,7 +238,7 @@ def test_settings_are_taken_over_or_wait_for_a_restart() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="the system has no SIGHUP")
 def test_a_plan_is_served_as_it_says_and_read_again_on_a_signal(folder: Path) -> None:
-    typed = {"http_port": 0, "grpc_port": None, "learn_s": 0.0, "late": "keep"}
+    typed = {"http_port": 0, "grpc_port": None, "learn_s": 0.0, "learn_first": False, "late": "keep"}
     read = partial(_settings, None, typed, None, str(folder))
     seen: list[Any] = []
 
