@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -42,14 +42,15 @@ NAMES = ("cats", "dogs")
 INPUTS, HIDDEN, CLASSES, SAMPLES = 16, 96, 3, 48
 WORKLOAD = """
 device = "tpuv3-like"
-duration_s = 1.0
+duration_s = 0.02
+warmup_s = 0.0
 [[stream]]
 model = "pets.onnx/cats"
-rate = 200
+rate = 2000
 deadline_ms = 5
 [[stream]]
 model = "pets.onnx/dogs"
-rate = 200
+rate = 2000
 deadline_ms = 5
 """
 
@@ -105,7 +106,7 @@ def samples(seed: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the classifiers and their samples, both tuned (to the formats found for one of them) and stitched."""
+    """A folder with both classifiers and their samples, tuned (to the formats found for one of them) and stitched."""
     folder = tmp_path_factory.mktemp("shop")
     for seed, name in enumerate(NAMES, 7):
         onnx.save(classifier(seed), folder / f"{name}.onnx")
@@ -173,7 +174,10 @@ REFUSED = {
     "calibrate -> workload": ("simulate -w load.toml -d memory.json", "a calibration of the memory"),
     "stitch -> profile of a stranger": ("profile pets.onnx/cows", "unknown model in it 'cows'"),
     "a model -> one in it": ("profile cats.onnx/cows", "is not stitched, and holds no cows"),
-    "tune -> tune": ("tune cats-tuned/cats.onnx --data cats.npz", "was tuned already; tune the model that it was made of"),
+    "tune -> tune": (
+        "tune cats-tuned/cats.onnx --data cats.npz",
+        "was tuned already; tune the model that it was made of",
+    ),
     "tune over its source": ("tune cats.onnx --data cats.npz -o .", "would be written over"),
     "host file that is none -> map": ("map --soc cats-tuned/profile.json -m cats.onnx", "no calibration"),
 }
@@ -197,8 +201,8 @@ def test_what_makes_no_sense_is_one_line_with_a_way_out(arrow: str, command: Com
 
 
 def test_a_stream_of_a_stitched_file_says_which_model_it_asks_for(command: Command, shop: Path) -> None:
-    (shop / "all.toml").write_text(WORKLOAD.replace("pets.onnx/cats", "pets.onnx"), encoding="utf-8")
-    code, _, error = command("simulate", "-w", "all.toml")
+    (shop / "streams.toml").write_text(WORKLOAD.replace("pets.onnx/cats", "pets.onnx"), encoding="utf-8")
+    code, _, error = command("simulate", "-w", "streams.toml")
     assert code == 2 and "pets.onnx holds cats, dogs; say which" in error
 
 
@@ -251,7 +255,8 @@ def rounds(path: Path) -> int:
 
 
 def test_what_tuned_models_round_alike_is_rounded_once_in_the_stitched_file(shop: Path) -> None:
-    assert rounds(shop / "tuned-pets.onnx") == rounds(shop / "cats-tuned/cats.onnx") > 0
+    of_one = rounds(shop / "cats-tuned/cats.onnx")
+    assert rounds(shop / "tuned-pets.onnx") == of_one + 1, "what comes in is each model's own"
 
 
 def test_models_that_round_differently_each_keep_their_own(shop: Path, tmp_path: Path) -> None:
@@ -307,7 +312,8 @@ def test_a_calibration_is_the_device_that_was_fitted(shop: Path) -> None:
 @pytest.mark.parametrize("count", [2, 3, 5, 16, 17, 200, 256, 500, 1000])
 def test_few_different_numbers_are_stored_in_few_bits_and_come_back(count: int) -> None:
     different = np.linspace(-1, 1, count, dtype=np.float32)
-    array = np.concatenate([different, np.random.default_rng(count).choice(different, 100 * 67 - count)]).reshape(100, 67)
+    others = np.random.default_rng(count).choice(different, 100 * 67 - count)
+    array = np.concatenate([different, others]).reshape(100, 67)
     codes = coded(array)
     assert codes is not None and codes.bits == max(1, (count - 1).bit_length())
     builder = Builder("net")
@@ -366,7 +372,6 @@ def test_both_ways_are_run_as_a_server_would(shop: Path) -> None:
 
 
 def test_models_go_through_all_tools(shop: Path, command: Command, tmp_path: Path) -> None:
-    report: dict[str, Any] = {}
     stitched = "stitch cats-tuned/cats.onnx dogs-tuned/dogs.onnx -o all.onnx --dynamic --form split --json all.json"
     code, out, error = command(*stitched.split())
     assert code == 0, error

@@ -24,9 +24,7 @@ NUMBER_BYTES = 4
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
-def stitching_report(
-    made: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
-) -> dict[str, Any]:
+def stitching_report(made: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()) -> dict[str, Any]:
     """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
     options = made.options
     return {

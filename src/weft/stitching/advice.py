@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +117,7 @@ def advise(
         raise StitchError(f"{stitched} is not stitched; give what weft stitch --dynamic wrote")
     bench = _Bench(stitched, [sources[task.name] for task in tasks], tasks, threads)
     wanted = [(ALONE, 1), *((TOGETHER, rows) for rows in batches)]
-    cases = []
+    cases: list[ServedTimes] = []
     for come, rows in wanted:
         on_case(len(cases), len(wanted))
         apart, joined = bench.runs(come, rows)
@@ -178,7 +178,8 @@ class _Bench:
 
     def _drawn(self, name: str, rows: int) -> Array:
         shape = (rows, *self._shapes[name])
-        return self._rng.standard_normal(prod(shape), np.float32).reshape(shape)
+        drawn: Array = self._rng.standard_normal(shape, np.float32)
+        return drawn
 
 
 def _size(path: Path) -> int:

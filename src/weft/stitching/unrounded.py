@@ -17,9 +17,7 @@ def without_rounding(family: Family) -> Family:
     return replace(
         family,
         nets=tuple(map(plain_net, family.nets)),
-        layers=tuple(
-            FamilyLayer(tuple(map(_plain, layer.ops)), layer.inputs, layer.output) for layer in family.layers
-        ),
+        layers=tuple(FamilyLayer(tuple(map(_plain, layer.ops)), layer.inputs, layer.output) for layer in family.layers),
         tails=tuple(tuple(map(_plain, tail)) for tail in family.tails),
     )
 
