@@ -87,7 +87,9 @@ def test_a_comparison_holds_every_policy_with_its_figures_and_its_timeline(tmp_p
     assert charts["STP"]["bars"] == [[[-1, 1.0]], [[-1, 1.5]]] and charts["STP"]["limit"] == 2.0
     assert charts["Slowdown by model"]["bars"] == [[[0, 2.0], [1, None]]] * 2
     assert [len(trace["columns"]["start"]) for trace in data["traces"]] == [24, 36]
-    assert data["told"] == ["No schedule can exceed STP 2.000; 1 is one model at a time.", "weft: in pieces"]
+    assert data["verdict"] == "weft has the highest STP"
+    starved = "no query of gemm was completed"
+    assert data["told"][1:] == [f"fifo: {starved}", "weft: in pieces", f"weft: {starved}"]
 
 
 def test_a_comparison_shows_pieces_where_one_policy_chose_them(tmp_path: Path) -> None:

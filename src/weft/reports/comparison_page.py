@@ -42,17 +42,19 @@ def write_comparison_page(
     reports = [report for report, _ in runs]
     best = max(range(len(reports)), key=lambda place: reports[place].stp)
     data = _page(title, reports, best, _saturated_table(reports, in_pieces), _saturated_charts(reports))
-    told = dict.fromkeys(f"{report.policy}: {report.remark}" for report in reports if report.remark)
+    told = dict.fromkeys(f"{report.policy}: {remark}" for report in reports for remark in _remarks(report))
     bound = f"No schedule can exceed STP {reports[0].bound_stp:.3f}; 1 is one model at a time."
+    verdict = f"{reports[best].policy} has the highest STP"
     traces = [_trace(report, trace) for report, trace in runs]
-    write_page(path, "comparison.html", data | {"told": [bound, *told], "traces": traces})
+    write_page(path, "comparison.html", data | {"verdict": verdict, "told": [bound, *told], "traces": traces})
 
 
 def write_request_comparison_page(path: Path | str, reports: Sequence[RequestReport], *, title: str) -> None:
     """Write the page of several policies that served the same requests; a host's lanes have no timeline."""
     best = min(range(len(reports)), key=lambda place: reports[place].worst_violation_rate)
     data = _page(title, reports, best, _request_table(reports), _request_charts(reports))
-    write_page(path, "comparison.html", data | {"told": [], "traces": []})
+    verdict = f"{reports[best].policy} misses least of the stream that suffers most"
+    write_page(path, "comparison.html", data | {"verdict": verdict, "told": [], "traces": []})
 
 
 def _page(
@@ -109,6 +111,12 @@ def _saturated_row(report: Report) -> list[str]:
         _percent(report.dram_utilisation),
         " / ".join(str(stream.queries) for stream in report.streams),
     ]
+
+
+def _remarks(report: Report) -> list[str]:
+    """What a table does not say: the report's own remark, and which streams never got through a query."""
+    starved = [f"no query of {stream.model} was completed" for stream in report.streams if not stream.queries]
+    return [*([report.remark] if report.remark else []), *starved]
 
 
 def _saturated_charts(reports: Sequence[Report]) -> list[dict[str, Any]]:

@@ -1,15 +1,15 @@
 """The last ten minutes of a server, for whoever opens the dashboard: rates, percentiles and missed deadlines.
 
-A sample is made of what ``Statistics`` counts anyway, so that requests cost nothing more, and of the answers since the
-sample before it. Samples lie in rings of a fixed size: one for all models together, and one for each of those that
-served last, at most ``MOST_MODELS``.
+A sample is made of what ``Statistics`` counts anyway, so that requests cost nothing more, and of the last answers since
+the sample before it: the server's loop makes it, so it takes no longer than a short segment. Samples lie in rings of a
+fixed size: one for all models together, and one for each of those that served last, at most ``MOST_MODELS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ KEPT = 300
 """Samples that are kept."""
 MOST_MODELS = 64
 """Models that have a history of their own; the one that was silent the longest makes room for another."""
+MOST_ANSWERS = 512
+"""Answers of a model that the percentiles of a sample are made of: the last ones, where there were more."""
 FIGURES = ("rate", "p50_ms", "p99_ms", "missed", "failed")
 """What a sample has: results per second, latencies, the share of deadlines missed, requests without result a second."""
 
@@ -45,13 +47,17 @@ class RequestCounts(NamedTuple):
 
     def since(self, before: RequestCounts) -> RequestCounts:
         """What came on top."""
-        return RequestCounts(*(now - then for now, then in zip(self, before, strict=True)))
+        served, failed, met, missed = before
+        return RequestCounts(self.served - served, self.failed - failed, self.met - met, self.missed - missed)
 
     def and_also(self, other: RequestCounts) -> RequestCounts:
-        return RequestCounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        served, failed, met, missed = other
+        return RequestCounts(self.served + served, self.failed + failed, self.met + met, self.missed + missed)
 
 
 NOTHING = RequestCounts(0, 0, 0, 0)
+IDLE = 0.0, math.nan, math.nan, math.nan, 0.0
+"""The figures of a model that was asked for nothing."""
 
 
 def _empty_ring() -> Floats:
@@ -84,11 +90,11 @@ class History:
         place, changes = self._taken % KEPT, self._changes(seen)
         self._rings = {key: ring for key, ring in self._rings.items() if key in seen}
         for ring in self._rings.values():
-            ring.values[place] = _figures(NOTHING, [], seconds)
+            ring.values[place] = IDLE
         total = NOTHING
         latencies_ns: list[int] = []
         for key, change in changes.items():
-            own_ns = list(_latencies_ns(seen[key], self._last_ns))
+            own_ns = _latencies_ns(seen[key], self._last_ns)
             total = total.and_also(change)
             latencies_ns += own_ns
             own = self._ring(key)
@@ -99,7 +105,7 @@ class History:
         self._taken, self._last_ns = self._taken + 1, now_ns
 
     def told(self, since_s: float) -> dict[str, Any]:
-        """Samples later than *since_s*, oldest first, as JSON tells them; what is not known is None."""
+        """Samples later than *since_s*, oldest first; what is not known is not a number, which JSON tells as null."""
         first = max(0, self._taken - KEPT)
         places = [place for place in (n % KEPT for n in range(first, self._taken)) if self._times_s[place] > since_s]
         return {
@@ -119,9 +125,10 @@ class History:
         changes = {}
         for key, (each, counts) in self._before.items():
             known, then = before.get(key, (each, NOTHING))
-            change = counts.since(then if known is each else NOTHING)
-            if change != NOTHING:
-                changes[key] = change
+            if known is not each:
+                then = NOTHING
+            if counts != then:
+                changes[key] = counts.since(then)
         return changes
 
     def _ring(self, key: ModelKey) -> ModelRing | None:
@@ -134,20 +141,35 @@ class History:
         return self._rings.setdefault(key, ModelRing())
 
 
-def _latencies_ns(seen: Statistics, since_ns: int) -> Iterator[int]:
-    """Of the answers since then, the last first."""
-    later = takewhile(lambda answer: answer.end_ns > since_ns, reversed(seen.recent))
-    return (answer.latency_ns for answer in later if answer.latency_ns >= 0)
+def _latencies_ns(seen: Statistics, since_ns: int) -> list[int]:
+    """Of the last answers since then."""
+    found: list[int] = []
+    for end_ns, latency_ns, _ in reversed(seen.recent):
+        if end_ns <= since_ns or len(found) == MOST_ANSWERS:
+            break
+        if latency_ns >= 0:
+            found.append(latency_ns)
+    return found
 
 
 def _figures(change: RequestCounts, latencies_ns: list[int], seconds: float) -> tuple[float, ...]:
-    p50, p99 = np.percentile(latencies_ns, (50, 99)) / 1e6 if latencies_ns else (np.nan, np.nan)
+    latencies_ns.sort()
     due = change.met + change.missed
-    return change.served / seconds, p50, p99, change.missed / due if due else np.nan, change.failed / seconds
+    return (
+        change.served / seconds,
+        _percentile_ms(latencies_ns, 50),
+        _percentile_ms(latencies_ns, 99),
+        change.missed / due if due else math.nan,
+        change.failed / seconds,
+    )
 
 
-def _columns(values: Floats) -> dict[str, list[float | None]]:
-    return {
-        name: [None if np.isnan(value) else round(float(value), 4) for value in column]
-        for name, column in zip(FIGURES, values.T, strict=True)
-    }
+def _percentile_ms(ordered_ns: list[int], percent: int) -> float:
+    """The latency that so many of a hundred answers do not exceed."""
+    if not ordered_ns:
+        return math.nan
+    return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6
+
+
+def _columns(values: Floats) -> dict[str, list[float]]:
+    return dict(zip(FIGURES, values.T.astype(np.float64).round(4).tolist(), strict=True))
