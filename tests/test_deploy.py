@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,12 @@ from weft.serving.environment import API_KEY_FILE_VARIABLE, VARIABLES
 
 DEPLOY = ROOT / "deploy"
 KNOWN = {*VARIABLES, API_KEY_FILE_VARIABLE}
+LEFT_OUT = ("matplotlib", "numba", "ortools")
+"""Packages that weft needs and the image does not have."""
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 # The container file
@@ -56,12 +64,20 @@ def test_the_container_takes_files_that_are_there_and_settings_that_exist() -> N
     assert variables and set(variables) <= KNOWN
 
 
-def test_what_the_wheel_needs_is_copied() -> None:
-    import tomllib
+def test_the_image_has_all_that_weft_needs_but_what_serving_does_not() -> None:
+    listed = [line for line in (DEPLOY / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    assert listed == [each for each in project()["project"]["dependencies"] if not each.startswith(LEFT_OUT)]
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+def test_serving_and_benching_need_nothing_that_is_left_out() -> None:
+    modules = "weft.cli.serve, weft.cli.bench, weft.serving.server, weft.load, weft.runtime.isolated.worker"
+    code = f"import sys; sys.modules.update(dict.fromkeys({(*LEFT_OUT, 'pandas')})); import {modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_the_wheel_needs_is_copied() -> None:
     copied = " ".join(what for word, what in instructions() if word == "COPY")
-    named = [project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "src"]
+    named = [project()["project"]["readme"], *project()["project"]["license-files"], "pyproject.toml", "src"]
     assert [name for name in named if name not in copied] == []
 
 
