@@ -31,6 +31,7 @@ SHAPES: dict[str, dict[str, list[tuple[int, ...]]]] = {
 }
 """What the models are asked for: their own sizes and others, one size twice."""
 
+CHAIN_WIDTH = 128
 LONG_ROWS = 3
 """Requests for the chain with so many rows occupy the lane for as long as a test wants."""
 
@@ -133,21 +134,21 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 def chain(path: Path, settings: str = "") -> Path:
     """A model of several segments, on a machine of any speed."""
-    live.heavy(path, layers=24, rows="n")  # type: ignore[arg-type]
+    live.heavy(path, layers=24, width=CHAIN_WIDTH, rows="n")  # type: ignore[arg-type]
     path.with_suffix(".toml").write_text(f"grain_ms = 0.0001\nmax_pieces = 8\nmax_batch = 1\n{settings}")
     return path
 
 
 def chain_request(rows: int, **parameters: Any) -> bytes:
     """A whole HTTP request for the chain, with binary data, as bytes."""
-    size = rows * 512 * 4
-    x = {"name": "x", "shape": [rows, 512], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    size = rows * CHAIN_WIDTH * 4
+    x = {"name": "x", "shape": [rows, CHAIN_WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": size}}
     header = json.dumps({"inputs": [x], "parameters": parameters}).encode()
     head = (
         f"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(header) + size}\r\n"
         f"Inference-Header-Content-Length: {len(header)}\r\n\r\n"
     )
-    return head.encode() + header + np.full(rows * 512, 0.5, np.float32).tobytes()
+    return head.encode() + header + np.full(rows * CHAIN_WIDTH, 0.5, np.float32).tobytes()
 
 
 def computed(server: live.Live, since: float) -> list[str]:
