@@ -170,7 +170,7 @@ def shared_loads(draw: st.DrawFn) -> Load:
 
 @pytest.mark.parametrize("policy", SERVING)
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -234,7 +234,7 @@ def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, in
 
 @pytest.mark.parametrize("policy", SERVING)
 @settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -59,7 +59,7 @@ def assert_equal(case: Case, policy: str, late: str, options: Mapping[str, Optio
 
 @pytest.mark.parametrize("late", SOFT)
 @pytest.mark.parametrize("policy", COMPILED)
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=10, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_compiled_equals_plain_on_small_workloads(policy, late, data):
     assert_equal(data.draw(cases()), policy, late, data.draw(OPTIONS.get(policy, st.just({}))))
