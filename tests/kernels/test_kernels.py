@@ -7,7 +7,6 @@ themselves are checked, with the JIT off.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from random import Random
 
 import numba
@@ -31,7 +30,7 @@ from weft.workloads import Saturated
 
 NETWORKS = ("inception-v3", "mobilenet-v2", "resnet50", "resnext50-32x4d")
 ENCODERS = ("bert-base", "bert-large", "xlnet-large", "ncf")
-PAIRS = list(product(NETWORKS, ENCODERS))
+PAIRS = list(zip(NETWORKS, ENCODERS, strict=True))
 DEVICES = [("tpuv3-like", 1), ("nnpi-like", 16)]
 """The paper's two NPUs and the batch it runs on each."""
 
@@ -83,7 +82,7 @@ def quota_of(setting: Setting) -> list[int] | None:
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(("device", "batch"), DEVICES)
 @pytest.mark.parametrize(("network", "encoder"), PAIRS)
-def test_on_every_pair_of_the_paper_the_kernel_issues_what_the_plain_loop_issues(device, batch, network, encoder, name):
+def test_on_all_models_of_the_paper_the_kernel_issues_what_the_plain_loop_issues(device, batch, network, encoder, name):
     npu = load_npu(device)
     programs = tuple(lower(estimate(zoo.load(model), npu, batch=batch), npu) for model in (network, encoder))
     rounds = 1 if name == "weft" else 2

@@ -9,7 +9,7 @@ from weft.runtime.isolated.spawning import Child, Template
 
 
 class LastingTemplate(Template):
-    """A template that stays when a backend closes it, until ``end``; it forks on a thread of its own, which stays, too."""
+    """A template that stays when a backend closes it, until its ``end``; so does the thread of its own that it uses."""
 
     def __init__(self) -> None:
         super().__init__()
