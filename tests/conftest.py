@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -44,11 +45,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_command_line() -> None:
-    """Commands that tests run say nothing of their progress, however slow the machine, nor of what is compiled."""
+    """Commands that tests run say nothing of their progress, however slow the machine, nor of what is compiled.
+
+    The options of all commands are built once, not anew for each call, which takes longer than to refuse one.
+    """
+    import typer.main
+
     from weft.cli import printing
 
     printing.QUIET_S = threading.TIMEOUT_MAX
     logging.getLogger("weft.kernels").addHandler(logging.NullHandler())
+    typer.main.get_command = cache(typer.main.get_command)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,6 +31,13 @@ SHAPES: dict[str, dict[str, list[tuple[int, ...]]]] = {
 }
 """What the models are asked for: their own sizes and others, one size twice."""
 
+PICTURES = (
+    ("pp-ocr-det", [1, 3, 96, 96], "grain_ms = 1.0\nmax_batch = 1\n"),
+    ("pp-ocr-cls", [1, 3, 32, 100], ""),
+    ("pp-ocr-rec", [1, 3, 48, 64], ""),
+)
+"""What models of pictures are measured at, and other settings of theirs."""
+
 CHAIN_WIDTH = 128
 LONG_ROWS = 3
 """Requests for the chain with so many rows occupy the lane for as long as a test wants."""
@@ -215,11 +222,12 @@ def references(files: dict[str, Path]) -> dict[str, ort.InferenceSession]:
 
 @pytest.fixture(scope="module")
 def server(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]:
-    """All of them by name, but the largest one: it is measured at a smaller picture, to save time."""
+    """Some by their names; those of pictures are measured at smaller ones, the largest model alone, to save time."""
     repository = tmp_path_factory.mktemp("repository")
-    shutil.copy(files["pp-ocr-det"], repository / "pp-ocr-det.onnx")
-    (repository / "pp-ocr-det.toml").write_text("grain_ms = 1.0\nshapes = { x = [1, 3, 96, 96] }\n")
-    with live.running(repository, *NAMES[1:], files["small-bert"], grpc_port=None) as running:
+    for name, shape, more in PICTURES:
+        shutil.copy(files[name], repository / f"{name}.onnx")
+        (repository / f"{name}.toml").write_text(f"shapes = {{ x = {shape} }}\n{more}")
+    with live.running(repository, *NAMES[3:], files["small-bert"], grpc_port=None) as running:
         yield running
 
 
