@@ -80,6 +80,11 @@ ROOM_USERS = {"runtime/backends.py", "stitching/running/racing.py"}
 """Who wants that one and no other, besides itself, its workers, ``tuning/quantised`` and ``tuning/runtime_target``."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def name_of(path: Path) -> str:
     """From the package on; the papers' package is a room beside those of ``weft``."""
     return path.relative_to(SOURCES.parent).as_posix().removeprefix("weft/")
@@ -101,7 +106,7 @@ DOTTED = frozenset(map(dotted, MODULES))
 def imported(path: Path) -> frozenset[str]:
     """Every module a file imports, wherever in it; ``from weft import x`` counts as ``weft.x``."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -135,7 +140,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_few_class_names_are_shared_between_files():
     files = defaultdict(set)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 files[node.name].add(name_of(path))
     shared = {name: where for name, where in files.items() if len(where) > 1}
@@ -157,4 +162,4 @@ def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_says_what_is_in_it(path):
-    assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    assert ast.get_docstring(parsed(path))

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from tests.serving import live
+from weft.cli.main import main
 from weft.cli.serve import _Loading, _settings
 from weft.errors import InputError
 from weft.serving import proto
@@ -98,10 +99,12 @@ def test_a_policy_or_a_backend_that_cannot_serve_is_refused_before_any_model_is_
         Server(ServerConfig(models=("/nowhere",), **settings))
 
 
-def test_a_wrong_policy_is_one_line(tmp_path: Path) -> None:
-    found = started(str(tmp_path), "--policy", "punctuall")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.splitlines() == ["weft: --policy: unknown policy 'punctuall'; did you mean punctual?"]
+def test_a_wrong_policy_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(tmp_path), "--policy", "punctuall"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert said.err.splitlines() == ["weft: --policy: unknown policy 'punctuall'; did you mean punctual?"]
 
 
 def test_a_taken_grpc_port_is_one_line(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.stitching.files import model, node, numbers
 from weft.cli.main import main
 from weft.cli.printing import console
+from weft.cli.stitch_show import print_stitching
 from weft.errors import StitchError
 from weft.reports.stitching import percents, stitching_report
 from weft.runtime.stitched import tasks_in
@@ -31,7 +32,7 @@ from weft.stitching.making.architectures import ARCHITECTURES
 from weft.stitching.making.generator import generate
 from weft.stitching.making.model_files import save_nets
 from weft.stitching.running.racing import Times
-from weft.stitching.whole_run import ROUNDS
+from weft.stitching.whole_run import ROUNDS, Stitching
 
 QUICK = "--no-measure"
 
@@ -304,12 +305,21 @@ def test_the_function_names_its_arguments(three: list[str], options: dict[str, A
 # --- what it says ---
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Stitching:
+    made = generate("tinynet", 3, pruning=0.4, sharing=0.7, classes=[3, 4, 5])
+    files = save_nets(made.nets, tmp_path_factory.mktemp("found"), dynamic=True)
+    return stitch([str(file) for file in files], measure=False)
+
+
 @pytest.mark.parametrize("width", [60, 80, 110])
 def test_narrow_terminals_get_fewer_columns_and_whole_names(
-    weft: Run, three: list[str], monkeypatch: pytest.MonkeyPatch, width: int
+    found: Stitching, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setattr(console, "width", width)
-    out = weft("stitch", *three, "-o", "out.onnx", QUICK, "--layers").out
+    with console.capture() as printed:
+        print_stitching(found, layers=True)
+    out = printed.get()
     lines = [line for line in out.splitlines() if not line.startswith("stitched  ")]
     assert "…" not in out and max(map(len, lines)) <= width
     starts = ("one after another  ", "stitched: ", "grouped  ", "layer  ")

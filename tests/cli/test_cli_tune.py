@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,14 +65,6 @@ class Answer(NamedTuple):
 
 
 Run = Callable[..., Answer]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def built_once() -> Iterator[None]:
-    """Each call of the command line builds the options of all commands anew, which takes longer than to refuse one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("typer.main.get_command", cache(typer.main.get_command))
-        yield
 
 
 @pytest.fixture
@@ -244,11 +235,12 @@ def test_the_command_and_the_function_find_the_same(weft: Run, tmp_path: Path) -
     typed = weft(
         *("points.onnx", "--data", "samples.npz", "--test", "samples.npz", "--platform", "int8", "--layers", "fc2"),
         *("--margin", "0.02", "--baseline", "stripes", "--baseline", "int8", "--device", "tpuv3-like", "-o", "typed"),
+        *("--workers", "1"),
     )
     assert typed.code == 0, typed.error
     options: dict[str, Any] = {
         "data": "samples.npz", "test": "samples.npz", "platform": "int8", "layers": "fc2", "margin": 0.02,
-        "baselines": ["stripes", "int8"], "device": "tpuv3-like",
+        "baselines": ["stripes", "int8"], "device": "tpuv3-like", "workers": 1,
     }  # fmt: skip
     called, alone = tune("points.onnx", **options, output=Path("called")), tune("points.onnx", **options)
     found = json.loads((tmp_path / "typed/tuning.json").read_text())
@@ -533,7 +525,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(weft: Run, arguments: tuple[
 
 
 def test_scores_are_not_deleted_by_a_call_that_is_refused(weft: Run, tmp_path: Path) -> None:
-    usual = ("points.onnx", "--data", "samples.npz", "-o", "out")
+    usual = ("points.onnx", "--data", "samples.npz", "-o", "out", "--workers", "1", "--platform", "int8")
     assert weft(*usual).code == 0
     kept = (tmp_path / "out/scores.db").read_bytes()
     refused = weft(*usual, "--fresh", "--objective", "latency_s")

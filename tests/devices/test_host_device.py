@@ -341,8 +341,11 @@ def test_what_makes_no_sense_on_a_host_is_refused(capsys, workload_file, argumen
 # For real
 
 
-def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(tmp_path):
+def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.survey.measure.ROUNDS", 1)
+    monkeypatch.setattr("weft.survey.measure.WARM_S", 0.05)
     path = live.mlp(tmp_path / "net.onnx")
+    (tmp_path / "net.toml").write_text("max_batch = 2\n")
     host = survey([Subject(str(path))], lanes=2, seconds=0.2)
     model = host.models["net"]
     assert host.lanes == 2 and host.hand_over_s and model.spread and model.overhead_s

@@ -59,7 +59,7 @@ def assert_equal(case: Case, policy: str, late: str, options: Mapping[str, Optio
 
 @pytest.mark.parametrize("late", SOFT)
 @pytest.mark.parametrize("policy", COMPILED)
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=10, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_compiled_equals_plain_on_small_workloads(policy, late, data):
     assert_equal(data.draw(cases()), policy, late, data.draw(OPTIONS.get(policy, st.just({}))))
@@ -166,7 +166,10 @@ def pair(tmp_path) -> Workload:
 
 
 @pytest.mark.parametrize(("policy", "late"), [("layerweaver+", "demote"), ("weft+", "weave"), ("fifo", "keep")])
-def test_arrivals_fed_in_several_blocks_are_served_as_one(pair, policy, late):
+def test_arrivals_fed_in_several_blocks_are_served_as_one(pair, policy, late, monkeypatch):
+    monkeypatch.setattr(weaving, "BLOCK", 64)
+    monkeypatch.setattr("weft.workloads.arrivals.BLOCK", 64)
+    pair = pair.model_copy(update={"duration_s": 1.2e-5, "warmup_s": 1e-6})
     case = prepare(pair, small_npu(3000))
     assert_equal(case, policy, late)
     report = simulate_requests(case, policy, late=late).report

@@ -37,7 +37,7 @@ def searched(problem, objective="latency", limits=None, *, strict=True):
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(3))
 def test_the_search_agrees_with_enumeration_with_and_without_dominance(block, objective):
     for seed in range(block * 25, block * 25 + 25):
         problem = arbitrary(seed)
@@ -48,7 +48,7 @@ def test_the_search_agrees_with_enumeration_with_and_without_dominance(block, ob
             assert simulate(problem, found.schedule).value(objective) == pytest.approx(expected, rel=1e-9), seed
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_limits_are_kept_and_the_best_within_them_found(seed):
     problem = arbitrary(seed)
     for switches in (0, 1):
@@ -69,7 +69,7 @@ def test_limits_are_kept_and_the_best_within_them_found(seed):
             solve(problem, Options(limits=TaskLimits(energy_budget_j=0.9 * free)))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_no_bound_is_above_the_best_schedule(seed):
     problem = arbitrary(seed)
     best = best_value(problem)
@@ -88,7 +88,7 @@ def test_the_linear_programme_is_much_closer_than_weights():
     assert best - bounds[1] < (best - bounds[0]) / 2
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_compiled_run_of_a_mapping_equals_the_simulator(seed):
     problem = arbitrary(seed)
     for name, baseline in BASELINES.items():
@@ -192,7 +192,7 @@ def test_cp_sat_may_be_asked_first_and_changes_nothing_that_is_proved(objective)
     assert asked.certificate.any_idling_bound == tighter
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_delays_of_any_length_are_only_put_in_where_they_help(seed):
     problem = arbitrary(seed)
     for objective in ("latency", "throughput"):
@@ -226,7 +226,7 @@ def test_of_schedules_that_take_no_longer_the_one_with_more_throughput_is_taken(
 
 @pytest.mark.parametrize(("tasks", "groups"), [(8, 3), (4, 8), (3, 40), (12, 2)])
 def test_large_problems_end_in_time_with_a_schedule_no_baseline_beats(tasks, groups):
-    solution = solve(synthetic(1, tasks, groups), Options(time_limit_s=20 * LOOK_S))
+    solution = solve(synthetic(1, tasks, groups), Options(time_limit_s=8 * LOOK_S))
     best = min(outcome.makespan_s for outcome in solution.baselines.values())
     assert solution.outcome.makespan_s <= best * (1 + 1e-9)
     assert solution.schedule.made_by == "weft" and solution.certificate.bound <= solution.certificate.value

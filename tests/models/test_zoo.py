@@ -29,12 +29,12 @@ CNNS = {
 ENCODERS = {name: name.replace("-", "_") for name in ("bert-base", "bert-large", "xlnet-base", "xlnet-large")}
 TINY = {"seq_len": 8, "layers": 2, "hidden": 64, "heads": 4}
 RUNNABLE = {
-    **{name: {} for name in CNNS},
+    **{name: {"resolution": 75} for name in CNNS},
     "ncf": {},
-    "bert-base": {"layers": 2},
-    "bert-large": {"layers": 1},
-    "xlnet-base": {"layers": 2},
-    "xlnet-large": {"layers": 1},
+    "bert-base": {"layers": 2, "hidden": 256, "heads": 4},
+    "bert-large": {"layers": 1, "hidden": 128, "heads": 2},
+    "xlnet-base": {"layers": 2, "hidden": 256, "heads": 4},
+    "xlnet-large": {"layers": 1, "hidden": 128, "heads": 2},
     "alexnet": {"resolution": 63},
     "caffenet": {"resolution": 67},
     "densenet121": {"resolution": 64},

@@ -37,6 +37,18 @@ TWO = (("MN", "BB"), ("RN", "NCF"))
 A, B = scenes(16, "pipelined")
 
 
+@pytest.fixture(autouse=True)
+def few_values(monkeypatch):
+    """Of everything that is varied, the values that something is said of."""
+    monkeypatch.setattr(sensitivity, "TOKENS", (16, 64, 384))
+    monkeypatch.setattr(sensitivity, "ROWS_PER_CYCLE", (1, 128))
+    monkeypatch.setattr(sensitivity, "BUFFERS_MIB", (16, 48))
+    monkeypatch.setattr(sensitivity, "CHUNKS_MIB", (6, 48))
+    monkeypatch.setattr(fig19_scaling, "BATCHES", (1, 16))
+    monkeypatch.setattr(ours, "TOKENS", (16, 64))
+    monkeypatch.setattr(ours, "CUT_TOKENS", (16, 64))
+
+
 @pytest.fixture(scope="module")
 def halves():
     return fig14_pairs.panel("a", A, 10, TWO), fig14_pairs.panel("b", B, 10, TWO)
@@ -158,7 +170,7 @@ def test_the_timelines(tmp_path):
 
 def test_batches_and_four_models(tmp_path):
     check(fig19_scaling.figure_19(tmp_path, (A, B), 8, TWO))
-    check(fig19_scaling.figure_20(PAPER, tmp_path, 16, "pipelined", 8, FOURS[:2]))
+    check(fig19_scaling.figure_20(PAPER, tmp_path, 16, "pipelined", 8, FOURS[:1]))
 
 
 def test_the_sensitivities(tmp_path):
@@ -188,12 +200,12 @@ def test_a_reproduction_reports_its_steps_in_order(tmp_path):
     def progress(name: str, done: int, total: int) -> None:
         seen.append((name, done))
         assert total > 15
-        if done == 3:
+        if done == 1:
             raise Enough
 
     with pytest.raises(Enough):
         PAPERS["layerweaver"](tmp_path, progress=progress)
-    assert seen == [("Table I", 0), ("Fig. 3", 1), ("Fig. 4", 2), ("layer latencies", 3)]
+    assert seen == [("Table I", 0), ("Fig. 3", 1)]
 
 
 @pytest.mark.parametrize(

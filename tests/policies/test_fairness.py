@@ -89,7 +89,7 @@ def test_without_a_mix_only_weft_keeps_one():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True, deadline=None)
 @given(given_=profiles(), data=st.data())
 def test_the_lag_never_exceeds_the_band_or_the_largest_layer_and_every_query_asked_for_completes(policy, given_, data):
     models, npu = given_
@@ -154,7 +154,7 @@ def test_a_number_of_queries_that_makes_no_sense_is_refused(rounds):
 # No stream starves
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(given_=profiles(streams=4))
 def test_under_weft_every_stream_completes_queries_and_its_own_rollouts_keep_to_the_best_mix(given_):
     models, npu = given_

@@ -80,7 +80,7 @@ def claim(check: Claim) -> Claim:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=20, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_what_is_claimed_of_every_run_is_true(policy, data):
     scene = data.draw(scenes(policy))
@@ -89,7 +89,7 @@ def test_what_is_claimed_of_every_run_is_true(policy, data):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=5, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_a_run_again_a_plain_run_and_a_trace_read_again_are_the_same_to_the_last_bit(tmp_path_factory, policy, data):
     scene = data.draw(scenes(policy))

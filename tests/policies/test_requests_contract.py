@@ -50,7 +50,7 @@ def claim_of_whole_batches(check: Claim) -> Claim:
 
 
 @pytest.mark.parametrize("policy", SERVING)
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True, deadline=None)
 @given(case=cases(), late=st.sampled_from(LATE))
 def test_what_is_claimed_of_every_run_is_true(policy, case, late):
     whole = not POLICIES[policy].traits.refills

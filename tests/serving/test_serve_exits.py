@@ -354,7 +354,7 @@ def days(draw: st.DrawFn) -> list[tuple[float, int, int, float | None, float, bo
 @pytest.mark.parametrize("name", ["conv", "token"])
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("policy", SERVING)
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(day=days())
 def test_everybody_is_answered_once_by_an_exit_it_reached(machine, prepared, references, policy, lanes, name, day):
     one = machine(policy, lanes=lanes)

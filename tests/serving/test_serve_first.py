@@ -173,7 +173,7 @@ def test_where_two_copies_have_no_room_it_is_learned_first(slow: Path) -> None:
 
 def test_what_has_no_room_beside_others_is_learned_when_they_leave(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        live.heavy(tmp_path / f"{name}.onnx", layers=6, rows=1)
+        live.heavy(tmp_path / f"{name}.onnx", layers=6, width=128, rows=1)
         (tmp_path / f"{name}.toml").write_text("grain_ms = 0.0001\nmax_pieces = 3\nmax_batch = 1\n")
     budget = round((tmp_path / "a.onnx").stat().st_size * 2.5)
     with live.running(tmp_path, grpc_port=None, learn_first=False, memory_budget_bytes=budget) as server:

@@ -14,7 +14,17 @@ import pytest
 from tests.serving import live
 from tests.serving.clients import Blocking, Client, expected, utils, x
 from tests.serving.test_serve_life import Background
-from tests.serving.test_serve_models import LONG_ROWS, computed, failures, infer, model, occupied, state, until
+from tests.serving.test_serve_models import (
+    CHAIN_WIDTH,
+    LONG_ROWS,
+    computed,
+    failures,
+    infer,
+    model,
+    occupied,
+    state,
+    until,
+)
 
 triton = pytest.importorskip("tritonclient.grpc")
 
@@ -151,7 +161,7 @@ def test_a_call_that_is_cancelled_while_it_waits(blocking: Any, server: live.Liv
 def test_a_call_that_is_cancelled_half_way(blocking: Any, server: live.Live) -> None:
     before, since = failures(server, "cancelled"), state(server)["now_s"]
     answers: queue.Queue[Any] = queue.Queue()
-    long = tensor("x", np.full((LONG_ROWS, 512), 0.5, np.float32))
+    long = tensor("x", np.full((LONG_ROWS, CHAIN_WIDTH), 0.5, np.float32))
     with live.Gate(server, "chain", LONG_ROWS, after=1) as gate:
         call = blocking.async_infer("chain", [long], lambda result, error: answers.put(error))
         gate.wait()

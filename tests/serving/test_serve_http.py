@@ -20,6 +20,7 @@ from tests.serving import live
 from tests.serving.clients import KINDS, Client, assert_every_datatype, expected, values, x
 from tests.serving.test_serve_life import Background
 from tests.serving.test_serve_models import (
+    CHAIN_WIDTH,
     chain_request,
     computed,
     failures,
@@ -171,13 +172,13 @@ def test_compressed_bodies_that_are_broken(server: live.Live, encoding: str, pac
 def test_a_full_queue_says_when_to_come_again(server: live.Live) -> None:
     before = failures(server, "queue_full")
     with occupied(server):
-        waiting = Background(lambda: infer(server, "chain", {"x": np.ones((1, 512), np.float32)}))
+        waiting = Background(lambda: infer(server, "chain", {"x": np.ones((1, CHAIN_WIDTH), np.float32)}))
         until(lambda: model(server, "chain")["queued"] == 1, "one request waits")
-        reply = send(server, "POST", "/v2/models/chain/infer", one(np.ones((1, 512))))
+        reply = send(server, "POST", "/v2/models/chain/infer", one(np.ones((1, CHAIN_WIDTH))))
         assert reply.status == 503
         assert 1 <= int(reply.headers["Retry-After"]) <= 3600
         assert failures(server, "queue_full") == before + 1
-    assert waiting.result()["y"].shape == (1, 512)
+    assert waiting.result()["y"].shape == (1, CHAIN_WIDTH)
 
 
 def test_who_leaves_the_queue_is_counted_and_frees_its_place(server: live.Live) -> None:

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
 from tests.serving.test_serve_models import (
+    CHAIN_WIDTH,
     Refused,
     assert_same_bits,
     chain,
@@ -77,7 +78,7 @@ def lookup(path: Path) -> Path:
 
 
 def some_input() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(0).normal(size=(SOME_ROWS, 512)).astype(np.float32)}
+    return {"x": np.random.default_rng(0).normal(size=(SOME_ROWS, CHAIN_WIDTH)).astype(np.float32)}
 
 
 # Clients
@@ -247,12 +248,15 @@ def test_several_clients_load_and_unload_at_once(changing: live.Live) -> None:
 
 def test_two_models_share_a_budget_for_one(tmp_path: Path) -> None:
     """Both answer in turn: who was not used the longest leaves, and comes back when asked."""
-    files = {name: live.heavy(tmp_path / f"{name}.onnx", layers=6, rows=1, seed=seed) for seed, name in enumerate("ab")}
+    files = {
+        name: live.heavy(tmp_path / f"{name}.onnx", layers=6, width=128, rows=1, seed=seed)
+        for seed, name in enumerate("ab")
+    }
     with live.running(tmp_path, grpc_port=None) as server:
         sizes = {name: model(server, name)["memory_bytes"] for name in files}
     budget = round(max(sizes.values()) * 1.5)
     assert budget < sum(sizes.values())
-    x = {"x": np.random.default_rng(1).normal(size=(1, 512)).astype(np.float32)}
+    x = {"x": np.random.default_rng(1).normal(size=(1, 128)).astype(np.float32)}
     wanted = {name: plain(session(path), x) for name, path in files.items()}
     with live.running(tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
         before = evictions(server)
@@ -277,12 +281,12 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
     """Neither the budget nor an unload takes it away; its memory returns with its last answer."""
-    other = live.heavy(tmp_path / "other.onnx", layers=16, rows=1)
+    other = live.heavy(tmp_path / "other.onnx", layers=16, width=128, rows=1)
     (tmp_path / "other.toml").write_text("preload = false\n")
     wanted = plain(session(slow / "chain.onnx"), some_input())
     budget = round((slow / "chain.onnx").stat().st_size * 1.5)
     with live.running(slow, tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
-        x = {"x": np.ones((1, 512), np.float32)}
+        x = {"x": np.ones((1, 128), np.float32)}
         with live.Gate(server, "chain", SOME_ROWS) as gate:
             running = Background(lambda: infer(server, "chain", some_input()))
             gate.wait()
@@ -455,7 +459,7 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path, monkeypatch: 
         assert send(address, "GET", "/v2/health/live").status == 200
         assert send(address, "GET", "/v2/health/ready").status == 503
         assert send(address, "GET", "/v2/models/chain/ready").status == 503
-        x = {"x": np.ones((1, 512), np.float32)}
+        x = {"x": np.ones((1, CHAIN_WIDTH), np.float32)}
         early = Background(lambda: infer(address, "chain", x))
         seen_cold.set()
         seen = {(503, False)}
@@ -475,24 +479,25 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path, monkeypatch: 
         loop.close()
 
 
-def test_more_shapes_than_are_told_apart(tmp_path: Path) -> None:
+def test_more_shapes_than_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.serving.streams.STREAMS", 128)
     times(tmp_path / "times.onnx", 2)
     with live.running(tmp_path, grpc_port=None) as server:
         connection = http.client.HTTPConnection(server.address, timeout=live.PATIENCE_S)
         told = []
-        for width in range(1, 1250):
+        for width in range(1, 200):
             body, headers = packed({"x": np.full((1, width), 3, np.float32)})
             connection.request("POST", "/v2/models/times/infer", body, headers)
             with connection.getresponse() as answer:
                 assert answer.status == 200
                 assert len(answer.read()) > 4 * width
-            if width in (1100, 1249):
+            if width in (160, 199):
                 told.append(re.sub(rb"null|[-+.e\d]+", b"0", send(server, "GET", "/weft/state").body))
         connection.close()
         dispatcher = server.server.service.dispatcher
-        assert len(dispatcher.streams) <= 1024
+        assert len(dispatcher.streams) <= 128
         most = model(server, "times")["mean_batch"] and max(s.batches for s in dispatcher.streams._by_use.values())
-        assert len(dispatcher.streams.programs) <= 1025 * most
+        assert len(dispatcher.streams.programs) <= 129 * most
         assert told[0] == told[1], "what it tells grows with nothing but its numbers"
 
 

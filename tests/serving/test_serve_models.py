@@ -31,6 +31,14 @@ SHAPES: dict[str, dict[str, list[tuple[int, ...]]]] = {
 }
 """What the models are asked for: their own sizes and others, one size twice."""
 
+PICTURES = (
+    ("pp-ocr-det", [1, 3, 96, 96], "grain_ms = 1.0\nmax_batch = 1\n"),
+    ("pp-ocr-cls", [1, 3, 32, 100], ""),
+    ("pp-ocr-rec", [1, 3, 48, 64], ""),
+)
+"""What models of pictures are measured at, and other settings of theirs."""
+
+CHAIN_WIDTH = 128
 LONG_ROWS = 3
 """Requests for the chain with so many rows occupy the lane for as long as a test wants."""
 
@@ -133,21 +141,21 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 def chain(path: Path, settings: str = "") -> Path:
     """A model of several segments, on a machine of any speed."""
-    live.heavy(path, layers=24, rows="n")  # type: ignore[arg-type]
+    live.heavy(path, layers=24, width=CHAIN_WIDTH, rows="n")  # type: ignore[arg-type]
     path.with_suffix(".toml").write_text(f"grain_ms = 0.0001\nmax_pieces = 8\nmax_batch = 1\n{settings}")
     return path
 
 
 def chain_request(rows: int, **parameters: Any) -> bytes:
     """A whole HTTP request for the chain, with binary data, as bytes."""
-    size = rows * 512 * 4
-    x = {"name": "x", "shape": [rows, 512], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    size = rows * CHAIN_WIDTH * 4
+    x = {"name": "x", "shape": [rows, CHAIN_WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": size}}
     header = json.dumps({"inputs": [x], "parameters": parameters}).encode()
     head = (
         f"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(header) + size}\r\n"
         f"Inference-Header-Content-Length: {len(header)}\r\n\r\n"
     )
-    return head.encode() + header + np.full(rows * 512, 0.5, np.float32).tobytes()
+    return head.encode() + header + np.full(rows * CHAIN_WIDTH, 0.5, np.float32).tobytes()
 
 
 def computed(server: live.Live, since: float) -> list[str]:
@@ -214,11 +222,12 @@ def references(files: dict[str, Path]) -> dict[str, ort.InferenceSession]:
 
 @pytest.fixture(scope="module")
 def server(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]:
-    """All of them by name, but the largest one: it is measured at a smaller picture, to save time."""
+    """Some by their names; those of pictures are measured at smaller ones, the largest model alone, to save time."""
     repository = tmp_path_factory.mktemp("repository")
-    shutil.copy(files["pp-ocr-det"], repository / "pp-ocr-det.onnx")
-    (repository / "pp-ocr-det.toml").write_text("grain_ms = 1.0\nshapes = { x = [1, 3, 96, 96] }\n")
-    with live.running(repository, *NAMES[1:], files["small-bert"], grpc_port=None) as running:
+    for name, shape, more in PICTURES:
+        shutil.copy(files[name], repository / f"{name}.onnx")
+        (repository / f"{name}.toml").write_text(f"shapes = {{ x = {shape} }}\n{more}")
+    with live.running(repository, *NAMES[3:], files["small-bert"], grpc_port=None) as running:
         yield running
 
 

@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
     monkeypatch.setattr(process, "STOP_S", live.PATIENCE_S)
-    with ServerProcess(str(folder), "--drain-s=600", "--access-log") as server:
+    with ServerProcess(str(folder), "--drain-s=600", "--access-log", "--learn-s=0") as server:
         yield server
 
 

@@ -76,7 +76,7 @@ def place(out, block, inputs, number, task):
 class Case:
     """A layer of three tasks with inputs, and what torch makes of each task alone."""
 
-    def __init__(self, rng, inputs, output, window, *, align, rows=(1, 2, 1), activation=RELU, residual=False, size=7):
+    def __init__(self, rng, inputs, output, window, *, align, rows=(1, 2, 1), activation=RELU, residual=False, size=4):
         self.rows, self.inputs, self.output = rows, inputs, output
         self.weights = kernels(rng, inputs, output, window.kernel)
         self.packed = pack(self.weights, inputs, output, window, align=align)
@@ -151,27 +151,29 @@ def exact(monkeypatch):
 
 
 THREE = Window((3, 3), (1, 1), (1, 1, 1, 1))
+SLIM = Window((1, 3), (1, 1), (0, 1, 0, 1))
+"""Three taps, where it is about channels: the interpreter computes tap by tap."""
 CASES = {
     "picture": lambda rng: ([ChannelSpace.common(3, 3)], space(rng, [9] * 3, 6), Window((3, 3), (2, 2), (1,) * 4)),
     "shared and own": lambda rng: ([space(rng, [9, 9, 9], 6)], space(rng, [40, 40, 40], 33), THREE),
     "unequal widths": lambda rng: ([space(rng, [9, 8, 11], 6)], space(rng, [12, 11, 13], 8), THREE),
     "point": lambda rng: ([space(rng, [9, 9, 9], 6)], space(rng, [12, 12, 12], 8), Window()),
     "strided point": lambda rng: ([space(rng, [9, 9, 9], 6)], space(rng, [12, 12, 12], 8), Window((1, 1), (2, 2))),
-    "nothing shared": lambda rng: ([space(rng, [9, 9, 9], 0)], space(rng, [12, 12, 12], 0), THREE),
-    "all shared": lambda rng: ([ChannelSpace.common(9, 3)], ChannelSpace.common(12, 3), THREE),
-    "subsets": lambda rng: ([space(rng, [9, 9, 9], 4, (0, 2))], space(rng, [12, 11, 13], 8, (1, 2)), THREE),
+    "nothing shared": lambda rng: ([space(rng, [9, 9, 9], 0)], space(rng, [12, 12, 12], 0), SLIM),
+    "all shared": lambda rng: ([ChannelSpace.common(9, 3)], ChannelSpace.common(12, 3), SLIM),
+    "subsets": lambda rng: ([space(rng, [9, 9, 9], 4, (0, 2))], space(rng, [12, 11, 13], 8, (1, 2)), SLIM),
     "concatenation": lambda rng: (
         [space(rng, [9, 9, 9], 4), space(rng, [5, 6, 5], 3)],
         space(rng, [9, 9, 9], 6),
-        THREE,
+        SLIM,
     ),
     "own, concatenated": lambda rng: (
         [space(rng, [9, 9, 9], 0), space(rng, [5, 5, 5], 0)],
         space(rng, [9, 9, 9], 6),
-        THREE,
+        SLIM,
     ),
-    "twice the same": lambda rng: ([space(rng, [9, 8, 11], 6)] * 2, space(rng, [12, 11, 13], 8), THREE),
-    "twice the same, all shared": lambda rng: ([ChannelSpace.common(5, 3)] * 2, ChannelSpace.common(12, 3), THREE),
+    "twice the same": lambda rng: ([space(rng, [9, 8, 11], 6)] * 2, space(rng, [12, 11, 13], 8), SLIM),
+    "twice the same, all shared": lambda rng: ([ChannelSpace.common(5, 3)] * 2, ChannelSpace.common(12, 3), SLIM),
     "dilated, lopsided": lambda rng: (
         [space(rng, [9, 9, 9], 6)],
         space(rng, [12, 12, 12], 8),
@@ -192,7 +194,8 @@ def test_the_plain_twin_equals_each_model_alone(name, align):
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_equals_its_twin(name, flat):
     rng = np.random.default_rng(2)
-    case = Case(rng, *CASES[name](rng), align=4, residual=name == "subsets")
+    several_tiles = name == "unequal widths"
+    case = Case(rng, *CASES[name](rng), align=4, residual=name == "subsets", size=7 if several_tiles else 4)
     y = by_kernel(case, Shape(32, 32, 16, flat=flat))
     case.check(y)
     assert np.abs(y - plainly(case)).max() <= 1e-4
@@ -247,7 +250,7 @@ def test_every_weight_is_stored_once_and_alignment_costs_little():
     assert unique < wide.weights.size < 1.006 * unique
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.data())
 def test_tiles_cover_every_output_of_every_task_once(data):
     tasks = data.draw(st.integers(1, 4))

@@ -71,7 +71,7 @@ def assert_valid(found: Grouping, names, costs: Costs) -> None:
 WISHES = st.tuples(st.none() | st.floats(200, 4000), st.none() | st.floats(2, 40))
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=7),
     power=st.floats(0.2, 2.0),

@@ -231,7 +231,7 @@ class TestRecords:
         with pytest.raises(WorkloadError, match="unknown version of numpy's format"):
             read_record(tmp_path / "r.npz")
 
-    @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def test_damaged_bytes_are_a_record_or_one_line(self, tmp_path, data):
         content = io.BytesIO()
@@ -249,7 +249,7 @@ class TestRecords:
             except WorkloadError as error:
                 assert "\n" not in str(error) and str(path) in str(error)
 
-    @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.binary(max_size=200))
     def test_a_damaged_header_is_one_line(self, tmp_path, header):
         path = tmp_path / "r.npz"

@@ -18,6 +18,7 @@ import pytest
 
 from tests.runtime.exit_nets import conv_net
 from tests.runtime.isolated.models import HOURS, boxes, stubborn, swelling, table
+from tests.runtime.isolated.templates import LastingTemplate
 from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
@@ -38,10 +39,20 @@ from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.own_folder import make_folder
 
 
+@pytest.fixture(scope="module")
+def template() -> Iterator[LastingTemplate]:
+    shared = LastingTemplate()
+    yield shared
+    shared.end()
+
+
 @pytest.fixture
-def made() -> Iterator[list[IsolatingBackend]]:
+def made(template: LastingTemplate) -> Iterator[list[IsolatingBackend]]:
+    """Where backends are put that fork their workers from one template, so that all are closed."""
     backends: list[IsolatingBackend] = []
-    yield backends
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.runtime.isolated.backend.Template", lambda: template)
+        yield backends
     for each in backends:
         each.close()
 

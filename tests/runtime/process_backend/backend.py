@@ -54,7 +54,8 @@ class Link:
         self._calls: dict[int, Future[Any]] = {}
         self._runs: dict[int, Running] = {}
         self._gone = ""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # which imports everything once, for all processes
+        context.set_forkserver_preload([worker.__name__])
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=worker.main, args=(theirs, origin), name="models", daemon=True)
         self.process.start()
