@@ -222,7 +222,10 @@ def _settings(
         base = plan_settings(plan, unchecked=unchecked)
     else:
         base = read_server_config(Path(file)) if file else ServerConfig(api_key=read_api_key(None, os.environ))
-    settings = replace(base, **settings_in(os.environ) | given)
+    around = settings_in(os.environ)
+    if plan is not None:  # it brings its models
+        around.pop("models", None)
+    settings = replace(base, **around | given)
     if not settings.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
     return settings
