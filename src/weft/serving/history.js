@@ -53,11 +53,11 @@ const past = (() => {
   }
   function drawChart({ field, name, least, show }, top) {
     const first = Math.max(0, times.findIndex(time => time >= now() + axis.view.from) - 1), lines = [totals, ...models.values()];
-    const most = lines.reduce((high, each) => each[field].slice(first).reduce((a, b) => Math.max(a, b ?? 0), high), 0);
+    const most = lines.reduce((high, each) => each[field].slice(first).reduce((a, b) => isNumber(b) ? Math.max(a, b) : a, high), -1);
     const scale = Math.max(most * 1.08, least), last = totals[field].at(-1);
     pen.fillStyle = css("lane"); pen.fillRect(0, top, width, TALL);
     pen.textAlign = "left"; pen.fillStyle = css("ink"); pen.fillText(name, 0, top - 11);
-    pen.textAlign = "right"; pen.fillStyle = css("muted"); pen.fillText(`now ${isNumber(last) ? show(last) : "–"}, highest ${show(most)}`, width, top - 11);
+    pen.textAlign = "right"; pen.fillStyle = css("muted"); pen.fillText(`now ${isNumber(last) ? show(last) : "–"}, highest ${most < 0 ? "–" : show(most)}`, width, top - 11);
     pen.save(); pen.beginPath(); pen.rect(0, top, width, TALL); pen.clip();
     for (const model of models.values()) {
       const index = modelIndex(model.name);
