@@ -45,12 +45,17 @@ _PART = re.compile(r"/\*weft:([\w.]+)\*/")
 
 def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None:
     """Write a page with its data; it and the pages of other kinds in its folder then link to each other."""
+    write_text(path, page_text(template, data))
+    link_pages(Path(path))
+
+
+def page_text(template: str, data: Mapping[str, Any]) -> str:
+    """A page with its data in it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # Inside a script element only "<" and "&" could end or confuse it; non-ASCII is already escaped.
     safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     head, tail = whole_page(template).split(DATA_MARK)
-    write_text(path, head + safe + tail)
-    link_pages(Path(path))
+    return head + safe + tail
 
 
 @cache
