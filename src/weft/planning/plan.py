@@ -65,7 +65,7 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
     bytes: Bytes
     """All its files together."""
     sources: dict[Text, Digest] = {}
-    """What it was made of, as the user named it -> its digest then."""
+    """What it was made of, an absolute path or a name that weft knows -> its digest then."""
     done: Name = "as given"
     """What was done to it: "as given", "stitched from a and b", "tuned to 8 bits"..."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
@@ -179,6 +179,8 @@ class Plan(BaseModel, extra="forbid", frozen=True):
     versions: dict[str, Text] = {}
     """weft, python and onnxruntime as they were: for the check whether they still are."""
     objective: Name
+    deadlines: Literal["strict", "soft"] = "strict"
+    """What is predicted of: requests that are given up at their deadlines, or answered however late they are."""
     machine: PlanMachine
     budget: PlanBudget = PlanBudget()
     models: Annotated[tuple[PlannedModel, ...], Field(min_length=1)]
