@@ -201,7 +201,9 @@ def _check_shape(stream: Stream, spec: TensorSpec, given: Sequence[int] | None) 
     """Refuse an input with a free dimension that nothing tells, or a shape that does not fit."""
     if given is None:
         if any(size < 0 for size in spec.shape[1:]):
-            wanted = "x".join("1" if place == 0 else "128" if size < 0 else str(size) for place, size in enumerate(spec.shape))
+            wanted = "x".join(
+                "1" if place == 0 else "128" if size < 0 else str(size) for place, size in enumerate(spec.shape)
+            )
             raise WorkloadError(
                 f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}; say what is sent, "
                 f"as {_line(stream, f'shape={spec.name}:{wanted}')}, or give samples=FILE.npz"
@@ -222,6 +224,6 @@ def _check_memory(models: Sequence[AskedModel], memory_bytes: int | None) -> Non
     if (whole := sum(sizes.values())) > memory_bytes:
         largest = max(sizes, key=lambda source: sizes[source])
         raise InputError(
-            f"the models take {whole / 2**20:.0f} MiB and memory_bytes = {memory_bytes} is {memory_bytes / 2**20:.0f} MiB; "
-            f"allow {ceil(1.5 * whole / 2**20)}m or more, or leave out {largest} ({sizes[largest] / 2**20:.0f} MiB)"
+            f"memory_bytes = {memory_bytes} is less than the {whole} that the models take; allow "
+            f"{ceil(1.5 * whole / 2**20)}m or more, or leave out {largest} ({sizes[largest] / 2**20:.0f} MiB)"
         )

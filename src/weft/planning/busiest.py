@@ -15,6 +15,7 @@ MOST_SPANS = 4000
 """More cannot be told apart; a shorter stretch is shown then."""
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class BusyStretch:
 def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
     """The stretch of a run in which lanes computed most."""
     issues = run.tally.issues[np.argsort(run.tally.issues[:, 6], kind="stable")]
-    starts_s, ends_s = issues[:, 6] * run.tick_s, issues[:, 7] * run.tick_s
+    starts_s, ends_s = _seconds(issues[:, 6], run), _seconds(issues[:, 7], run)
     begins_s = _busiest_start(starts_s, ends_s)
     inside = np.flatnonzero((ends_s > begins_s) & (starts_s < begins_s + WINDOW_S))[:MOST_SPANS]
     length_s = WINDOW_S if len(inside) < MOST_SPANS else float(starts_s[inside[-1]]) - begins_s
@@ -81,7 +82,11 @@ def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
     return BusyStretch(begins_s, length_s, lanes, names, segments, spans, marks)
 
 
-def _busiest_start(starts_s: npt.NDArray[np.float64], ends_s: npt.NDArray[np.float64]) -> float:
+def _seconds(ticks: Ints, run: RequestRun) -> Floats:
+    return np.asarray(ticks * run.tick_s, np.float64)
+
+
+def _busiest_start(starts_s: Floats, ends_s: Floats) -> float:
     """Where a window begins in which most is computed, to a tenth of it."""
     last_s = float(ends_s.max(initial=0.0))
     edges = np.arange(0.0, max(WINDOW_S, last_s) + WINDOW_S, WINDOW_S / 10)
@@ -90,7 +95,7 @@ def _busiest_start(starts_s: npt.NDArray[np.float64], ends_s: npt.NDArray[np.flo
     return float(edges[int(sums.argmax())]) if len(sums) else 0.0
 
 
-def _lane_of(starts_s: npt.NDArray[np.float64], ends_s: npt.NDArray[np.float64], lanes: int) -> list[int]:
+def _lane_of(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
     """A lane for every segment: the first that is free, as the executor takes them."""
     free = [0.0] * lanes
     found = []

@@ -19,6 +19,8 @@ FAVOURITE = "punctual"
 NOT_HERE: dict[str, str] = {
     "double-buffer": "a host fetches nothing ahead: it is fifo",
     "serial": "fifo with batches of one",
+    "layerweaver": "a host has nothing to weave: it is fifo",
+    "aimt": "a host fetches nothing ahead: it is fair",
     "priority": "edf, where no stream has a priority",
 }
 """Policies that come to the same as another on a host -> why; ``priority`` unless priorities differ."""
@@ -62,9 +64,7 @@ class Arrangement:
     @property
     def models(self) -> dict[str, ModelChoice]:
         """How each model is served."""
-        return {
-            name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name]) for name, most in self.batches.items()
-        }
+        return {name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name]) for name, most in self.batches.items()}
 
     def serving(self, workload: Workload) -> Workload:
         """A workload whose streams are batched this way."""

@@ -118,6 +118,11 @@ def write_plan(
         _check_served(fresh, workload)
 
 
+def check_place(folder: str | Path) -> None:
+    """PlanError where no plan may be written."""
+    _settings_added(Path(folder))
+
+
 def _settings_added(folder: Path) -> dict[str, Any]:
     """What was set for the server of an older plan besides what was planned; PlanError if no plan may go there."""
     if not os.path.lexists(folder):

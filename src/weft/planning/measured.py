@@ -86,8 +86,8 @@ def measured_hosts(
         return [found[shape] for shape in shapes]
     for folder in (cache / MEASURED, cache / CUT):
         _make(folder)
-    with TemporaryDirectory() as folder:
-        stage({model.name: model.to_serve for model in asked.models}, Path(folder))
+    with TemporaryDirectory() as staged:
+        stage({model.name: model.to_serve for model in asked.models}, Path(staged))
         subjects = [Subject(model.name, _shapes(model)) for model in asked.models]
         groups = sorted({shape.threads for shape in left})
         for place, threads in enumerate(groups):
@@ -97,7 +97,7 @@ def measured_hosts(
                 threads=threads,
                 seconds=seconds,
                 cache=cache / CUT,
-                repository=Path(folder),
+                repository=Path(staged),
                 progress=_part(progress, place, len(groups), threads),
             )
             for lanes, host in hosts.items():

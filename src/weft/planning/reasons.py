@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.devices.host import usable_cores
 from weft.planning.asked import Asked
-from weft.planning.bounds import bound_of, blocking, lane_shares, times_alone_s
+from weft.planning.bounds import blocking, bound_of, lane_shares, times_alone_s
 from weft.planning.choice import Chosen
 from weft.planning.plan import PlanReasons, Prediction
 from weft.planning.sharing import SharedWeights
@@ -20,9 +20,7 @@ TIGHT = 0.5
 NEAR_MEMORY = 0.9
 
 
-def reasons(
-    asked: Asked, chosen: Chosen, predicted: Prediction, sharing: Sequence[SharedWeights]
-) -> PlanReasons:
+def reasons(asked: Asked, chosen: Chosen, predicted: Prediction, sharing: Sequence[SharedWeights]) -> PlanReasons:
     """What there is to say of a choice."""
     return PlanReasons(
         won=tuple(_won(asked, chosen, predicted)),
@@ -53,7 +51,8 @@ def _kept(asked: Asked, predicted: Prediction) -> str:
 def _carries(predicted: Prediction) -> str:
     if not predicted.sustainable_factor:
         return ""
-    return f", and carries up to {predicted.sustainable_factor:.2f} times that, {predicted.sustainable_per_s:.0f} requests/s"
+    times, per_s = predicted.sustainable_factor, predicted.sustainable_per_s or 0.0
+    return f", and carries up to {times:.2f} times that, {per_s:.0f} requests/s"
 
 
 def _beside(rival: Trial, best: Trial) -> str:
@@ -87,9 +86,7 @@ def _limits(asked: Asked, chosen: Chosen, predicted: Prediction) -> Iterator[str
         yield f"Memory: {_mib(chosen.best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
 
 
-def _next(
-    asked: Asked, chosen: Chosen, predicted: Prediction, sharing: Sequence[SharedWeights]
-) -> Iterator[str]:
+def _next(asked: Asked, chosen: Chosen, predicted: Prediction, sharing: Sequence[SharedWeights]) -> Iterator[str]:
     arrangement = chosen.best.arrangement
     used = arrangement.settings.lanes * arrangement.settings.threads
     full = predicted.load * (predicted.sustainable_factor or 1.0) >= FULL
@@ -106,8 +103,9 @@ def _next(
         dearest = max(lane_shares(asked, arrangement).items(), key=lambda entry: entry[1])[0]
         yield f"A faster {dearest}: weft tune --target onnxruntime looks for number formats that are."
     for stream in asked.workload.stream:
-        if _alone_s(chosen.best, stream) > TIGHT * stream.deadline_s:
-            yield f"More time for {stream.served_name}: a deadline of {2.5 * _alone_s(chosen.best, stream) * 1e3:.0f} ms."
+        alone_s = _alone_s(chosen.best, stream)
+        if alone_s > TIGHT * stream.deadline_s:
+            yield f"More time for {stream.served_name}: a deadline of {2.5e3 * alone_s:.0f} ms."
 
 
 def _dearest(asked: Asked, best: Trial) -> str:

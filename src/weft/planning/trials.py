@@ -114,9 +114,7 @@ class Trial:
     @property
     def latency(self) -> float:
         """The p99 of the stream that has the largest for its deadline, over that deadline."""
-        return max(
-            inf if each.p99_s is None else each.p99_s / each.deadline_s for each in self.report.streams
-        )
+        return max(inf if each.p99_s is None else each.p99_s / each.deadline_s for each in self.report.streams)
 
     @property
     def highest(self) -> int:
@@ -194,9 +192,7 @@ def keeps(report: RequestReport, limit: float) -> bool:
 
 def clearly_missed(report: RequestReport, limit: float) -> bool:
     """Whether a stream misses so many deadlines that a longer run would not change it."""
-    return any(
-        each.violated >= CLEAR_COUNT and each.violation_rate > CLEAR * limit for each in report.streams
-    )
+    return any(each.violated >= CLEAR_COUNT and each.violation_rate > CLEAR * limit for each in report.streams)
 
 
 def trial_of(asked: Asked, arrangement: Arrangement, memory_bytes: int) -> Trial:

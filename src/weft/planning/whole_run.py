@@ -105,7 +105,10 @@ def make_plan(
     check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
     chosen = choose(
-        asked, options, lambda each: memory_of(asked, each), lambda done, of: told(PlanProgress("choosing", "", done, of))
+        asked,
+        options,
+        lambda each: memory_of(asked, each),
+        lambda done, of: told(PlanProgress("choosing", "", done, of)),
     )
     return _made(asked, chosen, told)
 
@@ -114,7 +117,10 @@ def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: fl
     """The machine that is planned for, measured now or before."""
     if not devices or list(devices) == [HOST]:
         return measured_hosts(
-            asked, cache, seconds=seconds, progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of))
+            asked,
+            cache,
+            seconds=seconds,
+            progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of)),
         )
     hosts = [each if isinstance(each, Host) else _read(each) for each in devices]
     for host in hosts:
@@ -174,6 +180,7 @@ def _made(asked: Asked, chosen: Chosen, told: OnProgress) -> MadePlan:
         made=made_here(),
         versions=these_versions(),
         objective=asked.objective,
+        deadlines="soft" if asked.deadlines == "soft" else "strict",
         machine=this_machine(),
         budget=PlanBudget(cores=asked.cores, memory_bytes=asked.memory_bytes),
         models=tuple(_planned(model, models[model.name], best.arrangement.host) for model in asked.models),

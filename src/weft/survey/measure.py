@@ -83,9 +83,7 @@ def survey(
 
     seconds: how long to watch all models together; one at a time, a third of that for each batch size.
     """
-    found = survey_lanes(
-        subjects, lanes=(lanes,), threads=threads, seconds=seconds, cache=cache, progress=progress
-    )
+    found = survey_lanes(subjects, lanes=(lanes,), threads=threads, seconds=seconds, cache=cache, progress=progress)
     return found[lanes]
 
 
@@ -178,10 +176,7 @@ class _Survey:
         models = {name: self._in_turns(each, name, watched) for name, each in alone.items()}
         found = {}
         for lanes in self.lanes:
-            if lanes == 1:
-                seen = _Together(models, watched, memory_bytes)
-            else:
-                seen = self._together(lanes, alone, models)
+            seen = _Together(models, watched, memory_bytes) if lanes == 1 else self._together(lanes, alone, models)
             found[lanes] = self._host(lanes, seen, overheads)
         return found
 
@@ -270,9 +265,7 @@ class _Survey:
         times = {batch: _rounded((np.array(each) * slower).tolist()) for batch, each in model.times_s.items()}
         return model.model_copy(update={"times_s": times})
 
-    def _together(
-        self, lanes: int, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]
-    ) -> _Together:
+    def _together(self, lanes: int, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]) -> _Together:
         """All lanes at once, in turns with each model alone: what both take moves with the speed of the machine."""
         single: dict[str, list[_Watched]] = {name: [] for name in alone}
         together = []
