@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft.planning.busiest import BusyStretch
-from weft.planning.plan import Plan, PlanOption, Prediction
+from weft.planning.plan import PlannedModel, PlanOption, Prediction
 from weft.reports.page import page_text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def page_data(made: MadePlan) -> dict[str, Any]:
         "choice": plan.options[0].label,
         "settings": plan.settings.model_dump(mode="json"),
         "predicted": plan.predicted.model_dump(mode="json"),
-        "models": [_model(plan, place) for place in range(len(plan.models))],
+        "models": [_model(each) for each in plan.models],
         "options": [_option(each) for each in plan.options if each.predicted],
         "left_out": [[each.label, each.left_out] for each in plan.options if not each.predicted],
         "reasons": plan.reasons.model_dump(mode="json"),
@@ -41,16 +41,8 @@ def page_data(made: MadePlan) -> dict[str, Any]:
     }
 
 
-def _model(plan: Plan, place: int) -> dict[str, Any]:
-    model = plan.models[place]
-    chosen = plan.options[0].models[model.name]
-    return {
-        "name": model.name,
-        "done": model.done,
-        "bytes": model.bytes,
-        "segments": model.segments,
-        "max_batch": chosen.max_batch,
-    }
+def _model(model: PlannedModel) -> dict[str, Any]:
+    return model.model_dump(mode="json", include={"name", "done", "bytes", "segments", "max_batch"})
 
 
 def _option(option: PlanOption) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class Subject:
     """What ``weft serve`` takes: a file or a known name."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape of one sample's request, where the model has free dimensions."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Input -> number that requests must hold there, such as a sampling rate."""
 
     @property
     def name(self) -> str:
@@ -334,7 +336,7 @@ class _Survey:
 
     def _stream(self, subject: Subject, batch: int = 1) -> dict[str, Any]:
         shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}
-        return {"model": subject.source, "deadline_ms": NO_HURRY_MS, "shapes": shapes}
+        return {"model": subject.source, "deadline_ms": NO_HURRY_MS, "shapes": shapes, "values": dict(subject.values)}
 
     def _shapes(self, subject: Subject) -> Shapes:
         """What is sent to each input; the first dimension is the batch."""
