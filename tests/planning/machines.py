@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weft.devices import Host, HostModel
-from weft.planning import finals, trials, whole_run
+from weft.planning import candidates, finals, trials, whole_run
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.candidates import Arrangement
 from weft.planning.plan import PlanSettings
@@ -16,10 +16,12 @@ from weft.planning.trials import RunLength
 from weft.serving.config import ModelConfig
 from weft.workloads.requests import parse_workload
 
-BRIEF = RunLength(120, 30)
+BRIEF = RunLength(60, 15)
 
 
-def host(lanes: int = 1, threads: int = 1, *, loss: float = 0.0, memory_bytes: int | None = None, **models: Any) -> Host:
+def host(
+    lanes: int = 1, threads: int = 1, *, loss: float = 0.0, memory_bytes: int | None = None, **models: Any
+) -> Host:
     """Model -> milliseconds of its segments at batch 1, or batch -> those."""
     found = {}
     for name, given in models.items():
@@ -50,7 +52,8 @@ def arrangement(machine: Host, policy: str = "punctual", batch: int = 1, **optio
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a few requests, which are enough where the answer is clear."""
+    """Runs of a few requests under two policies, which are enough where the answer is clear."""
+    monkeypatch.setattr(candidates, "request_policies", lambda workload: ["punctual", "edf"])
     for name in ("SHORT", "USUAL", "LONG"):
         for module in (trials, finals, whole_run):
             if hasattr(module, name):

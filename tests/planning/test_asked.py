@@ -35,7 +35,10 @@ def asked_for(*streams: str, **more) -> Asked:
 
 def test_models_are_found_with_the_shapes_that_are_sent(folder):
     found = asked_for("camera.onnx:rate=5,deadline=20", "words.onnx:rate=1,deadline=50,shape=ids:1x128", cores=1)
-    assert [(model.name, model.source) for model in found.models] == [("camera", "camera.onnx"), ("words", "words.onnx")]
+    assert [(model.name, model.source) for model in found.models] == [
+        ("camera", "camera.onnx"),
+        ("words", "words.onnx"),
+    ]
     assert found.models[1].config.shapes == {"ids": [1, 128]}
     assert found.workload.stream[1].shapes == {"ids": (1, 128)}
     assert (found.cores, found.per_s, found.objective) == (1, 6.0, "deadlines")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.planning.machines import arrangement, asked, brief, host
 from weft.planning.bounds import Bound, blocking, bound_of, fastest_s, lane_factor, lane_speed, late_alone, least_row_s
 from weft.planning.choice import choose
-from weft.planning.trials import RunLength, OptionTrial
+from weft.planning.trials import OptionTrial, RunLength
 
 __all__ = ["brief"]
 
@@ -75,13 +75,13 @@ def test_streams_without_a_rate_can_be_turned_up_without_end():
 TIMES = st.lists(st.sampled_from([0.5, 2.0, 5.0, 14.0]), min_size=1, max_size=2)
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     a=TIMES,
     b=TIMES,
     saving=st.sampled_from([0.5, 0.9]),
     loss=st.sampled_from([0.0, 0.3]),
-    due=st.tuples(st.sampled_from([20.0, 60.0]), st.sampled_from([40.0, 200.0])),
+    due=st.tuples(st.sampled_from([20.0, 40.0]), st.sampled_from([30.0, 50.0])),
 )
 def test_what_bounds_leave_out_would_not_have_won(a, b, saving, loss, due):
     def machine(lanes: int):
@@ -89,10 +89,11 @@ def test_what_bounds_leave_out_would_not_have_won(a, b, saving, loss, due):
 
     question = asked(("a", 30.0, due[0]), ("b", 10.0, due[1]))
     options = [
-        arrangement(machine(lanes), policy, batch) for lanes in (1, 2) for policy in ("edf", "fifo") for batch in (2, 1)
+        arrangement(machine(lanes), policy, batch)
+        for lanes, policy, batch in ((2, "edf", 2), (1, "edf", 2), (1, "edf", 1), (2, "fifo", 1), (1, "fifo", 2))
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.planning.trials.SHORT", RunLength(150, 30))
+        patch.setattr("weft.planning.trials.SHORT", RunLength(60, 15))
         chosen = choose(question, options, lambda option: 1)
         for left in chosen.left_out:
             unbounded = OptionTrial(question, left.arrangement, Bound(inf, 0.0, 0.0), 1)

@@ -19,6 +19,8 @@ TWO = host(2, memory_bytes=300, a=[8.0], b=[2.0])
 QUICK = host(1, 2, memory_bytes=200, a=[5.0], b=[1.2])
 """One lane of two threads: less is carried than by two lanes, and each request is answered sooner."""
 LIGHT = (("a", 20.0, 60.0), ("b", 10.0, 60.0))
+RARE = (("a", 0.3, 60.0), ("b", 0.3, 60.0))
+"""Requests that hardly ever meet."""
 
 
 def chosen(objective: str, *machines, streams=LIGHT, **more) -> Chosen:
@@ -28,15 +30,16 @@ def chosen(objective: str, *machines, streams=LIGHT, **more) -> Chosen:
 
 
 @pytest.mark.parametrize(
-    ("objective", "best"), [("deadlines", TWO), ("load", TWO), ("memory", ONE), ("latency", QUICK)]
+    ("objective", "streams", "best"),
+    [("deadlines", LIGHT, TWO), ("load", LIGHT, TWO), ("memory", LIGHT, ONE), ("latency", RARE, QUICK)],
 )
-def test_each_objective_has_its_own_best(brief, objective, best):
+def test_each_objective_has_its_own_best(brief, objective, streams, best):
     for order in ((ONE, TWO, QUICK), (QUICK, TWO, ONE)):
-        assert chosen(objective, *order).best.arrangement.host is best
+        assert chosen(objective, *order, streams=streams).best.arrangement.host is best
 
 
 def test_where_nobody_keeps_the_deadlines_who_misses_fewest_wins(brief):
-    heavy = (("a", 260.0, 60.0), ("b", 10.0, 60.0))
+    heavy = (("a", 400.0, 60.0), ("b", 10.0, 60.0))
     found = chosen("memory", ONE, TWO, streams=heavy)
     assert not found.best.holds and found.best.arrangement.host is TWO
 
@@ -57,7 +60,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_if_nothing_does_that_is_t
 
 def test_the_largest_load_is_that_of_the_lanes(brief):
     trial = trial_of(asked(("a", 20.0, 400.0)), arrangement(host(a=[10.0])), 0)
-    assert 0.8 * 5 < trial.factor <= 1.15 * 5 / 0.99  # a lane has time for five times as much
+    assert 0.7 * 5 < trial.factor <= 1.15 * 5 / 0.99  # a lane has time for five times as much
     assert trial.sustained(trial.level()) and not trial.sustained(trial.level() + 1)
 
 

@@ -62,12 +62,6 @@ def test_a_plan_is_written_told_and_explained(brief, capsys, place):
     assert "nothing has changed" in run(capsys, "plan", "--check", "plan")[1]
 
 
-def test_without_an_output_nothing_is_written(brief, capsys, place):
-    before = {*place.iterdir()}
-    shown = run(capsys, "plan", *STREAMS, "-d", "one.json", "--cache", "kept", "--objective", "memory")[1]
-    assert "-o FOLDER writes the plan" in shown and {*place.iterdir()} == before
-
-
 def test_what_changed_since_is_told(brief, capsys, place):
     run(capsys, "plan", *STREAMS, "-d", "one.json", "--cache", "kept", "-o", "plan")
     scaling(place / "camera.onnx", 5.0)
@@ -75,13 +69,18 @@ def test_what_changed_since_is_told(brief, capsys, place):
     assert code == 1 and "camera" in shown and "has changed" in shown
 
 
-def test_weights_in_common_are_told(brief, capsys, place):
+def test_weights_in_common_are_told_and_without_an_output_nothing_is_written(brief, capsys, place):
     for name in ("camera", "words"):
         weights = [numpy_helper.from_array(np.full((20, 20), 3, np.float32), "w")]
         inputs, outputs = [tensor("x", "n", 20)], [tensor("y", "n", 20)]
-        save(helper.make_graph([node("MatMul", ["x", "w"], ["y"])], name, inputs, outputs, weights), place / f"{name}.onnx")
-    shown = run(capsys, "plan", *STREAMS, "-d", "one.json", "--cache", "kept")[1]
+        save(
+            helper.make_graph([node("MatMul", ["x", "w"], ["y"])], name, inputs, outputs, weights),
+            place / f"{name}.onnx",
+        )
+    before = {*place.iterdir()}
+    shown = run(capsys, "plan", *STREAMS, "-d", "one.json", "--cache", "kept", "--objective", "memory")[1]
     assert "camera.onnx and words.onnx share 100% of their weights: weft stitch" in shown
+    assert "-o FOLDER writes the plan" in shown and {*place.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,10 @@ def test_weights_in_common_are_told(brief, capsys, place):
         ((*STREAMS, "-o", "no/such/place"), "there is no folder"),
         ((*STREAMS, "-o", "full"), "and no plan"),
         (("--check", "plan", "-o", "other"), "--output does not apply to --check"),
-        (("-s", "camera.onnx:rate=50,deadline=2", "-s", "words.onnx:rate=1,deadline=9", "-d", "one.json"), "deadline=5"),
+        (
+            ("-s", "camera.onnx:rate=50,deadline=2", "-s", "words.onnx:rate=1,deadline=9", "-d", "one.json"),
+            "deadline=5",
+        ),
     ],
 )
 def test_what_makes_no_plan_is_one_line(capsys, place, arguments, said):

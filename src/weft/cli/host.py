@@ -67,6 +67,7 @@ def workload_device(
 ) -> Device:
     """The device that a workload runs on: the one named, its own, or this machine, measured now with its models."""
     from weft.devices import HOST, load_device
+    from weft.models.stitched_files import file_and_task
 
     name = device or workload.device
     if name != HOST:
@@ -78,7 +79,7 @@ def workload_device(
     sources: dict[str, Subject] = {}
     for stream in workload.stream:
         path = Path(stream.model)
-        beside = stream.model.endswith(".onnx") and not path.is_absolute()
+        beside = file_and_task(stream.model)[0].endswith(".onnx") and not path.is_absolute()
         sources.setdefault(
             stream.served_name, subject(str(Path(workload.folder) / path) if beside else stream.model, stream.shapes)
         )
@@ -87,9 +88,11 @@ def workload_device(
 
 def named_npu(device: str | None) -> Npu:
     """The NPU to price models for; the usual one, and a line that says so, where none is named."""
-    from weft.devices import HOST, load_npu
+    from weft.devices import HOST, load_npu, read_host
 
     if device is not None and (device == HOST or device.endswith(".json")):
+        if device != HOST:
+            read_host(device)
         raise InputError(f"--device {device} serves requests: give their rates and deadlines in a --workload file")
     found = load_npu(device or DEFAULT_NPU)
     if device is None:

@@ -182,7 +182,7 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
 
 
 def _names_inside(entry: ModelEntry) -> dict[str, str]:
-    """Input of the graph -> what requests for the model call it; those of other models in the file are not among them."""
+    """Input of the graph -> what requests call it; in a stitched file only those of the model that is asked for."""
     if not entry.body:
         return {spec.name: spec.name for spec in stated_inputs(entry.path)}
     (task,) = (task for task in tasks_in(entry.path) if task.name == entry.name)
@@ -228,9 +228,7 @@ def _line_of(file: str, task: str) -> str:
     return f"-s {file}/{task}:rate=10,deadline=100"
 
 
-def _sample_shapes(
-    stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]
-) -> dict[str, tuple[int, ...]]:
+def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:
     """The shapes of what will be sent, where samples are given; refused where they do not fit the model."""
     if stream.samples is None:
         return {}

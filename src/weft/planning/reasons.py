@@ -89,8 +89,8 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
             )
     if predicted.sustainable_factor:
         yield (
-            f"Lane time: at the largest load {busy:.0%} of the time of {_lanes(best)} is taken, {_dearest(asked, best)}; "
-            "what is left does not come when requests come together."
+            f"Lane time: at the largest load {_lanes(best)} compute{'s' * (best.arrangement.settings.lanes == 1)} "
+            f"{busy:.0%} of the time, {_dearest(asked, best)}; the rest is no help to requests that come together."
         )
     if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."

@@ -21,6 +21,7 @@ from weft.planning.finals import FRESH_SEED, Finalist, finals, prediction
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.machine import made_here, these_versions, this_machine
 from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
+from weft.planning.page import plan_page
 from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
 from weft.planning.reasons import reasons
 from weft.planning.served_files import files_to_serve, stitched_from
@@ -58,9 +59,7 @@ class MadePlan:
 
     def report(self) -> str:
         """The plan as a page."""
-        from weft.planning.page import plan_page
-
-        return plan_page(self)
+        return plan_page(self.plan, self.asked, self.busiest, self.host.source)
 
     def write(self, folder: str | Path) -> None:
         """Write the folder that ``weft serve`` and ``weft bench`` take."""

@@ -4,16 +4,18 @@ A page is a template beside this module and data for it. To make one, write ``NA
 ``write_page(path, "NAME.html", data)``:
 
 - ``<meta name="weft-page" content="NAME" data-beside="[]">`` near its beginning says what kind of page it is (one of
-  ``KINDS``); ``linksBeside()`` makes links of the pages that lie beside it, which ``reports.beside`` keeps up to date;
+  ``KINDS`` of ``reports.beside``, which keeps links to the pages beside it up to date; ``linksBeside()`` shows them);
 - ``/*weft:page.css*/`` at the beginning of its style: colours for light and dark (``var(--ink)``, ``var(--accent)``,
-  ``var(--model-0)`` ...) and the looks of ``.panel``, ``.cards``, ``.bar``, ``.tools``, ``.hint``, ``.settings``, tables;
+  ``var(--model-0)`` ...) and the looks of ``.panel``, ``.cards``, ``.bar``, ``.tools``, ``.hint``, ``.settings``,
+  tables;
 - ``<script type="application/json" id="data">/*weft-data*/</script>``, where the data goes;
-- ``<script>"use strict"; (() => { /*weft:page.js*/ ... })();</script>``: functions that every page has: ``showSeconds``,
-  ``showBytes`` and ``showShare`` for numbers, ``modelColour`` and ``swatch`` for models in the order of their first
-  appearance, ``card``, ``table``, ``listPanel`` and ``named`` for what stands around pictures, ``showTip``, and
-  ``timeAxis``, ``zoomButtons`` and ``helpLine`` for pictures over time: scroll zooms, drag pans, 0 shows all;
-- ``/*weft:timeline.js*/`` behind that, where a page shows traces: ``timeline(node, trace)`` draws what
-  ``reports.html.trace_data`` made into a node.
+- ``<script>"use strict"; (() => { /*weft:page.js*/ ... })();</script>``: functions that every page has:
+  ``showSeconds``, ``showBytes`` and ``showShare`` for numbers, ``modelColour`` and ``swatch`` for models in the
+  order of their first appearance, ``card``, ``table``, ``listPanel`` and ``named`` for what stands around pictures,
+  ``showTip``, and ``timeAxis``, ``zoomButtons`` and ``helpLine`` for pictures over time: scroll zooms, drag pans, 0
+  shows all;
+- ``/*weft:trace.js*/`` and ``/*weft:timeline.js*/`` behind that, and ``/*weft:timeline.css*/`` in its style, where a
+  page shows traces: ``timeline(trace).panel`` is the picture of what ``reports.html.trace_data`` made.
 
 ``/*weft:FILE*/`` is replaced by any file of this folder. Text from outside goes through ``textContent`` only.
 """
@@ -34,8 +36,8 @@ from weft.files import write_text
 from weft.reports.beside import link_pages
 
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
-"""Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground. ``page.css`` has
-them too, and those for a dark ground."""
+"""Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground. ``colours.css``
+has them too, and those for a dark ground."""
 
 DATA_MARK = "/*weft-data*/"
 """Stands in a template where the data goes."""
@@ -60,9 +62,10 @@ def page_text(template: str, data: Mapping[str, Any]) -> str:
 
 @cache
 def whole_page(template: str, package: str = "weft.reports") -> str:
-    """A template with the shared parts in it, without its data."""
-    markup = files(package).joinpath(template).read_text("utf-8")
-    return _PART.sub(lambda found: files("weft.reports").joinpath(found[1]).read_text("utf-8"), markup)
+    """A template of *package* with the parts it names in it, its own or the shared ones, without its data."""
+    own = files(package).joinpath(template)
+    text = (own if own.is_file() else files("weft.reports").joinpath(template)).read_text("utf-8")
+    return _PART.sub(lambda found: whole_page(found[1], package).rstrip(), text)
 
 
 def json_ready(value: Any) -> Any:

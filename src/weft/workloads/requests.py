@@ -31,7 +31,12 @@ MOST_STREAMS = 64
 
 
 def served_name(model: str) -> str:
-    """The name to ask a server for: a model file is known by its name without folder and ending."""
+    """The name to ask a server for: a model file is known by its name without folder and ending.
+
+    A model in a stitched file (``pets.onnx/cats``) has a name of its own.
+    """
+    if ".onnx/" in model:
+        return PurePath(model).name
     return PurePath(model).stem if model.endswith(".onnx") else model
 
 

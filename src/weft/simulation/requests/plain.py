@@ -22,9 +22,7 @@ from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import Tally
 
 
-def serve(
-    case: Case, policy: Policy, late: str, seed: int | None, most_missed: Sequence[float] | None = None
-) -> Tally:
+def serve(case: Case, policy: Policy, late: str, seed: int | None, most_missed: Sequence[float] | None = None) -> Tally:
     """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
     setting = policy.setting
     executor = _executor(case, setting, seed)
@@ -56,7 +54,9 @@ class _GivenUp(Exception):
 class _Impatient(Arrivals):
     """Clients that end the run when one of them has missed too much."""
 
-    def __init__(self, most_missed: Sequence[float], warm: int, terms: Sequence[Terms], *times: Any, **how: Any) -> None:
+    def __init__(
+        self, most_missed: Sequence[float], warm: int, terms: Sequence[Terms], *times: Any, **how: Any
+    ) -> None:
         """*most_missed*: of each stream, among the requests that arrive from *warm* on."""
         super().__init__(terms, *times, **how)
         self._left, self._warm = list(most_missed), warm
