@@ -19,6 +19,8 @@ AMPLE = 1.5
 TIGHT = 0.5
 """A deadline is tight where a request alone takes this part of it."""
 NEAR_MEMORY = 0.9
+HALF, LONG_TAIL = 0.5, 2.0
+"""Lanes that compute less, while runs vary more, are not what limits the load."""
 
 
 def reasons(
@@ -88,12 +90,24 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
                 f"{stream.deadline_s * 1e3:g} ms with nothing else running (p99)."
             )
     if predicted.sustainable_factor:
-        yield (
-            f"Lane time: at the largest load {_lanes(best)} compute{'s' * (best.arrangement.settings.lanes == 1)} "
-            f"{busy:.0%} of the time, {_dearest(asked, best)}; the rest is no help to requests that come together."
-        )
+        yield _by_time(asked, best, busy)
     if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
+
+
+def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
+    """What the time of the lanes has to do with the largest load."""
+    name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
+    if busy < HALF and model.tail > LONG_TAIL:
+        return (
+            f"Slow spells: one run in a hundred of {name} takes {model.tail:.1f} times its mean, so deadlines are missed "
+            f"while {_lanes(best)} compute{'s' * (best.arrangement.settings.lanes == 1)} only {busy:.0%} of the time; "
+            "measure again with nothing else running."
+        )
+    return (
+        f"Lane time: at the largest load {_lanes(best)} compute{'s' * (best.arrangement.settings.lanes == 1)} "
+        f"{busy:.0%} of the time, {_dearest(asked, best)}; the rest is no help to requests that come together."
+    )
 
 
 def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]) -> Iterator[str]:
