@@ -16,11 +16,13 @@ from weft.files import replacing_folder
 from weft.planning.folder import (
     ModelToServe,
     changed_models,
-    is_plan,
+    check_place,
     plan_settings,
-    planned_workload,
+    planned_model,
+    source_digests,
     write_plan,
 )
+from weft.planning.layout import is_plan, planned_workload
 from weft.planning.plan import PlanSettings, Prediction, read_plan
 from weft.planning.toml_text import as_toml
 from weft.serving.config import ModelConfig
@@ -73,6 +75,7 @@ def test_a_newer_plan_takes_the_place_of_an_older_one_and_keeps_what_was_set_bes
     written(folder, {"camera": 2.0, "intent": 3.0})
     with (folder / "weft.toml").open("a") as file:
         file.write('host = "0.0.0.0"\n')
+    assert plan_settings(folder).learn_first  # what is predicted is what runs
     same = os.stat(folder / "models/intent/1/model.onnx").st_ino
     written(folder, {"intent": 3.0, "depth": 5.0}, settings=PlanSettings(lanes=3))
     found = plan_settings(folder)
@@ -98,6 +101,9 @@ def test_a_folder_without_a_plan_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plan/notes.txt").write_text("mine")
     with pytest.raises(PlanError, match=r"holds notes\.txt and no plan"):
         written(tmp_path / "plan", {"camera": 2.0})
+    check_place(tmp_path / "new")
+    with pytest.raises(PlanError, match=r"holds notes\.txt and no plan"):
+        check_place(tmp_path / "plan")
     with pytest.raises(PlanError, match="is not a folder"):
         written(tmp_path / "plan/notes.txt", {"camera": 2.0})
     with pytest.raises(InputError, match="cannot write"), replacing_folder(tmp_path / "none/plan"):
@@ -172,3 +178,14 @@ def test_a_prediction_can_be_of_models_that_one_file_holds(tmp_path: Path) -> No
     plan = plan_of(models, predicted=Prediction(streams=streams, load=0.5))
     write_plan(plan, tmp_path / "plan", models=models, workload=workload("camera", "camera"))
     assert len(planned_workload(tmp_path / "plan").stream) == 2
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    missing = ModelToServe(tmp_path / "camera.onnx")
+    for look in (lambda: planned_model("camera", missing), lambda: source_digests(missing.path)):
+        with pytest.raises(PlanError, match=r"camera\.onnx: cannot read it: No such file"):
+            look()
+    models = {"camera": ModelToServe(scaling(tmp_path / "camera.onnx", 2.0))}
+    load = parse_workload({"stream": [{"model": "camera", "rate": 1, "samples": "frames.npz"}]}, "the test")
+    with pytest.raises(PlanError, match=r"frames\.npz: there is no such file"):
+        write_plan(plan_of(models), tmp_path / "plan", models=models, workload=load)

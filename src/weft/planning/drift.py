@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, PlanError
-from weft.planning.folder import (
-    MODELS,
-    SETTINGS_FILE,
-    changed_models,
-    digest_of,
-    planned_workload,
-)
+from weft.planning.folder import changed_models, digest_of
+from weft.planning.layout import MODELS, SETTINGS_FILE, planned_workload
 from weft.planning.machine import these_versions, this_machine
 from weft.planning.plan import Plan, PlanMachine, PlannedModel, read_plan
 from weft.serving.config import read_model_config, read_toml

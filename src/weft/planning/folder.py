@@ -8,15 +8,26 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weft.devices.host import Host, write_host
-from weft.errors import InputError, PlanError, unknown_name
+from weft.errors import PlanError, unknown_name
 from weft.files import replacing_folder, write_text
-from weft.planning.plan import PLAN_FILE, Plan, PlannedModel, read_plan, write_plan_file
+from weft.planning.layout import (
+    DATA,
+    HOST_FILE,
+    MODELS,
+    OF_A_PLAN,
+    PLAN_FILE,
+    REPORT_FILE,
+    SETTINGS_FILE,
+    WORKLOAD_FILE,
+)
+from weft.planning.plan import Plan, PlannedModel, read_plan, write_plan_file
 from weft.planning.toml_text import as_toml
 from weft.runtime.external import external_files
 from weft.serving.config import ModelConfig, ServerConfig, read_server_config, read_toml
@@ -24,10 +35,8 @@ from weft.serving.repository import MODEL_FILE, Repository
 from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.workloads.requests import Workload, read_workload
 
-MODELS, DATA = "models", "data"
-SETTINGS_FILE, WORKLOAD_FILE, HOST_FILE, REPORT_FILE = "weft.toml", "workload.toml", "host.json", "report.html"
-OF_A_PLAN = frozenset({MODELS, DATA, PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE, HOST_FILE, REPORT_FILE})
-"""All that a plan's folder holds."""
+AS_MEASURED = {"learn_first": True}
+"""Settings with which a server, once it is ready, runs models as they were measured; not part of what was planned."""
 _BESIDE_THE_WORKLOAD = ("samples", "trace", "exit_record")
 """Keys of a stream that name a file."""
 
@@ -40,28 +49,34 @@ class ModelToServe:
     config: ModelConfig = field(default_factory=ModelConfig)
 
 
-def is_plan(path: str | Path) -> bool:
-    """Whether this is the folder of a plan."""
-    return os.path.isfile(os.path.join(path, PLAN_FILE))
-
-
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Read a file of the user's, or say which one cannot be."""
+    try:
+        yield
+    except OSError as problem:
+        raise PlanError(f"{problem.filename or path}: cannot read it: {problem.strerror or problem}") from problem
+
+
 def source_digests(path: str | Path) -> dict[str, str]:
     """A model file that a plan was made of, with its weights, as ``PlannedModel.sources`` has them."""
     file = Path(os.path.abspath(path))
-    return {str(each): digest_of(each) for each in (file, *external_files(file))}
+    with _reading(file):
+        return {str(each): digest_of(each) for each in (file, *external_files(file))}
 
 
 def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
     """What a plan says of a model that will be served under *name*; *more* are fields that its file does not tell."""
     files = _model_files(name, model)
     first, *others = files
-    digests = {place: digest_of(file) for place, file in files.items()}
+    with _reading(model.path):
+        digests = {place: digest_of(file) for place, file in files.items()}
     settings: dict[str, Any] = {
         "batch_timeout_ms": model.config.batch_timeout_ms,
         "grain_ms": model.config.grain_ms,
@@ -81,7 +96,8 @@ def _model_files(name: str, model: ModelToServe) -> dict[str, Path]:
     """Place in the folder -> the file that goes there: the model first, then all that it or its settings name."""
     home, path, config = f"{MODELS}/{name}/1", model.path, model.config
     named = [*config.labels.values(), *([config.exit_record] if config.exit_record else [])]
-    beside = [*external_files(path), *(path.parent / each for each in named)]
+    with _reading(path):
+        beside = [*external_files(path), *(path.parent / each for each in named)]
     others = {f"{home}/{file.relative_to(path.parent).as_posix()}": file for file in beside}
     return {f"{home}/{MODEL_FILE}": path, **others}
 
@@ -107,8 +123,8 @@ def write_plan(
     with replacing_folder(target, PlanError) as fresh:
         for model in plan.models:
             _place_model(model, models[model.name], fresh, target)
-        chosen = {"models": [MODELS], **plan.settings.model_dump(mode="json")}
-        write_text(fresh / SETTINGS_FILE, as_toml(chosen | {key: kept[key] for key in kept.keys() - chosen.keys()}))
+        settings = {"models": [MODELS], **plan.settings.model_dump(mode="json"), **AS_MEASURED, **kept}
+        write_text(fresh / SETTINGS_FILE, as_toml(settings))
         write_text(fresh / WORKLOAD_FILE, as_toml(_place_workload(workload, fresh)))
         if host is not None:
             write_host(host, fresh / HOST_FILE)
@@ -167,10 +183,9 @@ def _place(file: Path, target: Path, before: Path, digest: str) -> None:
             return
         except OSError:  # a file system without links
             pass
-    try:
-        shutil.copyfile(file, target)
-    except OSError as problem:
-        raise PlanError(f"{file}: cannot read it: {problem.strerror or problem}") from problem
+    if not file.is_file():
+        raise PlanError(f"{file}: there is no such file")
+    shutil.copyfile(file, target)
     if digest and digest_of(target) != digest:
         raise PlanError(f"{file} has changed since it was planned; plan again")
 
@@ -226,11 +241,3 @@ def changed_models(folder: str | Path, plan: Plan) -> list[str]:
             except OSError as problem:
                 found.append(f"{place} cannot be read: {problem.strerror or problem}")
     return [*found, *(f"{name} is not of the plan" for name in strangers(home, plan) if name.startswith(f"{MODELS}/"))]
-
-
-def planned_workload(folder: str | Path) -> Workload:
-    """What a plan was made for, as ``weft bench`` sends it."""
-    file = Path(folder) / WORKLOAD_FILE
-    if not file.is_file():
-        raise InputError(f"{folder}: the plan has no {WORKLOAD_FILE}; plan again")
-    return read_workload(file)

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, Va
 
 from weft.errors import PlanError
 from weft.jsonfile import first_problem, printable, read_json, write_json
-
-PLAN_FILE = "plan.json"
+from weft.planning.layout import PLAN_FILE
 
 Text = Annotated[str, AfterValidator(printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
