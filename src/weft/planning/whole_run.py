@@ -1,0 +1,234 @@
+"""From models, rates and deadlines to a plan: all that ``weft plan`` decides, and what ``weft.plan`` does as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.devices import HOST, Host, read_host
+from weft.errors import InputError, WorkloadError
+from weft.planning.asked import LIMIT, Asked, AskedModel, ask
+from weft.planning.bounds import times_alone_s
+from weft.planning.busiest import BusyStretch, busiest
+from weft.planning.candidates import Arrangement, arrangements
+from weft.planning.choice import Chosen, choose
+from weft.planning.finals import FRESH_SEED, Finalist, finals, prediction
+from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
+from weft.planning.machine import made_here, these_versions, this_machine
+from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
+from weft.planning.page import plan_page
+from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
+from weft.planning.reasons import reasons
+from weft.planning.served_files import files_to_serve, stitched_from
+from weft.planning.sharing import shared_weights
+from weft.planning.trials import LONG, STEP, OptionTrial, simulated
+from weft.workloads.requests import Workload
+
+
+class PlanProgress(NamedTuple):
+    """How far the planning is."""
+
+    stage: str
+    detail: str = ""
+    done: int = 0
+    of: int | None = None
+
+
+OnProgress = Callable[[PlanProgress], None]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MadePlan:
+    """A plan, and what it was made of."""
+
+    plan: Plan
+    asked: Asked
+    host: Host
+    """The machine as measured with the lanes and threads of the plan."""
+    models: dict[str, ModelToServe]
+    """The files and settings to serve, by name."""
+    busiest: BusyStretch
+
+    def __repr__(self) -> str:
+        return f"Made{self.plan!r}"
+
+    def report(self) -> str:
+        """The plan as a page."""
+        return plan_page(self.plan, self.asked, self.busiest, self.host.source)
+
+    def write(self, folder: str | Path) -> None:
+        """Write the folder that ``weft serve`` and ``weft bench`` take."""
+        write_plan(
+            self.plan, folder, models=self.models, workload=self.asked.workload, host=self.host, report=self.report()
+        )
+
+
+def make_plan(
+    workload: Workload,
+    *,
+    cores: int | None = None,
+    memory_bytes: int | None = None,
+    objective: str = "deadlines",
+    deadlines: str = "strict",
+    limit: float = LIMIT,
+    devices: Sequence[str | Host] = (),
+    seconds: float = SECONDS,
+    cache: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> MadePlan:
+    """Measure the models on this machine, and choose the best way to serve a workload on it.
+
+    workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
+    cores, memory_bytes: what may be used; all there is where left out. devices: measured machines, or files of them
+    (``weft profile --device host -o``), instead of measuring. cache: where measurements are kept.
+    """
+    told = on_progress or (lambda progress: None)
+    kept = default_cache() if cache is None else Path(cache)
+    asked = ask(
+        workload,
+        kept / CUT,
+        cores=cores,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        deadlines=deadlines,
+        limit=limit,
+    )
+    hosts = _hosts(asked, devices, kept, seconds, told)
+    check_deadlines(asked, hosts)
+    options = arrangements(asked, hosts)
+    chosen = choose(
+        asked,
+        options,
+        lambda each: memory_of(asked, each),
+        lambda done, of: told(PlanProgress("choosing", "", done, of)),
+    )
+    return _made(asked, chosen, told)
+
+
+def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: float, told: OnProgress) -> list[Host]:
+    """The machine that is planned for, measured now or before."""
+    if not devices or list(devices) == [HOST]:
+        return measured_hosts(
+            asked,
+            cache,
+            seconds=seconds,
+            progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of)),
+        )
+    hosts = [each if isinstance(each, Host) else _read(each) for each in devices]
+    for host in hosts:
+        for model in asked.models:
+            host.model(model.name)
+    fitting = [host for host in hosts if host.lanes * host.threads <= asked.cores]
+    if not fitting:
+        least = min(host.lanes * host.threads for host in hosts)
+        raise InputError(f"cores = {asked.cores}: the device was measured with {least} or more; allow as many")
+    return fitting
+
+
+def _read(device: str) -> Host:
+    if not device.endswith(".json"):
+        raise InputError(
+            f"device = {device}: a plan is for a machine that serves; leave it out to measure this one, or name a file "
+            f"of weft profile MODELS --device host -o FILE (weft sustain --device {device} tells what an NPU carries)"
+        )
+    return read_host(device)
+
+
+def check_deadlines(asked: Asked, hosts: Sequence[Host]) -> None:
+    """Refuse a deadline that nobody could keep, and tell what is possible instead."""
+    for stream in asked.workload.stream:
+        name = stream.served_name
+        fastest_s, host = min(
+            ((float(np.median(times_alone_s(host, name))), host) for host in hosts), key=lambda found: found[0]
+        )
+        if fastest_s > stream.deadline_s:
+            tail_s = float(np.quantile(times_alone_s(host, name), 0.99))
+            raise WorkloadError(
+                f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
+                f"{fastest_s * 1e3:.3g} ms with nothing else running; plan with deadline={ceil(1.2e3 * tail_s)} or more"
+            )
+
+
+def memory_of(asked: Asked, arrangement: Arrangement) -> int:
+    """What the server would hold: as measured, else what the models' files do."""
+    return arrangement.host.memory_bytes or asked.bytes
+
+
+def _made(asked: Asked, chosen: Chosen, told: OnProgress) -> MadePlan:
+    """The plan of a choice, its numbers drawn afresh."""
+    ranked = finals(
+        asked,
+        (chosen.best, *chosen.others),
+        lambda label, done, of: told(PlanProgress("comparing the best", label, done, of + 1)),
+    )
+    first = ranked[0]
+    arrangement = first.trial.arrangement
+    told(PlanProgress("comparing the best", "a long run", len(ranked), len(ranked) + 1))
+    case, run = simulated(asked, arrangement, 1.0, LONG, seed=asked.workload.seed + FRESH_SEED)
+    predicted = prediction(asked, run.report, first.trial.memory_bytes, first.factor)
+    models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
+    plan = Plan(
+        made=made_here(),
+        versions=these_versions(),
+        objective=asked.objective,
+        deadlines="soft" if asked.deadlines == "soft" else "strict",
+        machine=this_machine(),
+        budget=PlanBudget(cores=asked.cores, memory_bytes=asked.memory_bytes),
+        models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
+        settings=arrangement.settings,
+        predicted=predicted,
+        options=tuple(_options(chosen, ranked, predicted)),
+        reasons=reasons(asked, chosen, ranked, predicted, shared_weights(asked.models)),
+    )
+    return MadePlan(plan, asked, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
+
+
+def _options(chosen: Chosen, ranked: Sequence[Finalist], predicted: Prediction) -> Iterator[PlanOption]:
+    """All options that were judged, the best first."""
+    yield _option(ranked[0].trial.arrangement, predicted)
+    yield from (_option(each.trial.arrangement, each.prediction) for each in ranked[1:])
+    told = [each.trial for each in ranked]
+    for trial in (chosen.best, *chosen.others):
+        if trial not in told:
+            yield _left_out(trial.arrangement, _fell_short(trial))
+    for each in chosen.left_out:
+        yield _left_out(each.arrangement, each.why)
+
+
+def _option(arrangement: Arrangement, predicted: Prediction) -> PlanOption:
+    return PlanOption(
+        label=arrangement.label, settings=arrangement.settings, models=arrangement.models, predicted=predicted
+    )
+
+
+def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
+    return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
+
+
+def _fell_short(trial: OptionTrial) -> str:
+    """Why an option that was simulated was not among the last."""
+    step, missed = trial.nearness
+    return f"missed {missed:.1%} of a stream's deadlines at {STEP**-step:.2f} times the load"
+
+
+def _settings(asked: Asked, model: AskedModel, arrangement: Arrangement) -> dict[str, Any]:
+    """What was chosen for a model; its requests without a deadline get that of its streams."""
+    due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
+    return {"max_batch": arrangement.batches[model.name], "slo_ms": min(each for each in due if each is not None)}
+
+
+def _planned(asked: Asked, home: str, file: ModelToServe, host: Host) -> PlannedModel:
+    """What the plan says of a file; all models in it are cut alike."""
+    first = next(model for model in asked.models if model.home == home)
+    return planned_model(
+        home,
+        file,
+        sources=source_digests(first.path),
+        segments=len(host.model(first.name).segments),
+        done=stitched_from(asked.models, home),
+    )
