@@ -167,8 +167,10 @@ def test_compare_gives_every_policy_the_pieces_that_weft_chose(
     layers = [{"name": f"l{i}", "compute_s": 1.2e-3, "weight_bytes": 12_000_000} for i in range(4)]
     profile.write_text(json.dumps({**PROFILE, "layers": layers}))
     arguments = ("-d", str(chip), "--profile", str(profile), "--profile", str(profile), "-n", "6", "-p", "fifo,weft")
-    code, shown, _ = run(capsys, "compare", *arguments, "--json", str(out))
+    page = tmp_path / "c.html"
+    code, shown, _ = run(capsys, "compare", *arguments, "--json", str(out), "--html", str(page))
     assert code == 0
+    assert '"policies":["fifo","weft"]' in page.read_text("utf-8") and "STP in 1/" in page.read_text("utf-8")
     raw = json.loads(out.read_text())
     (fifo, weft), alike = raw["runs"], raw["in_pieces"]
     assert fifo["pieces"] == 1 < weft["pieces"] == alike[0]["pieces"] == alike[1]["pieces"]

@@ -286,7 +286,9 @@ def test_commands_show_missed_p99_and_load_of_a_host(capsys, tmp_path, workload_
     answers = json.loads(out.read_text())["answers"]
     assert all(0 < answer["load"] <= 1 and len(answer["p99_s"]) == 2 for answer in answers)
 
-    shown = run(capsys, "compare", "-w", str(workload_file), *on_host, "-p", "edf,punctual,fifo")[1]
+    page = ("--html", str(tmp_path / "c.html"))
+    shown = run(capsys, "compare", "-w", str(workload_file), *on_host, "-p", "edf,punctual,fifo", *page)[1]
+    assert '"policies":["edf","punctual","fifo"]' in (tmp_path / "c.html").read_text("utf-8")
     assert "load" in shown and "PE" not in shown and "DRAM" not in shown
     assert [each["policy"] for each in json.loads(out.read_text())["runs"]] == ["edf", "punctual", "fifo"]
 

@@ -18,8 +18,9 @@ from weft.costs.layer_costs import LayerCost, Profile
 from weft.devices import Npu, parse_npu
 from weft.errors import InputError
 from weft.policies import POLICIES
-from weft.reports.html import PALETTE, json_ready, model_colours, write_html
+from weft.reports.html import model_colours, write_html
 from weft.reports.occupancy import Occupancy, occupancy
+from weft.reports.page import PALETTE, json_ready
 from weft.reports.perfetto import DRAM_CHANNEL, PE_ARRAY, write_perfetto
 from weft.reports.timeline import READABLE_SPANS, draw_timeline, readable_end_s
 from weft.reports.trace import Span, Trace

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -209,6 +210,14 @@ def span(model: str, start_s: float, length_s: float, **values: Any) -> dict[str
     return names | times | values
 
 
+def history(times_s: list[float], rates: list[float | None], *models: str) -> dict[str, Any]:
+    """The answer to ``weft/history``: models that all had these rates."""
+    nothing: list[float | None] = [None] * len(rates)
+    samples = {"rate": rates, "p50_ms": nothing, "p99_ms": rates, "missed": nothing, "failed": nothing}
+    each = [{"name": name, "version": "1", **samples} for name in models]
+    return {"step_s": 2.0, "kept_s": 600.0, "times_s": times_s, "totals": samples, "models": each}
+
+
 class Stub(ThreadingHTTPServer):
     """A server that answers what a test tells it to, and keeps what it was asked."""
 
@@ -216,6 +225,7 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.state = state([])
         self.spans: list[dict[str, Any]] = []
+        self.history = history([], [])
         self.key = ""
         self.gone = False
         self.since: list[float] = []
@@ -241,6 +251,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.since.append(float(parse_qs(address.query)["since"][0]))
             spans = [span for span in self.server.spans if span["end_s"] > self.server.since[-1]]
             self._send_json({"now_s": self.server.state["now_s"], "spans": spans, "models": []})
+        elif address.path == "/weft/history":
+            self._send_json(self.server.history)
         else:
             self._send_json({"traceEvents": []}, 200 if address.path == "/weft/trace" else 404)
 
@@ -291,8 +303,9 @@ def picture(browser: Browser) -> str:
 
 
 def test_the_page_is_one_small_file_that_asks_nobody_else():
-    text = page().decode()
-    assert len(page()) < 42_000
+    text, own = page().decode(), files("weft.serving").joinpath("dashboard.html").read_bytes()
+    assert len(own) < 42_000 and len(page()) < 60_000  # the rest is what all pages share, and the history
+    assert "/*weft" not in text
     assert set(re.findall(r"https?://[^'\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     assert page() is page()
@@ -553,3 +566,37 @@ def test_a_curve_follows_the_chosen_figure(browser, stub):
     assert "58.00 10.00" in ends and "59.00 1.00" in ends and ends.endswith("60.00 19.00")
     browser.choose("#trend", "p99_ms")
     assert browser.evaluate(line) == ""
+
+
+@needs_chromium
+def test_the_last_ten_minutes_are_there_when_the_page_opens(browser, stub):
+    times_s = [1234.5 - 2 * k for k in range(299, -1, -1)]
+    stub.state, stub.history = state([model("first")]), history(times_s, [4.0] * 300, "first")
+    browser.open(stub.address)
+    browser.wait_for_text("tbody", "first")
+    browser.wait_for_rounds(2)
+    curve = str(browser.evaluate("document.querySelector('tbody .spark path:last-child').getAttribute('d')"))
+    assert len(re.findall("[ML]", curve)) >= 30  # the last minute, sampled every other second
+    picture(browser)
+    read = "const node = document.querySelector('#past'), pen = node.getContext('2d');"
+    read += "const {data} = pen.getImageData(0, 22, node.width, 60);"
+    blue = "let found = 0; for (let k = 0; k < data.length; k += 4) found += data[k] < 90 && data[k + 2] > 150;"
+    assert browser.evaluate(f"(() => {{ {read} {blue} return found > 0.9 * node.width; }})()")
+    asked = [path for path, _ in stub.asked if path == "/weft/history"]
+    assert len(asked) == 1  # nothing new was due: the clock stands still
+    assert browser.texts(".links a") == ["Interface", "OpenAPI", "Metrics"]
+
+
+@needs_chromium
+def test_scroll_zooms_the_lanes_and_a_key_shows_all(browser, stub):
+    stub.state, stub.spans = state([model("first")]), [span("first", 1231, 0.5)]
+    browser.open(stub.address)
+    browser.wait_for_text("#legend", "first\n5 %")
+    x, y = place(browser, 1231.25, 0)
+    browser.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-240)
+    browser.wait_for("document.querySelector('#window').selectedOptions[0].text === 'zoomed'")
+    assert browser.text("#legend") != "first\n5 %"
+    browser.point(1, 1)
+    browser.evaluate("document.querySelector('#lanes').focus()")
+    browser.press("0")
+    browser.wait_for("document.querySelector('#window').value === '20'")

@@ -127,7 +127,7 @@ def test_a_refusal_is_shown_as_one(browser: Browser, server: Live) -> None:
 def test_it_asks_for_the_key_and_uses_it(browser: Browser, locked: Live) -> None:
     browser.open("about:blank")
     browser.open(f"{locked.url}/docs#server")
-    until(browser, "!document.querySelector('#ask').hidden")
+    until(browser, "document.querySelector('#ask')?.hidden === false")
     browser.evaluate("document.querySelector('#key').value = 'wrong'")
     browser.click("#ask button")
     shows(browser, "#trouble", "refused")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _STREAMS = "a workload's streams name their models, batches and rates; change them in the file"
-_SATURATED = "models profile batch seq_len tables queries cost mix max_lag spill pieces shape sweep html"
+_SATURATED = "models profile batch seq_len tables queries cost mix max_lag spill pieces shape sweep"
 _NOT_REQUESTS = dict.fromkeys(_SATURATED.split(), _STREAMS)
 _ONLY_REQUESTS = dict.fromkeys(("lanes", "late"), "it is for the requests of a --workload on --device host")
 
@@ -47,7 +47,9 @@ def command(
     shape: common.Shapes = None,
     sweep: Annotated[bool, how("--sweep", help="Find the best thresholds for aimt first.")] = False,
     json_file: common.JsonFile = None,
-    html: Annotated[str | None, file_option("--html", help="Write the timeline page of the best policy.")] = None,
+    html: Annotated[
+        str | None, file_option("--html", help="Write a page: table, bars and timelines of all policies.")
+    ] = None,
 ) -> None:
     """Run several policies on the same models and show them side by side."""
     from weft.simulation.comparison import ALL, compare
@@ -57,7 +59,7 @@ def command(
     if workload:
         refuse_unused(context, "--workload", _NOT_REQUESTS)
         with told_in_options(context):
-            _compare_requests(workload, device, lanes, policies, late, json_file)
+            _compare_requests(workload, device, lanes, policies, late, json_file, html)
         return
     refuse_unused(context, "models that never run dry", _ONLY_REQUESTS)
     refuse_parameters_of_others(context, split_names(models))
@@ -77,14 +79,21 @@ def command(
     _print(made)
     write_result(json_file, made.as_dict())
     if html:
-        from weft.reports.html import write_html
+        from weft.reports.comparison_page import write_comparison_page
 
-        write_html(made.best.trace, html, report=made.best.report.as_dict())
-        told("timeline", html, made.best.report.policy)
+        pairs = [(each.report, each.trace) for each in made.runs]
+        write_comparison_page(html, pairs, title=made.title, in_pieces=made.in_pieces)
+        told("page", html)
 
 
 def _compare_requests(
-    path: str, device: str | None, lanes: int | None, policies: str, late: str, json_file: str | None
+    path: str,
+    device: str | None,
+    lanes: int | None,
+    policies: str,
+    late: str,
+    json_file: str | None,
+    html: str | None,
 ) -> None:
     """Compare policies that serve requests, on this machine."""
     from weft.engine.lateness import check_late
@@ -99,6 +108,11 @@ def _compare_requests(
         made = compare_requests(requests, host, policies=names, late=late, name=Path(path).name, on_progress=advance)
     print_table(made.table())
     write_result(json_file, made.as_dict())
+    if html:
+        from weft.reports.comparison_page import write_request_comparison_page
+
+        write_request_comparison_page(html, made.reports, title=made.title)
+        told("page", html)
 
 
 def _print(made: Comparison) -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from weft.costs.explore import Exploration
 from weft.costs.tiled import Floats
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 from weft.reports.pictures import save
 
 FRONT, CLOUD, BEST = PALETTE[0], "#c4c4c4", PALETTE[5]

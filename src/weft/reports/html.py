@@ -1,46 +1,27 @@
 """A trace as one self-contained page: an interactive timeline that opens from a file, without a network.
 
-The page is ``timeline.html`` beside this module, which holds all markup, style and script. Here its data
-is made: columns of whole nanoseconds, each the distance from the one before it, and tables for all text.
+The page is ``timeline.html`` beside this module; ``trace.js`` and ``timeline.js`` read and draw what is made here:
+columns of whole nanoseconds, each the distance from the one before it, and tables for all text.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weft.files import write_text
 from weft.reports.occupancy import Occupancy, nanoseconds, occupancy
+from weft.reports.page import PALETTE, json_ready, write_page
 from weft.reports.trace import Ints, Trace
-
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
-"""Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any ground."""
-
-DATA_MARK, STYLE_MARK = "/*weft-data*/", "/*weft-style*/"
-"""Stand in the templates where the data and the shared style go."""
+from weft.reports.words import layer_meaning
 
 
 def write_html(trace: Trace, path: Path | str, *, report: Mapping[str, Any] | None = None) -> None:
     """Write the page for *trace*; the figures of *report* become cards and a table of streams above it."""
-    write_page(path, "timeline.html", _page_data(trace, report))
-
-
-def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None:
-    """Write one of our pages with its data and the style all of them share."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # Inside a script element only "<" and "&" could end or confuse it; non-ASCII is already escaped.
-    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    markup, style = (files("weft.reports").joinpath(name).read_text("utf-8") for name in (template, "page.css"))
-    head, tail = markup.replace(STYLE_MARK, style).split(DATA_MARK)
-    write_text(path, head + safe + tail)
+    write_page(path, "timeline.html", trace_data(trace, report))
 
 
 def model_colours(trace: Trace) -> dict[str, str]:
@@ -49,28 +30,13 @@ def model_colours(trace: Trace) -> dict[str, str]:
     return {model: PALETTE[index % len(PALETTE)] for index, model in enumerate(models)}
 
 
-def json_ready(value: Any) -> Any:
-    """*value* with what JSON cannot say (paths, NaN, infinities, sets of any kind) turned into text."""
-    if isinstance(value, Mapping):
-        return {str(key): json_ready(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_ready(item) for item in value]
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
-    return str(value)
-
-
-def _page_data(trace: Trace, report: Mapping[str, Any] | None) -> dict[str, Any]:
+def trace_data(trace: Trace, report: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All that ``timeline.js`` draws of a trace, and its report beside it."""
     colours = model_colours(trace)
     model_index = {model: index for index, model in enumerate(colours)}
     buffer = occupancy(trace)
     return {
         "models": list(colours),
-        "colours": list(colours.values()),
         "streams": [model_index[model] for model in trace.streams],
         "settings": json_ready(trace.settings),
         "report": None if report is None else json_ready(report),
@@ -100,11 +66,14 @@ def _spans(trace: Trace) -> dict[str, Any]:
         "wait": begun_ns - fetched_ns,
         "compute": end_ns - begun_ns,
     }
-    return {
-        "layers": list(names),
-        "kinds": kinds.tolist(),
-        "columns": _lists(columns),
-    }
+    return {"layers": list(names), **_meanings(list(names)), "kinds": kinds.tolist(), "columns": _lists(columns)}
+
+
+def _meanings(layers: Sequence[str]) -> dict[str, Any]:
+    """What the names of layers mean: ``meaning`` of each points into ``meanings``, or is -1 where nobody knows."""
+    told = [layer_meaning(name) for name in layers]
+    places = {meaning: index for index, meaning in enumerate(dict.fromkeys(filter(None, told)))}
+    return {"meanings": list(places), "meaning": [places.get(meaning, -1) for meaning in told]}
 
 
 def _buffer(buffer: Occupancy) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 
 MARKERS = "osD^vP*X"
 

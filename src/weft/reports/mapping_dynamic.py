@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from weft.mapping.dynamic import DynamicLog, Frame, PhaseLog
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 from weft.reports.pictures import picture_path, save
 from weft.reports.timeline import INK, LIMIT, MUTED, RULE
 

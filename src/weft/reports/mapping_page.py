@@ -14,7 +14,6 @@ from typing import Any
 from weft.errors import InputError
 from weft.mapping.problem import Objective, Problem
 from weft.mapping.schedule import Outcome, Transfer
-from weft.reports.html import PALETTE, json_ready, write_page
 from weft.reports.mapping_numbers import (
     MappingReport,
     RanStep,
@@ -25,6 +24,8 @@ from weft.reports.mapping_numbers import (
     report_of,
     steps_of,
 )
+from weft.reports.page import json_ready, write_page
+from weft.reports.words import group_meaning
 
 WORTH_SAYING = 0.005
 """Differences by a smaller share of the makespan are not put into words."""
@@ -66,9 +67,9 @@ def page_data(
         "peak_gb_s": problem.soc.bandwidth_gb_s,
         "lanes": [lane_name(problem, *lane) for lane in lanes_of(problem)],
         "tasks": [task.name for task in problem.tasks],
-        "colours": [PALETTE[task % len(PALETTE)] for task in range(len(problem.tasks))],
         "runs": [task.repeats for task in problem.tasks],
         "groups": [[group.name for group in task.groups] for task in problem.tasks],
+        "words": {group.name: group_meaning(group.name) for task in problem.tasks for group in task.groups},
         "outcomes": [_outcome(outcome) for outcome in outcomes],
         "why": explain(outcomes, objective),
     }

@@ -22,8 +22,8 @@ from matplotlib.patches import Patch, Rectangle
 
 from weft.errors import InputError
 from weft.mapping.schedule import Outcome, Stint, Transfer
-from weft.reports.html import PALETTE
 from weft.reports.mapping_numbers import CONTENDED, RanStep, demand_of, lane_name, lanes_of, report_of, steps_of
+from weft.reports.page import PALETTE
 from weft.reports.pictures import picture_path, save
 from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, UNITS
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 from weft.reports.report import Report
 from weft.reports.requests import RequestReport
 from weft.reports.timeline import INK, LIMIT, MUTED

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 from weft.reports.timeline import INK
 from weft.stitching.summary import Way
 

@@ -13,11 +13,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from weft.numbers.spelling import spell
-from weft.reports.html import write_page
+from weft.reports.page import write_page
 from weft.reports.tuning_picture import draw_search, move_text
+from weft.reports.words import format_meaning, layer_meaning
 from weft.tuning.network import ROLES, Target
 from weft.tuning.result import TuningResult
 from weft.tuning.trials import FLOAT32_BITS, PHASES, Tuning
+
+LABELS = (
+    "in the steps below, short for EXP 4 8: E is EXP, I FIXED, F FLOAT, B BIN, T two's complement; the bits; the bias"
+)
+"""How ``numbers.spelling.label`` is read."""
 
 
 def write_tuning_page(path: Path | str, result: TuningResult, told: Sequence[str]) -> None:
@@ -38,6 +44,7 @@ def page_data(result: TuningResult, told: Sequence[str]) -> dict[str, Any]:
         "cards": _cards(result),
         "told": list(told),
         "layers": [_layer(target, tuning) for target in tuning.network.targets],
+        "words": _words(tuning),
         "methods": list(_methods(result)),
         "path": list(_path(tuning)),
     }
@@ -64,6 +71,15 @@ def _layer(target: Target, tuning: Tuning) -> list[Any]:
         spelled = ", ".join(dict.fromkeys(map(spell, forms)))
         row += [f"{size:,}", spelled, bits, _kb(size * FLOAT32_BITS), _kb(size * bits)]
     return row
+
+
+def _words(tuning: Tuning) -> dict[str, str]:
+    """What the names of formats mean, the smallest first, then those of layers as far as they tell."""
+    objects = (name for target in tuning.network.targets for role in ROLES for name in target.objects(role))
+    formats = sorted({tuning.configuration[name] for name in objects}, key=lambda form: (form.bits, spell(form)))
+    layers = {target.name: layer_meaning(target.name) for target in tuning.network.targets}
+    told = {name: meaning for name, meaning in layers.items() if meaning}
+    return {spell(form): format_meaning(form) for form in formats} | {"E4(8)": LABELS} | told
 
 
 def _methods(result: TuningResult) -> Iterator[list[str]]:

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from weft.numbers.configuration import Configuration
 from weft.numbers.spelling import label
-from weft.reports.html import PALETTE
+from weft.reports.page import PALETTE
 from weft.reports.pictures import picture_path, save
 from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE
 from weft.tuning.evaluation import Subset

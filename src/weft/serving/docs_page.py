@@ -10,7 +10,8 @@ import base64
 import hashlib
 import re
 from functools import cache
-from importlib.resources import files
+
+from weft.reports.page import whole_page
 
 _PART = r"<{0}>(.*?)</{0}>"
 
@@ -18,7 +19,7 @@ _PART = r"<{0}>(.*?)</{0}>"
 @cache
 def page() -> bytes:
     """The page as UTF-8, the same for every server."""
-    return files("weft.serving").joinpath("docs.html").read_bytes()
+    return whole_page("docs.html", "weft.serving").encode()
 
 
 @cache

@@ -110,6 +110,9 @@ _CONFIGURED = _object(
 )
 _WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
 
+_SAMPLES = _each("rate p50_ms p99_ms missed failed", _list(_is(["number", "null"])))
+"""Results and requests without one per second, latencies, the share of deadlines missed; null where there is none."""
+
 _LOG = {
     "log_file": _is("string", "Empty: the log goes where the server's errors go."),
     **_each("log_info log_warning log_error", _BOOL),
@@ -296,6 +299,13 @@ SCHEMAS: dict[str, Json] = {
         **_each("lane batch id", _COUNT),
         outcome=_is("string", enum=["done", "aborted", "failed"]),
     ),
+    "History": _object(
+        "Samples of the last `kept_s`, oldest first, on the clock of `now_s`.",
+        **_each("step_s kept_s", _NUMBER),
+        times_s=_list(_NUMBER),
+        totals=_object("Of all models.", **_SAMPLES),
+        models=_list(_object("Of those that served last.", **_each("name version", _TEXT), **_SAMPLES)),
+    ),
     "Profile": _object(
         "What a simulation of this server needs.",
         **_each("policy late", _TEXT),
@@ -368,7 +378,7 @@ def _of_regions(kind: str, answer: Json, body: Json, registers: bool) -> list[Pa
 _SINCE = {
     "name": "since",
     "in": "query",
-    "description": "Only segments that ended later, on the clock of `now_s`.",
+    "description": "Only what ended later, on the clock of `now_s`.",
     "schema": _is("number", default=0),
 }
 _FRAMING = (
@@ -409,6 +419,7 @@ PATHS: tuple[Path, ...] = (
     ),
     Path("/weft/state", "get head", "state", "What the dashboard shows", _ref("State")),
     Path("/weft/timeline", "get head", "timeline", "The lanes' last seconds", _ref("Timeline"), parameters=(_SINCE,)),
+    Path("/weft/history", "get head", "history", "The last ten minutes", _ref("History"), parameters=(_SINCE,)),
     Path("/weft/profile", "get head", "profile", "Measured segments of the models", _ref("Profile")),
     Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
     *_of_model("/generate", "post", "generate", "Not supported", None, works=False, own=(404,)),

@@ -360,6 +360,8 @@ class Routes:
                 return _page(lambda: state.state(service))
             case ["weft", "timeline"]:
                 return _page(lambda: state.timeline(service, _number(target.query, "since")))
+            case ["weft", "history"]:
+                return _page(lambda: service.history.told(_number(target.query, "since")))
             case ["weft", "profile"]:
                 return _page(lambda: state.profile(service))
             case ["weft", "trace"]:

@@ -23,6 +23,7 @@ from weft.serving.dispatch import Dispatcher
 from weft.serving.ending import AT_ONCE_S, GRACE_S, LastResort
 from weft.serving.errands import errand
 from weft.serving.grpc_service import GrpcFace, credentials
+from weft.serving.history import STEP_S
 from weft.serving.http import ClientLimits, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.isolation import limits_of
@@ -71,6 +72,7 @@ class Server:
         self._cache = cache / "segments"
         with suppress(OSError):  # without a cache models are loaded all the same
             self._cache.mkdir(parents=True, exist_ok=True)
+        self._next_look: asyncio.TimerHandle | None = None
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self.answered = False
@@ -87,6 +89,7 @@ class Server:
         self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
         try:
             await self._listen()
+            self._look_later()
             await self.service.preload(say)
         except BaseException:
             await self.stop()
@@ -131,6 +134,14 @@ class Server:
             isolation=config.isolation,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
+
+    def _look_later(self) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(STEP_S, self._look)
+
+    def _look(self) -> None:
+        """Note how the last seconds were, for the history, and again after a while."""
+        self.service.look_back()
+        self._look_later()
 
     def _answered(self, exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
         self.service.http_answers[response.status] += 1
@@ -197,6 +208,8 @@ class Server:
         if self._grpc:
             await self._grpc.stop(patience_s)
         self._http.close()
+        if self._next_look:
+            self._next_look.cancel()
         await self._close_models(patience_s)
 
     async def _close_models(self, patience_s: float) -> None:

@@ -31,6 +31,7 @@ from weft.runtime.tensors import Array
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.history import History
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, KeyConfig, Keys
 from weft.serving.leaving import THRESHOLD
@@ -244,6 +245,8 @@ class Service:
         """How many answers had each status, whatever was asked."""
         self.refused = Statistics()
         """Requests that met no model."""
+        self.history = History(self.started_ns)
+        """The last ten minutes; ``look_back`` adds to it."""
         self.keys = keys or Keys(config.api_key, config.keys_file)
         self.budget = ByteBudget(config.inflight_bytes)
         """What requests hold of all connections together."""
@@ -257,6 +260,11 @@ class Service:
         self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": CudaMemory()}
         """Kind of shared memory -> what is registered of it."""
         self.region_tensors = RegionTensors(self.budget, config.max_body_bytes)
+
+    def look_back(self) -> None:
+        """Add a sample to the history."""
+        seen = {(slot.entry.name, slot.entry.version): slot.statistics for slot in self.library.slots()}
+        self.history.sample(self.now(), seen)
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
         """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""

@@ -1,0 +1,103 @@
+"""What the names on pages mean, in words: number formats, layers by what their names say, groups of layers."""
+
+from __future__ import annotations
+
+import re
+
+from weft.numbers.format import Format
+from weft.numbers.twos_complement import TwosComplement
+
+_ATTENTION = "attention: "
+_PARTS = (
+    (r"position_\w+|relative|shift", _ATTENTION + "how far apart positions are"),
+    (r"qkv", _ATTENTION + "queries, keys and values in one matrix product"),
+    (r"scores", _ATTENTION + "how much each position regards each other one, a product without weights"),
+    (r"context", _ATTENTION + "the values, mixed by the scores, a product without weights"),
+    (r"query|key|value|q_proj|k_proj|v_proj", _ATTENTION + "a matrix product that makes its queries, keys or values"),
+    (r"o_proj|output", "a matrix product on the way out of a block"),
+    (
+        r"(ff|ffn|mlp)|expand|contract|up|down|intermediate",
+        "feed-forward part: a matrix product to or from its inner size",
+    ),
+    (r"depthwise|dw\d*", "depthwise convolution: every channel by itself"),
+    (r"downsample|shortcut", "convolution on the way around a block, to its size"),
+    (r"reduce|project|expansion|squeeze", "1x1 convolution, to fewer or more channels"),
+    (r"\w*?(\d+)x(\d+)\w*", r"convolution with a window of \1 by \2"),
+    (r"conv\w*|tall|wide|row|column", "convolution"),
+    (
+        r"ip\d*|fc\w*|linear\w*|dense\w*|gemm\w*|classifier|head|logits|output_layer",
+        "fully connected layer: a matrix product",
+    ),
+    (r"matmul\w*", "matrix product"),
+    (r"\w*embed\w*|lookup|gather\w*|table\w*", "look-up in a table"),
+    (r"lstm\w*|gru\w*|rnn\w*|cell", "recurrent layer: one step after the other"),
+    (r"\w*pool\w*", "pooling: the largest or the mean of a window"),
+    (r"softmax\w*", "softmax: shares that add up to one"),
+    (r"\w*norm\d*|bn\w*|ln\w*", "normalisation"),
+    (r"relu\w*|gelu\w*|sigmoid\w*|swish\w*|tanh\w*|act\w*", "activation, value by value"),
+    (r"add\w*|sum\w*|bias|scale|mul\w*", "arithmetic, value by value"),
+    (r"concat\w*|join|split|reshape\w*|transpose\w*|slice\w*|flatten\w*", "values moved, nothing computed"),
+)
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _PARTS)
+_PIECE = re.compile(r"(.+)\[(\d+)/(\d+)\]")
+_RANGE = re.compile(r"(.+?) ?\.\. ?(.+)")
+_CUTS = re.compile(r"[./:]")
+_NUMBER = re.compile(r"_?\d+$")
+
+
+def layer_meaning(name: str) -> str:
+    """What a layer does, as far as its name tells; empty where it tells nothing."""
+    if piece := _PIECE.fullmatch(name):
+        whole = layer_meaning(piece[1])
+        return f"part {piece[2]} of {piece[3]} of a layer larger than its share of the weight buffer" + _with(whole)
+    if both := _RANGE.fullmatch(name):
+        return f"all layers from {both[1]} to {both[2]}"
+    for part in reversed(_CUTS.split(name)):
+        for pattern, meaning in _PATTERNS:
+            if found := pattern.fullmatch(part) or pattern.fullmatch(_NUMBER.sub("", part)):
+                return found.expand(meaning) if "\\" in meaning else meaning
+    return ""
+
+
+def group_meaning(name: str) -> str:
+    """What a group of layers on a SoC is: layers that stay on one unit."""
+    if numbers := re.fullmatch(r"(\d+)-(\d+)", name):
+        return f"layers {numbers[1]} to {numbers[2]} of the network, counted from 0, on one unit"
+    if number := re.fullmatch(r"g(\d+)", name):
+        return f"group {number[1]}, counted from 0, of a profile that does not say which layers it holds"
+    if both := _RANGE.fullmatch(name):
+        return f"the layers from {both[1]} to {both[2]}, one after the other on one unit"
+    return "one layer" + _with(layer_meaning(name))
+
+
+def format_meaning(form: Format | TwosComplement) -> str:
+    """What a number format can stand for."""
+    if isinstance(form, TwosComplement):
+        least, most = -(2.0 ** (form.bits - 1)) * form.step, form.largest
+        return f"{form.bits} bits in two's complement: {least:.4g} to {most:.4g} in steps of {form.step:.4g}"
+    sign = "a sign, " if form.sign_bits else "no sign, "
+    plus = "±" if form.sign_bits else ""
+    match form.kind:
+        case "BIN":
+            return f"1 bit: plus or minus {form.largest:.4g}"
+        case "FIXED":
+            size = f"{form.fraction_bits} bits of magnitude in steps of {form.step:.4g}"
+            return f"{form.bits} bits, fixed point: {sign}{size}, up to {plus}{form.largest:.4g}"
+        case "EXP":
+            span = f"{form.smallest:.4g}" + (f" to {form.largest:.4g}" if form.largest > form.smallest else "")
+            what = "a power of two" if form.largest == form.smallest else "powers of two"
+            field = f"{_counted(form.exponent_bits)} of exponent, bias {form.bias}"
+            return f"{form.bits} bits, {what}: zero and {plus}{span} ({field})"
+    fields = (
+        f"{_counted(form.exponent_bits)} of exponent (bias {form.bias}), {_counted(form.fraction_bits)} of fraction"
+    )
+    ieee = ", as in IEEE 754" if form.specials else ""
+    return f"{form.bits} bits, floating point{ieee}: {sign}{fields}; {form.smallest:.3g} to {form.largest:.3g}"
+
+
+def _counted(bits: int) -> str:
+    return f"{bits} bit{'' if bits == 1 else 's'}"
+
+
+def _with(meaning: str) -> str:
+    return f": {meaning}" if meaning else ""
