@@ -6,6 +6,7 @@ WeftError
 │   │   └── NotLearned    it could not be cut and measured in the time it was given
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
+│   ├── PlanError         a plan folder, or what was planned
 │   ├── ProfileError      a profile file or its values
 │   ├── StitchError       models that cannot be joined, and where they first differ
 │   ├── TuneError         what a search for number formats was given
@@ -62,6 +63,10 @@ class NotLearned(ModelError):
 
 class DeviceError(InputError):
     """A device description cannot be used, or does not hold the models put on it."""
+
+
+class PlanError(InputError):
+    """A plan folder cannot be used, or cannot be written."""
 
 
 class ProfileError(InputError):

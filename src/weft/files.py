@@ -1,4 +1,4 @@
-"""Files are written whole or not at all: beside their place first, then moved there."""
+"""Files and folders are written whole or not at all: beside their place first, then moved there."""
 
 from __future__ import annotations
 
@@ -102,6 +102,50 @@ def _move(written: Path, real: Path) -> None:
         if problem.errno not in _ONLY_IN_PLACE:
             raise
         _pour(written, real)
+
+
+@contextmanager
+def replacing_folder(path: str | os.PathLike[str], error: type[InputError] = InputError) -> Iterator[Path]:
+    """An empty folder to fill; it takes the place of *path* when the block ends well, and what stood there is gone.
+
+    Where *path* is a link, that is the place of what it links to. Where the system can let two folders change places,
+    there is no moment without one. What cannot be written raises *error*.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        with TemporaryDirectory(prefix=".", dir=real.parent, ignore_cleanup_errors=True) as scratch:
+            filled = Path(scratch, real.name)
+            filled.mkdir()
+            yield filled
+            _put_in_place(filled, real)
+    except OSError as problem:
+        raise error(f"{path}: cannot write: {problem.strerror or problem}") from problem
+
+
+def _put_in_place(filled: Path, real: Path) -> None:
+    if not real.exists():
+        filled.rename(real)
+        return
+    shutil.copymode(real, filled)
+    if not _exchanged(filled, real):
+        before = filled.with_name(f"{filled.name}.before")
+        real.rename(before)
+        try:
+            filled.rename(real)
+        except OSError:
+            before.rename(real)
+            raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two folders change places in one step; False where the system does not do that."""
+    import ctypes
+
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = ctypes.c_int(-100), ctypes.c_uint(2)  # AT_FDCWD, RENAME_EXCHANGE
+    return call is not None and bool(call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[InputError] = InputError) -> None:

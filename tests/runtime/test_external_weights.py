@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.serving import live
 from weft.errors import ModelError
 from weft.runtime.backend import LoadOptions
-from weft.runtime.onnxruntime_cpu.external import external_files, external_tensors, read_weights
+from weft.runtime.external import external_files, external_tensors, read_weights
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 
 FEED = {"x": np.ones((1, 512), np.float32)}

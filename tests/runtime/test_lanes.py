@@ -469,3 +469,57 @@ def test_a_model_that_fails_by_itself_is_not_taken_for_a_stopped_one(bench):
     (done,) = one.reported()
     assert not done.aborted
     assert done.error is not None
+
+
+# More and fewer
+
+
+def test_lanes_that_come_take_work_at_once(bench):
+    one = bench(1)
+    one.give(1)
+    assert one.lanes.ready() is None
+    one.lanes.resize(3)
+    one.give(2)
+    one.give(3)
+    assert one.lanes.ready() is None and [lane.index for lane in one.lanes.lanes] == [0, 1, 2]
+    assert [completion.candidate.stream for completion in one.end(3, 1, 2)] == [3, 1, 2]
+
+
+def test_lanes_that_go_finish_what_they_compute_and_end(bench):
+    one = bench(3)
+    for stream in (1, 2):
+        one.give(stream)
+    threads = [begun(one, stream).thread for stream in (1, 2)]
+    idle = one.lanes.lanes[2].device.thread
+    one.lanes.resize(1)
+    idle.join(PATIENCE_S)
+    assert not idle.is_alive() and len(one.lanes.rests()) == 2
+    one.end(1)
+    assert one.lanes.ready() is not None
+    (completion,) = one.end(2)
+    threads[1].join(PATIENCE_S)
+    assert completion.candidate.stream == 2 and not threads[1].is_alive() and threads[0].is_alive()
+    one.give(3)
+    assert one.lanes.ready() is None and [lane.index for lane in one.lanes.lanes] == [0]
+
+
+def test_a_lane_that_was_to_go_may_stay(bench):
+    one = bench(2)
+    one.give(1)
+    one.give(2)
+    one.lanes.resize(1)
+    one.lanes.resize(2)
+    one.end(1, 2)
+    one.give(3)
+    one.give(4)
+    assert one.lanes.ready() is None and [lane.index for lane in one.lanes.lanes] == [0, 1]
+
+
+def test_a_lane_has_a_number_that_no_other_has(bench):
+    one = bench(3)
+    for stream in (1, 2, 3):
+        one.give(stream)
+    one.lanes.resize(1)
+    one.end(2)  # the one in the middle ends first
+    one.lanes.resize(3)
+    assert sorted(lane.index for lane in one.lanes.lanes) == [0, 1, 2]

@@ -18,8 +18,8 @@ from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from weft.errors import ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
+from weft.runtime.external import external_files
 from weft.runtime.onnxruntime_cpu.cache import is_empty
-from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.samples import sample

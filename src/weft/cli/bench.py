@@ -14,6 +14,7 @@ from weft.errors import WorkloadError
 
 if TYPE_CHECKING:
     from weft.load import LoadResult, StreamFigures
+    from weft.planning.plan import Plan
     from weft.workloads.requests import Workload
 
 LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
@@ -22,7 +23,9 @@ LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
 
 def command(
     context: typer.Context,
-    workload: Annotated[str | None, typer.Argument(help="A workload file (TOML).")] = None,
+    workload: Annotated[
+        str | None, typer.Argument(help="A workload file (TOML), or a plan (weft plan) to compare with its prediction.")
+    ] = None,
     url: Annotated[str, what("--url", "-u", help="The server's address.")] = "http://127.0.0.1:8000",
     streams: Annotated[
         list[str] | None,
@@ -33,9 +36,13 @@ def command(
         ),
     ] = None,
     deadlines: Annotated[
-        str,
-        how("--deadlines", help="strict: the server gives up at the deadline; soft: it knows it; none: it does not."),
-    ] = "strict",
+        str | None,
+        how(
+            "--deadlines",
+            show_default="strict, or as planned",
+            help="strict: the server gives up at the deadline; soft: it knows it; none: it does not.",
+        ),
+    ] = None,
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
     warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
     seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
@@ -51,6 +58,7 @@ def command(
     """Send requests to a server of the Open Inference Protocol at the times a workload draws."""
     from weft.load import run_load
 
+    plan = _plan(workload)
     if not json_file:
         refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
     asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shapes)
@@ -63,7 +71,7 @@ def command(
         result = run_load(
             asked,
             url,
-            deadlines=deadlines,
+            deadlines=deadlines or (plan.deadlines if plan else "strict"),
             connections=connections,
             api_key=api_key,
             grace_s=grace,
@@ -71,18 +79,60 @@ def command(
             progress=progress,
         )
     _print(result)
-    write_result(json_file, result.as_dict(latencies=save_latencies))
+    compared = _compared(plan, result) if plan else {}
+    write_result(json_file, {**result.as_dict(latencies=save_latencies), **compared})
+
+
+def _plan(path: str | None) -> Plan | None:
+    """The plan that is to be measured, if a plan's folder is named."""
+    from weft.planning.layout import is_plan
+    from weft.planning.plan import read_plan
+
+    return read_plan(path) if path is not None and is_plan(path) else None
+
+
+def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:
+    """Print what was predicted beside what was measured; the same for the JSON."""
+    from weft.planning.beside import beside
+
+    found = beside(plan, result)
+    table = plain_table(
+        "predicted and measured",
+        ("stream", "p50 ms", "measured", "apart", "p99 ms", "measured", "apart", "missed", "measured", "points apart"),
+    )
+    for each in found.streams:
+        foreseen, seen = each.predicted, each.measured
+        add_row(
+            table,
+            each.model,
+            *(number(value, 2) for value in (foreseen.p50_ms, seen.p50_ms)),
+            _signed(each.p50_off, " %"),
+            *(number(value, 2) for value in (foreseen.p99_ms, seen.p99_ms)),
+            _signed(each.p99_off, " %"),
+            *(number(value, 2, scale=100, suffix=" %") for value in (foreseen.missed, seen.missed)),
+            _signed(each.missed_off),
+        )
+    console.print(table)
+    for line in (found.verdict(), *(f"remark    {remark}" for remark in found.remarks)):
+        say(line)
+    return {"plan": found.as_dict()}
+
+
+def _signed(share: float | None, suffix: str = "") -> str:
+    return "-" if share is None else f"{share * 100:+.1f}{suffix}"
 
 
 def _workload(
     path: str | None, streams: list[str] | None, given: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
+    from weft.planning.layout import is_plan, planned_workload
     from weft.workloads.requests import parse_workload, read_workload
 
     if (path is None) == (not streams):
-        raise WorkloadError("say what to send: a workload file, or --stream MODEL:rate=10")
+        raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")
     if path is not None:
-        raw, where = read_workload(path).model_dump(exclude_unset=True), path
+        read = planned_workload if is_plan(path) else read_workload
+        raw, where = read(path).model_dump(exclude_unset=True), path
     else:
         raw, where = {"stream": [_stream(text) for text in streams or ()]}, "--stream"
     raw |= {key: value for key, value in given.items() if value is not None}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +14,9 @@ import typer
 from rich.markup import escape
 
 from weft.cli.common import PolicyOptions, complete_policies, how, in_panel, parse_bytes, parse_options, what
-from weft.cli.plans import arguments_of
+from weft.cli.plans import arguments_of, told_in_options
 from weft.cli.printing import add_row, console, counted, plain_table, say
+from weft.cli.unused import refuse_unused
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
@@ -32,12 +35,16 @@ def command(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODELS]...", help="Model repositories (NAME/VERSION/model.onnx, NAME.onnx), files, known names."
+            metavar="[MODELS]...",
+            help="A plan (weft plan); or model repositories (NAME/VERSION/model.onnx, NAME.onnx), files, known names.",
         ),
     ] = None,
     config: Annotated[str | None, what("--config", help="A TOML file with all settings.")] = None,
     check: Annotated[
         bool, how("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
+    ] = False,
+    unchecked: Annotated[
+        bool, how("--unchecked", help="Serve a plan although its models are not those it was written with.")
     ] = False,
     ready_when: Annotated[
         str | None, how(show_default="all", help="Ready when all preloaded models can be used, or any of them.")
@@ -147,8 +154,11 @@ def command(
     from weft.serving.log_settings import FORMAT
     from weft.serving.server import fastest_loop, serve
 
+    plan = _plan_among(sources or [], config)
+    if plan is None:
+        refuse_unused(context, "models without a plan", {"unchecked": "name a plan"})
     given = arguments_of(ServerConfig, context) | {
-        "models": tuple(sources) if sources else None,
+        "models": tuple(sources) if sources and plan is None else None,
         "policy_options": parse_options(option) or None,
         "memory_budget_bytes": parse_bytes("--memory-budget", memory_budget),
         "worker_memory_bytes": parse_bytes("--worker-memory", worker_memory),
@@ -157,7 +167,10 @@ def command(
         "max_inflight_bytes": parse_bytes("--max-inflight", max_inflight),
         "allowed_hosts": tuple(allowed_host) if allowed_host else None,
     }
-    settings = _settings(config, {key: value for key, value in given.items() if value is not None}, api_key_file)
+    typed = {key: value for key, value in given.items() if value is not None}
+    read = partial(_settings, config, typed, api_key_file, plan, unchecked=unchecked)
+    with told_in_options(context) if plan else nullcontext():
+        settings = read()
     if check:
         _check(settings)
         return
@@ -165,22 +178,45 @@ def command(
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        done = runner.run(serve(settings, loading.say, loading.started, _finishing))
+        done = runner.run(serve(settings, loading.say, loading.started, _finishing, read if plan else None))
     lost = WeftError("stopped before every request was answered in full")
     leave_if_stuck(0 if done else 1, "" if done else f"weft: {lost}")
     if not done:
         raise lost
 
 
-def _settings(file: str | None, given: dict[str, Any], api_key_file: str | None) -> ServerConfig:
-    """The file's settings with the command line's in their place."""
+def _plan_among(sources: list[str], config: str | None) -> str | None:
+    """The plan that shall be served, if one is named; it brings its models and its settings, so it goes alone."""
+    from weft.planning.layout import is_plan
+
+    plan = next((each for each in sources if is_plan(each)), None)
+    if plan is not None and (len(sources) > 1 or config):
+        other = config or next(each for each in sources if each != plan)
+        raise InputError(f"{plan} is a plan, with models and settings of its own; leave out {other}, or serve it apart")
+    return plan
+
+
+def _settings(
+    file: str | None,
+    given: dict[str, Any],
+    api_key_file: str | None,
+    plan: str | None = None,
+    *,
+    unchecked: bool = False,
+) -> ServerConfig:
+    """The settings of the file, or of the plan, with the command line's in their place."""
     from weft.serving.config import ServerConfig, read_api_key, read_server_config
 
     if given.get("grpc_port") == -1:
         given["grpc_port"] = None
     if api_key_file:
         given["api_key"] = read_api_key(Path(api_key_file), {})
-    base = read_server_config(Path(file)) if file else ServerConfig(api_key=read_api_key(None, os.environ))
+    if plan is not None:
+        from weft.planning.folder import plan_settings
+
+        base = plan_settings(plan, unchecked=unchecked)
+    else:
+        base = read_server_config(Path(file)) if file else ServerConfig(api_key=read_api_key(None, os.environ))
     settings = replace(base, **given)
     if not settings.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")

@@ -116,6 +116,10 @@ class Engine:
                 self._executor.idle_until(self._source.next_event())
         return self._steps
 
+    def follow(self, policy: Policy) -> None:
+        """Ask another policy from now on."""
+        self._policy = policy
+
     def step(self) -> bool:
         """Account for what has happened, and issue one layer if there is one and the executor can take it."""
         self.account()

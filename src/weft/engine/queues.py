@@ -54,6 +54,18 @@ class StreamQueue:
         """Its batches in flight."""
         return [batch for batch in self.in_flight if batch]
 
+    def rearrange(self, terms: Terms, places: int) -> None:
+        """Go by other terms from now on; whoever counted as late does not until they are judged again."""
+        batches, late, self.terms = self.batches, list(self.late), terms
+        self.places = max(places, len(batches))
+        self.in_flight = [*batches, *[None] * (self.places - len(batches))]
+        self.late.clear()
+        for ticket in late:
+            self.put(ticket)
+        for batch in batches:
+            if batch.late:
+                batch.late, batch.deadline = False, min(ticket.due for ticket in batch.members)
+
     def put(self, ticket: Ticket) -> None:
         if not self.waiting or self.waiting[-1].due <= ticket.due:
             self.waiting.append(ticket)

@@ -45,26 +45,45 @@ class Requests:
         late: str = "weave",
         places: int = NO_DEADLINE,
     ) -> None:
-        self._setting, self._feed, self._remaining = policy.setting, feed, remaining
+        self._feed, self._remaining = feed, remaining
+        self._rests, self._abortable = rests, abortable
+        self.queues = Queues(remaining, places)
+        self._asked: dict[int, Terms] = {}
+        """The terms of each stream, whatever of them the policy allows."""
+        self._deadlines = StrictDeadlines()
+        self._now = 0
+        self._obey(policy, late)
+
+    def _obey(self, policy: Policy, late: str) -> None:
+        self._setting = policy.setting
         self._late_work = late_work(policy, late)
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
         self._foresight, self._refills = policy.foresight, policy.traits.refills
         self._shares_batches = policy.traits.batches
-        self.queues = Queues(remaining, places)
-        self._batcher = Batcher(policy, self.queues, remaining)
-        self.admission = Admission(self.queues, self._batcher, policy, rests, abortable, late_gives_way=self._demote)
-        self._deadlines = StrictDeadlines()
-        self._now = 0
+        self._batcher = Batcher(policy, self.queues, self._remaining)
+        self.admission = Admission(
+            self.queues, self._batcher, policy, self._rests, self._abortable, late_gives_way=self._demote
+        )
+
+    def follow(self, policy: Policy, late: str) -> None:
+        """Go on under another policy and another rule for late requests, with all that waits and runs."""
+        self._obey(policy, late)
+        for stream, asked in self._asked.items():
+            terms = self._allowed(asked)
+            self.queues[stream].rearrange(terms, self._places(terms))
 
     def open(self, terms: Terms, steered: Steered | None = None, *, stream: int | None = None) -> int:
         """Another stream; returns its number. *steered*: how sure early answers of its model must be.
 
         stream: the number of one that has nothing left, which the new one takes.
         """
-        terms = terms if self._shares_batches else terms._replace(max_batch=1)
         number = len(self.queues) if stream is None else stream
+        self._asked[number], terms = terms, self._allowed(terms)
         self.queues.add(StreamQueue(number, terms, self._places(terms), steered))
         return number
+
+    def _allowed(self, terms: Terms) -> Terms:
+        return terms if self._shares_batches else terms._replace(max_batch=1)
 
     def _places(self, terms: Terms) -> int:
         """Batches of a stream that may be in flight; where they are refilled, each may be of one request."""

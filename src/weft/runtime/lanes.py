@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from threading import get_ident
 from typing import Protocol
 
@@ -64,6 +65,8 @@ class Lane:
     device: DeviceLane
     task: _LaneTask | None = None
     busy_ticks: int = 0
+    leaving: bool = False
+    """It takes nothing more."""
 
 
 class LaneExecutor:
@@ -84,10 +87,31 @@ class LaneExecutor:
         self._starting = False
         """Whether the engine is told of an end without being woken."""
         self.lanes = [Lane(index, backend.lane(index, pin=pin)) for index in range(count)]
-        self._idle = list(reversed(self.lanes))
+        self._idle, self._pin = list(reversed(self.lanes)), pin
         self._ended: deque[tuple[Lane, Completion]] = deque()
         self.watch: Callable[[int, Completion], None] | None = None
         """Told of every segment that ended, with the number of its lane."""
+
+    def resize(self, count: int) -> None:
+        """Have so many lanes from now on; one too many that computes ends when that has ended."""
+        for lane in self.lanes[:count]:
+            lane.leaving = False
+        for lane in self.lanes[count:]:
+            lane.leaving = True
+            if lane.task is None:
+                self._idle.remove(lane)
+                self._dismiss(lane)
+        taken = {lane.index for lane in self.lanes}
+        free = (index for index in range(count + len(taken)) if index not in taken)
+        for index in islice(free, max(0, count - len(self.lanes))):
+            lane = Lane(index, self.backend.lane(index, pin=self._pin))
+            self.lanes.append(lane)
+            self._idle.append(lane)
+
+    def _dismiss(self, lane: Lane) -> None:
+        """Let a lane with nothing to do end; nobody waits for that."""
+        self.lanes.remove(lane)
+        lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
         return DeviceClocks.at(self.now()) if self._idle else None
@@ -98,7 +122,10 @@ class LaneExecutor:
             lane, completion = self._ended.popleft()
             lane.task = None
             lane.busy_ticks += completion.times.compute_end - completion.times.compute_start
-            self._idle.append(lane)
+            if lane.leaving:
+                self._dismiss(lane)
+            else:
+                self._idle.append(lane)
             ended.append(completion)
             self._show(lane.index, completion)
         return ended

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from threading import get_ident
 
 from weft.costs.program import Program
@@ -54,8 +55,8 @@ class Dispatcher:
     ) -> None:
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
-        setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
-        self.policy = make_request_policy(policy, setting, options)
+        self._setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
+        self.policy = make_request_policy(policy, self._setting, options)
         self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._observed
         self._engine, self._source = request_engine(
@@ -87,6 +88,16 @@ class Dispatcher:
     def pending(self) -> int:
         """Requests that are not answered; answers that go out in the next turn are still due."""
         return len(self._tickets) + len(self._outbox)
+
+    def follow(self, policy: str, options: Mapping[str, Option] | None, late: str, lanes: int) -> None:
+        """Go on under another policy and rule for late requests, and on other lanes, with all that waits and runs."""
+        setting = replace(self._setting, lanes=lanes)
+        self.policy = make_request_policy(policy, setting, options)
+        self._setting = setting
+        self.lanes.resize(lanes)
+        self._engine.follow(self.policy)
+        self._source.follow(self.policy, late)
+        self._pump_soon()
 
     # Requests in
 

@@ -61,7 +61,7 @@ class Learner:
         install: let requests meet it. learn_s: how long a model may take.
         """
         self._opened, self._fits, self._install = opened, fits, install
-        self._learn_s, self._gently = learn_s, gently
+        self._learn_s, self.gently = learn_s, gently
         self._lessons: list[Lesson] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -105,7 +105,7 @@ class Learner:
     async def _learn(self, lesson: Lesson) -> None:
         opening = partial(self._opened, lesson.slot.entry, lesson.turn_s)
         try:
-            self._take(lesson, await errand("learner", opening, close_unwanted, gently=self._gently))
+            self._take(lesson, await errand("learner", opening, close_unwanted, gently=self.gently))
         except NotLearned as error:
             if lesson.turn_s < self._learn_s:
                 self._lessons.append(lesson._replace(turn_s=self._learn_s))

@@ -27,7 +27,7 @@ from weft.serving.isolation import group_of
 from weft.serving.learning import Learner, close_unwanted
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
-from weft.serving.slots import ModelSlot, file_bytes, signature
+from weft.serving.slots import ModelSlot, file_bytes, origin_of, signature
 from weft.serving.streams import ServedModel
 
 log = logging.getLogger("weft.models")
@@ -122,22 +122,41 @@ class Library:
         settings: go before those on disk until it is loaded again; where it cannot be loaded so, they are forgotten.
         """
         await self.rescan()
-        slot = self.find(name)
+        await self.reload(self.find(name), settings)
+
+    async def reload(self, slot: ModelSlot, settings: ModelConfig | None = None) -> None:
+        """Load a model as the last look at the disk found it, beside what is served of it."""
+        name = slot.entry.name
         slot.shut, slot.failed_on = False, None
-        slot.entry = self.repository.entry(name)
+        self.refresh(slot)
         if running := {each.loading for each in self._together(slot) if each.loading}:  # it began before the scan
             await asyncio.wait(running)
         for each in self._together(slot):
-            each.entry = self.repository.entry(each.entry.name, each.entry.version)
+            self.refresh(each)
         if settings is not None:
             slot.entry = slot.entry._replace(config=slot.entry.config.overridden_by(settings))
         try:
             await asyncio.shield(self._start_loading(slot))
         except LoadFailed:
-            slot.entry = self.repository.entry(name)
+            self.refresh(slot)
             raise
         if slot.served is None and slot.failed_on:
             raise LoadFailed(f"{name} cannot be loaded: {slot.message}")
+
+    def refresh(self, slot: ModelSlot) -> None:
+        """Let a model have the file and the settings that the last look at the disk found."""
+        slot.entry = self.repository.entry(slot.entry.name, slot.entry.version)
+
+    def changed(self, slot: ModelSlot) -> bool:
+        """Whether a model would be another one if it were loaded again, by the last look at the disk."""
+        return slot.origin != origin_of(self.repository.entry(slot.entry.name, slot.entry.version))
+
+    def adjust(self, *, threads: int, budget_bytes: int | None, max_compute_s: float | None, isolation: str) -> None:
+        """Load models with other settings from now on; those that are loaded keep theirs until they are loaded anew."""
+        self.budget_bytes = self.backend.memory_bytes if budget_bytes is None else budget_bytes
+        self._threads, self._isolation, self._max_compute_s = threads, isolation, max_compute_s
+        self.learner.gently = threads == 1
+        self._room_changed.set()
 
     async def rescan(self) -> None:
         """Look again at the disk; models whose files have gone leave."""
@@ -198,12 +217,15 @@ class Library:
         for slot in slots:
             slot.state = "ready" if slot.served else "loading"
         entry = slots[0].entry
+        origins = [origin_of(slot.entry) for slot in slots]
         try:
             file = signature(entry.path)
             await self._make_room(self._coming[slots[0]], slots)
             body = await errand(f"loader of {entry.name}", partial(self._opened, entry), close_unwanted)
             self._coming.pop(slots[0])
             self._install(slots, body)
+            for slot, origin in zip(slots, origins, strict=True):
+                slot.origin = origin
             await self._make_room(0, slots)
             if self._learn_s and not body.loaded.learned and slots[0].served is body:
                 self.learner.want(slots[0], body, file)

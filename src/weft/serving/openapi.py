@@ -324,6 +324,14 @@ SCHEMAS: dict[str, Json] = {
         exits=_list(_is("integer", "After how many segments samples may leave, the end not among them.", minimum=1)),
         exit_rates=_list(_is("number", "Share of the samples that leave there, the end last.")),
     ),
+    "Renewal": _object(
+        "What a server took over.",
+        loaded=_list(_is("string", "A model that was loaded, new or in the place of its older version.")),
+        left=_list(_is("string", "A model that is not there any more.")),
+        failed=_map(_is("string", "Why a model could not be loaded; its older version is served on.")),
+        settings=_list(_is("string", "A setting that was taken over.")),
+        restart=_list(_is("string", "A setting that only a restart takes over.")),
+    ),
     "Trace": _object("Chrome's trace event format.", displayTimeUnit=_TEXT, traceEvents=_list(_is("object"))),
 }
 
@@ -422,6 +430,10 @@ PATHS: tuple[Path, ...] = (
     Path("/weft/history", "get head", "history", "The last ten minutes", _ref("History"), parameters=(_SINCE,)),
     Path("/weft/profile", "get head", "profile", "Measured segments of the models", _ref("Profile")),
     Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
+    Path(
+        "/weft/plan/reload", "post", "renew", "Read the plan again and take over what has changed", _ref("Renewal"),
+        body=_is("object"),
+    ),
     *_of_model("/generate", "post", "generate", "Not supported", None, works=False, own=(404,)),
     *_of_model("/generate_stream", "post", "generateStream", "Not supported", None, works=False, own=(404,)),
     Path(

@@ -345,6 +345,13 @@ class Routes:
         _object(exchange.body)
         return _empty(self._service.unload(name))
 
+    def _renew(self, exchange: HttpExchange) -> Awaitable[HttpResponse]:
+        async def renewed() -> dict[str, Any]:
+            return (await self._service.renew()).as_dict()
+
+        _object(exchange.body)
+        return _json(renewed())
+
     def _own(self, rest: list[str], target: RequestTarget) -> _Route:
         service = self._service
         match rest:
@@ -364,6 +371,9 @@ class Routes:
                 return _page(lambda: service.history.told(_number(target.query, "since")))
             case ["weft", "profile"]:
                 return _page(lambda: state.profile(service))
+            case ["weft", "plan", "reload"]:
+                service.check_writable()
+                return _Route(_POST, self._renew)
             case ["weft", "trace"]:
                 return _Route(_GET, lambda _: self._trace())
         raise NotFound(_no_path(target))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.errors import InputError, Overloaded
+from weft.errors import InputError, Overloaded, RequestError
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
 from weft.runtime.backends import isolating, make_backend
@@ -53,8 +53,9 @@ STOPPING_S = 0.4
 class Server:
     """One server on the running event loop."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self.config = config
+    def __init__(self, config: ServerConfig, again: Callable[[], ServerConfig] | None = None) -> None:
+        """*again* reads the settings once more, for a server that shall take over others while it runs."""
+        self.config, self._again = config, again
         self.keys = Keys(config.api_key, config.keys_file)
         make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
         self.backend = isolating(make_backend(config.backend), limits_of(config))
@@ -77,6 +78,8 @@ class Server:
         self.grpc_port: int | None = None
         self.answered = False
         """It was told to stop, and everybody has their answer."""
+        self._started = asyncio.Event()
+        self._renewals: set[asyncio.Task[None]] = set()
 
     async def start(self, say: Callable[[str], None] | None = None) -> None:
         """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
@@ -91,6 +94,7 @@ class Server:
             await self._listen()
             self._look_later()
             await self.service.preload(say)
+            self._started.set()
         except BaseException:
             await self.stop()
             raise
@@ -134,6 +138,25 @@ class Server:
             isolation=config.isolation,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
+        if self._again:
+            self.service.settings_again = self._again
+
+    def look_again(self) -> None:
+        """Read keys, settings and models again, and take over what has changed."""
+        if self.config.keys_file is not None:
+            self.keys.look(anyway=True)
+        task = asyncio.create_task(self._renew())
+        self._renewals.add(task)
+        task.add_done_callback(self._renewals.discard)
+
+    async def _renew(self) -> None:
+        await self._started.wait()
+        if self.service.draining:
+            return
+        try:
+            await self.service.renew()
+        except RequestError as error:
+            log.warning("everything stays as it is: %s", error)
 
     def _look_later(self) -> None:
         self._next_look = asyncio.get_running_loop().call_later(STEP_S, self._look)
@@ -177,6 +200,8 @@ class Server:
         Whoever is not done by then hears so, and what is computed for them is stopped.
         """
         self.service.draining = True
+        for renewal in self._renewals:
+            renewal.cancel()
         end_s = time.monotonic() + self.config.drain_s
         await self._before(end_s, self.service.drained())
         await self._before(end_s, self._http_finished(), *([self._grpc.finish()] if self._grpc else []))
@@ -253,6 +278,11 @@ class _Signals:
         if server.config.keys_file is not None and hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, lambda: server.keys.look(anyway=True))
 
+    def reread_settings(self, server: Server) -> None:
+        """Let SIGHUP have the settings and the models read again, too."""
+        if hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, server.look_again)
+
     def _received(self) -> None:
         if not self.asked.is_set():
             self.last_resort.within(self._drain_s + GRACE_S)
@@ -270,15 +300,18 @@ async def serve(
     say: Callable[[str], None] | None,
     started: Callable[[Server], None],
     finishing: Callable[[int], None] | None = None,
+    again: Callable[[], ServerConfig] | None = None,
 ) -> bool:
     """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered.
 
     *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
-    answered at the end.
+    answered at the end. *again* reads the settings once more, which SIGHUP asks for.
     """
     signals = _Signals(config.drain_s)
-    server = signals.server = Server(config)
+    server = signals.server = Server(config, again)
     signals.reread_keys(server)
+    if again:
+        signals.reread_settings(server)
     try:
         return await _served(server, signals, say, started, finishing)
     finally:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from weft.errors import (
     Expired,
     Failed,
     Forbidden,
+    InputError,
     LoadFailed,
     NotFound,
     Overloaded,
@@ -31,6 +33,7 @@ from weft.runtime.tensors import Array
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
+from weft.serving.errands import errand
 from weft.serving.history import History
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, KeyConfig, Keys
@@ -40,6 +43,7 @@ from weft.serving.log_settings import LogSettings
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import RegionTable
+from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
 from weft.serving.shared_memory import CudaMemory, SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -260,6 +264,9 @@ class Service:
         self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": CudaMemory()}
         """Kind of shared memory -> what is registered of it."""
         self.region_tensors = RegionTensors(self.budget, config.max_body_bytes)
+        self.settings_again: Callable[[], ServerConfig] = lambda: self.config
+        """Reads the settings once more from where they came; by default they are what they are."""
+        self._renewing = asyncio.Lock()
 
     def look_back(self) -> None:
         """Add a sample to the history."""
@@ -521,6 +528,30 @@ class Service:
             raise BadRequest(str(error)) from error
         finally:
             self._tell_readiness()
+
+    async def renew(self) -> Renewal:
+        """Read the settings and look at the models again, and take over what can be while requests come and go."""
+        async with self._renewing:
+            try:
+                wanted = await errand("reading of the settings", self.settings_again, lambda _: None)
+                change = change_of(self.config, wanted)
+                if change.any_of(DECIDING):
+                    config = change.config
+                    self.dispatcher.follow(config.policy, config.policy_options, config.late, config.lanes)
+            except InputError as error:
+                raise BadRequest(str(error)) from error
+            self.config = change.config
+            self.library.adjust(
+                threads=self.config.threads,
+                budget_bytes=self.config.memory_budget_bytes,
+                max_compute_s=self.config.max_compute_s or None,
+                isolation=self.config.isolation,
+            )
+            models = await renew_models(self.library, everything=change.any_of(LOADING), preload=self.config.preload)
+            self._tell_readiness()
+            renewal = replace(models, settings=change.settings, restart=change.restart)
+            log.log(logging.WARNING if renewal.failed else logging.INFO, "renewed: %s", renewal)
+            return renewal
 
     async def _asked_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
         backend = self.library.backend

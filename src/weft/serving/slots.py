@@ -5,17 +5,44 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel
 from weft.runtime.breaker import breaker_of
 from weft.serving.config import ModelConfig
-from weft.serving.repository import ModelEntry
+from weft.serving.repository import MODEL_FILE, ModelEntry
 from weft.serving.statistics import Statistics
 from weft.serving.streams import ServedModel
 
 State = Literal["unloaded", "loading", "ready", "failed"]
+
+UNLOADED_KEYS = {"slo_ms", "timeout_ms", "priority", "preload", "tasks"}
+"""Settings of a model that are looked at with every request: it need not be loaded again where they change."""
+
+
+class Origin(NamedTuple):
+    """What a model was loaded from; another one means that it would be another model."""
+
+    files: tuple[tuple[str, int, int, int], ...]
+    """Name, time, size and number of every file."""
+    settings: dict[str, Any]
+
+
+def origin_of(entry: ModelEntry) -> Origin:
+    """What a model would be loaded from now."""
+    return Origin(_files(entry.path), entry.config.model_dump(exclude=UNLOADED_KEYS))
+
+
+def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """All that lies in the folder of a model that has one; of others what has its name."""
+    folder = path.parent
+    each = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
+    try:
+        found = [(str(file.relative_to(folder)), file.stat()) for file in each if file.is_file()]
+    except OSError:  # it is being changed right now
+        return ()
+    return tuple(sorted((name, seen.st_mtime_ns, seen.st_size, seen.st_ino) for name, seen in found))
 
 
 @dataclass(eq=False)
@@ -38,6 +65,8 @@ class ModelSlot:
     """What it held when it was last loaded."""
     failed_on: tuple[int, int] | None = None
     """Time and size of the file that could not be loaded."""
+    origin: Origin | None = None
+    """What its files and its settings were when it was last loaded."""
 
     @property
     def config(self) -> ModelConfig:

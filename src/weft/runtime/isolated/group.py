@@ -24,12 +24,12 @@ from pydantic import ValidationError
 
 from weft.errors import Failed, ModelError, NotLearned, WorkerDied
 from weft.runtime.backend import LoadOptions
+from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
-from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.own_folder import make_folder, remove
 
 log = logging.getLogger("weft.workers")

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnxruntime as ort
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from weft.runtime.onnxruntime_cpu.external import external_files
+from weft.runtime.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.own_folder import LOCK, make_folder, release
 

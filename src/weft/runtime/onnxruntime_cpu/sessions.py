@@ -23,7 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from weft import errors
 from weft.errors import ModelError
-from weft.runtime.onnxruntime_cpu.external import external_tensors, read_weights
+from weft.runtime.external import external_tensors, read_weights
 from weft.runtime.tensors import Array
 
 RAISED = tuple(

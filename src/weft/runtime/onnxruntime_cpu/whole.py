@@ -13,8 +13,8 @@ from weft.errors import ModelError, unknown_name
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions, check_once
 from weft.runtime.exits import METADATA_KEY
+from weft.runtime.external import external_files
 from weft.runtime.metadata import STITCHED_KEY
-from weft.runtime.onnxruntime_cpu.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.samples import check_ranks, check_values, specs, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import open_model

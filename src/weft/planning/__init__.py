@@ -1,0 +1,1 @@
+"""Plans: from models, rates and deadlines to a folder that is served, measured and checked."""

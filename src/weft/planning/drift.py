@@ -1,0 +1,130 @@
+"""What has changed since a plan was made: its models and their sources, its settings, the machine and the versions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError, PlanError
+from weft.planning.folder import changed_models, digest_of
+from weft.planning.layout import MODELS, SETTINGS_FILE, planned_workload
+from weft.planning.machine import these_versions, this_machine
+from weft.planning.plan import Plan, PlanMachine, PlannedModel, read_plan
+from weft.serving.config import read_model_config, read_toml
+from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
+
+SAME_MEMORY = 0.05
+"""By which share the memory of one machine may seem to differ, as the system keeps more or less of it to itself."""
+_PLANNED_KEYS = ("max_batch", "batch_timeout_ms", "grain_ms")
+
+
+def drift(
+    folder: str | Path, *, machine: PlanMachine | None = None, versions: dict[str, str] | None = None
+) -> list[str]:
+    """Why a plan may no longer hold, in sentences; none where it does.
+
+    machine, versions: what to compare with, by default what is here.
+    """
+    try:
+        plan = read_plan(folder)
+    except PlanError as error:
+        return [str(error)]
+    return [
+        *changed_models(folder, plan),
+        *_sources(plan),
+        *_settings(Path(folder), plan),
+        *_workload(folder, plan),
+        *_machine(plan, machine or this_machine()),
+        *_versions(plan, versions or these_versions()),
+    ]
+
+
+def _sources(plan: Plan) -> list[str]:
+    """Files that models were made of and that are not what they were; those that are gone are not missed."""
+    found = []
+    for model in plan.models:
+        for source, digest in model.sources.items():
+            if not os.path.isfile(source):
+                continue
+            try:
+                if digest_of(Path(source)) != digest:
+                    found.append(f"{source}, of which {model.name} was made, has changed; plan again to serve it")
+            except OSError as problem:
+                found.append(f"{source}, of which {model.name} was made, cannot be read: {problem.strerror or problem}")
+    return found
+
+
+def _settings(folder: Path, plan: Plan) -> list[str]:
+    """Settings that somebody has changed by hand."""
+    try:
+        given = read_toml(folder / SETTINGS_FILE, SETTINGS_FILE)
+    except InputError as error:
+        return [str(error)]
+    planned = plan.settings.model_dump(mode="json")
+    wanted = {key: value for key, value in planned.items() if value or key in given}
+    found = _unlike(SETTINGS_FILE, wanted, given)
+    return found + [sentence for model in plan.models for sentence in _model_settings(folder, model)]
+
+
+def _model_settings(folder: Path, model: PlannedModel) -> list[str]:
+    where = f"{MODELS}/{model.name}/{MODEL_SETTINGS_FILE}"
+    try:
+        given = read_model_config(folder / where, where=where)
+    except InputError as error:
+        return [str(error)]
+    known = {key: getattr(given, key) for key in _PLANNED_KEYS if getattr(given, key) is not None}
+    return _unlike(where, {key: getattr(model, key) for key in known}, known)
+
+
+def _unlike(where: str, planned: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    return [
+        f"{where}: {key} = {_shown(given.get(key))}, planned was {_shown(value)}"
+        for key, value in planned.items()
+        if given.get(key) != value
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def _workload(folder: str | Path, plan: Plan) -> list[str]:
+    """Whether the planned requests can be sent, and are those that something is predicted of."""
+    try:
+        streams = planned_workload(folder).stream
+    except InputError as error:
+        return [str(error)]
+    asked, predicted = [stream.model for stream in streams], [stream.model for stream in plan.predicted.streams]
+    if asked == predicted:
+        return []
+    return [f"the workload asks for {', '.join(asked)}, the prediction is of {', '.join(predicted)}"]
+
+
+def _machine(plan: Plan, here: PlanMachine) -> list[str]:
+    """How this machine differs from that of the plan, as far as the plan depends on it."""
+    planned, found = plan.machine, []
+    if planned.processor and here.processor != planned.processor:
+        found.append(f"the processor is {here.processor}, planned was on {planned.processor}")
+    wanted = plan.budget.cores
+    if here.cores < wanted if wanted else here.cores != planned.cores:
+        found.append(f"the number of cores is {here.cores}, planned was with {wanted or planned.cores}")
+    needed = plan.budget.memory_bytes
+    if here.memory_bytes and planned.memory_bytes and _memory_differs(needed, planned.memory_bytes, here.memory_bytes):
+        mib = (needed or planned.memory_bytes) >> 20
+        found.append(f"there are {here.memory_bytes >> 20} MiB of memory, planned was with {mib}")
+    return found
+
+
+def _memory_differs(budget: int | None, planned: int, here: int) -> bool:
+    if budget:
+        return here < budget
+    return abs(here - planned) > SAME_MEMORY * planned
+
+
+def _versions(plan: Plan, here: dict[str, str]) -> list[str]:
+    return [
+        f"{name} is {here.get(name, 'not known')}, planned was with {number}"
+        for name, number in plan.versions.items()
+        if here.get(name) != number
+    ]

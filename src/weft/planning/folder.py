@@ -1,0 +1,241 @@
+"""The folder of a plan: written whole or not at all, read back, and compared with the digests it was written with.
+
+It holds all that ``weft serve`` and ``weft bench`` need, under relative paths, so that it can be moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.devices.host import Host, write_host
+from weft.errors import PlanError, unknown_name
+from weft.files import replacing_folder, write_text
+from weft.planning.layout import (
+    DATA,
+    HOST_FILE,
+    MODELS,
+    OF_A_PLAN,
+    PLAN_FILE,
+    REPORT_FILE,
+    SETTINGS_FILE,
+    WORKLOAD_FILE,
+)
+from weft.planning.plan import Plan, PlannedModel, read_plan, write_plan_file
+from weft.planning.toml_text import as_toml
+from weft.runtime.external import external_files
+from weft.serving.config import ModelConfig, ServerConfig, read_server_config, read_toml
+from weft.serving.repository import MODEL_FILE, Repository
+from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
+from weft.workloads.requests import Workload, read_workload
+
+_BESIDE_THE_WORKLOAD = ("samples", "trace", "exit_record")
+"""Keys of a stream that name a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelToServe:
+    """A model file, wherever it lies now, and the settings to serve it with."""
+
+    path: Path
+    config: ModelConfig = field(default_factory=ModelConfig)
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Read a file of the user's, or say which one cannot be."""
+    try:
+        yield
+    except OSError as problem:
+        raise PlanError(f"{problem.filename or path}: cannot read it: {problem.strerror or problem}") from problem
+
+
+def source_digests(path: str | Path) -> dict[str, str]:
+    """A model file that a plan was made of, with its weights, as ``PlannedModel.sources`` has them."""
+    file = Path(os.path.abspath(path))
+    with _reading(file):
+        return {str(each): digest_of(each) for each in (file, *external_files(file))}
+
+
+def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
+    """What a plan says of a model that will be served under *name*; *more* are fields that its file does not tell."""
+    files = _model_files(name, model)
+    first, *others = files
+    with _reading(model.path):
+        digests = {place: digest_of(file) for place, file in files.items()}
+    settings: dict[str, Any] = {
+        "batch_timeout_ms": model.config.batch_timeout_ms,
+        "grain_ms": model.config.grain_ms,
+        **({} if model.config.max_batch is None else {"max_batch": model.config.max_batch}),
+    }
+    return PlannedModel(
+        name=name,
+        file=first,
+        sha256=digests[first],
+        others={place: digests[place] for place in others},
+        bytes=sum(file.stat().st_size for file in files.values()),
+        **settings | more,
+    )
+
+
+def _model_files(name: str, model: ModelToServe) -> dict[str, Path]:
+    """Place in the folder -> the file that goes there: the model first, then all that it or its settings name."""
+    home, path, config = f"{MODELS}/{name}/1", model.path, model.config
+    named = [*config.labels.values(), *([config.exit_record] if config.exit_record else [])]
+    with _reading(path):
+        beside = [*external_files(path), *(path.parent / each for each in named)]
+    others = {f"{home}/{file.relative_to(path.parent).as_posix()}": file for file in beside}
+    return {f"{home}/{MODEL_FILE}": path, **others}
+
+
+def write_plan(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    models: Mapping[str, ModelToServe],
+    workload: Workload,
+    host: Host | None = None,
+    report: str = "",
+) -> None:
+    """Write the folder of a plan in the place of an older one; a folder with anything else in it is refused.
+
+    models: the files of ``plan.models``, by name. workload: what was planned for; its models may be files.
+    host: the measured machine that the prediction rests on. report: a page of HTML for people.
+    What somebody added to the settings of the older plan's server, such as its address, is kept.
+    """
+    ServerConfig(**plan.settings.model_dump())
+    target = Path(folder)
+    kept = _settings_added(target)
+    with replacing_folder(target, PlanError) as fresh:
+        for model in plan.models:
+            _place_model(model, models[model.name], fresh, target)
+        chosen = {"models": [MODELS], **plan.settings.model_dump(mode="json")}
+        write_text(fresh / SETTINGS_FILE, as_toml(chosen | {key: kept[key] for key in kept.keys() - chosen.keys()}))
+        write_text(fresh / WORKLOAD_FILE, as_toml(_place_workload(workload, fresh)))
+        if host is not None:
+            write_host(host, fresh / HOST_FILE)
+        if report:
+            write_text(fresh / REPORT_FILE, report)
+        write_plan_file(plan, fresh / PLAN_FILE)
+        _check_served(fresh, workload)
+
+
+def check_place(folder: str | Path) -> None:
+    """PlanError where no plan may be written."""
+    _settings_added(Path(folder))
+
+
+def _settings_added(folder: Path) -> dict[str, Any]:
+    """What was set for the server of an older plan besides what was planned; PlanError if no plan may go there."""
+    if not os.path.lexists(folder):
+        return {}
+    if not folder.is_dir():
+        raise PlanError(f"{folder} is not a folder; name another place for the plan")
+    held = sorted(os.listdir(folder))
+    if not held:
+        return {}
+    if PLAN_FILE not in held:
+        raise PlanError(f"{folder} holds {held[0]} and no plan; name an empty folder or a new one")
+    before = read_plan(folder)
+    if strange := strangers(folder, before):
+        raise PlanError(f"{folder} holds {strange[0]}, which is not of its plan; move it away, or name another folder")
+    planned = {"models", *type(before.settings).model_fields}
+    found = read_toml(folder / SETTINGS_FILE, str(folder / SETTINGS_FILE)) if SETTINGS_FILE in held else {}
+    return {key: value for key, value in found.items() if key not in planned}
+
+
+def strangers(folder: Path, plan: Plan) -> list[str]:
+    """What lies in a plan's folder, or among its models, and does not belong to it."""
+    known = {model.name for model in plan.models}
+    among = sorted(os.listdir(folder / MODELS)) if (folder / MODELS).is_dir() else []
+    found = [name for name in sorted(os.listdir(folder)) if name not in OF_A_PLAN]
+    return found + [f"{MODELS}/{name}" for name in among if name not in known and not name.startswith(".")]
+
+
+def _place_model(model: PlannedModel, given: ModelToServe, fresh: Path, before: Path) -> None:
+    """Put a model and its settings into a folder, as planned."""
+    for place, file in _model_files(model.name, given).items():
+        _place(file, fresh / place, before / place, model.digests.get(place, ""))
+    settings = given.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    write_text(fresh / MODELS / model.name / MODEL_SETTINGS_FILE, as_toml(settings))
+
+
+def _place(file: Path, target: Path, before: Path, digest: str) -> None:
+    """Copy a file; one that the older plan has as well stays the same file, so that a server need not load it again."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if before.is_file() and digest_of(before) == digest:
+        try:
+            os.link(before, target)
+            return
+        except OSError:  # a file system without links
+            pass
+    if not file.is_file():
+        raise PlanError(f"{file}: there is no such file")
+    shutil.copyfile(file, target)
+    if digest and digest_of(target) != digest:
+        raise PlanError(f"{file} has changed since it was planned; plan again")
+
+
+def _place_workload(workload: Workload, fresh: Path) -> dict[str, Any]:
+    """The keys of the workload's file; what it names is put beside it, and models have the names they are served by."""
+    raw = workload.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"folder", "device"})
+    for index, stream in enumerate(workload.stream):
+        row = raw["stream"][index]
+        row["model"] = stream.served_name
+        row.pop("profiles", None)
+        for key in _BESIDE_THE_WORKLOAD:
+            if named := getattr(stream, key):
+                place = f"{DATA}/{index}-{Path(named).name}"
+                _place(Path(workload.folder) / named, fresh / place, fresh / place, "")
+                row[key] = place
+    return raw
+
+
+def _check_served(folder: Path, workload: Workload) -> None:
+    """Make sure that what was written can be read, and that the planned requests have models to meet."""
+    found = Repository([folder / MODELS], folder)
+    for name, why in found.problems.items():
+        raise PlanError(f"model {name} cannot be served: {why}")
+    for stream in workload.stream:
+        if stream.served_name not in found.names():
+            raise PlanError(
+                f"the workload is not planned for: {unknown_name('model', stream.served_name, found.names())}"
+            )
+    read_workload(folder / WORKLOAD_FILE)
+
+
+def plan_settings(folder: str | Path, *, unchecked: bool = False) -> ServerConfig:
+    """The settings to serve a plan with.
+
+    PlanError where its models are not those it was written with, unless that is left *unchecked*.
+    """
+    found = changed_models(folder, read_plan(folder)) if not unchecked else []
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise PlanError(f"{folder}: {found[0]}{more}; plan again, or serve it as it is with unchecked = True")
+    return read_server_config(Path(folder) / SETTINGS_FILE)
+
+
+def changed_models(folder: str | Path, plan: Plan) -> list[str]:
+    """Which models in a plan's folder are not those it was written with, in sentences."""
+    home, found = Path(folder), []
+    for model in plan.models:
+        for place, digest in model.digests.items():
+            try:
+                if digest_of(home / place) != digest:
+                    found.append(f"{place} has changed since the plan was written")
+            except OSError as problem:
+                found.append(f"{place} cannot be read: {problem.strerror or problem}")
+    return [*found, *(f"{name} is not of the plan" for name in strangers(home, plan) if name.startswith(f"{MODELS}/"))]

@@ -1,0 +1,240 @@
+"""A plan: the models as they are served, the settings to serve them with, and what is predicted of them.
+
+``plan.json`` of a plan folder holds one (docs/formats.md). Nothing here looks at models or at this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, ValidationError, model_validator
+
+from weft.errors import PlanError
+from weft.jsonfile import first_problem, printable, read_json, write_json
+from weft.planning.layout import PLAN_FILE
+
+Text = Annotated[str, AfterValidator(printable)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
+Count = Annotated[int, Field(ge=1, le=1024)]
+Bytes = Annotated[int, Field(ge=0, le=2**62)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+PolicyOption = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, strict=True)]
+
+
+def _inside(text: str) -> str:
+    """A path as seen from the folder, which does not lead out of it."""
+    path = PurePosixPath(text)
+    if not text.isprintable() or "\\" in text or path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError("must be a path inside the plan's folder, such as models/camera/1/model.onnx")
+    return path.as_posix()
+
+
+Inside = Annotated[str, AfterValidator(_inside)]
+
+
+class PlanMachine(BaseModel, extra="forbid", frozen=True):
+    """The machine that the plan was made on, the whole of it."""
+
+    cores: Count
+    memory_bytes: Bytes
+    processor: Text = ""
+
+
+class PlanBudget(BaseModel, extra="forbid", frozen=True):
+    """What of its machine a plan may use; None: all of it."""
+
+    cores: Count | None = None
+    memory_bytes: Bytes | None = None
+
+
+class PlannedModel(BaseModel, extra="forbid", frozen=True):
+    """A model file as it is served; a stitched one holds several models under names of their own."""
+
+    name: Name
+    """Its folder below ``models/``."""
+    file: Inside
+    sha256: Digest
+    others: dict[Inside, Digest] = {}
+    """Other files that belong to it, such as weights that lie outside it -> their digests."""
+    bytes: Bytes
+    """All its files together."""
+    sources: dict[Text, Digest] = {}
+    """What it was made of, an absolute path or a name that weft knows -> its digest then."""
+    done: Name = "as given"
+    """What was done to it: "as given", "stitched from a and b", "tuned to 8 bits"..."""
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 1
+    batch_timeout_ms: NotNegative = 0.0
+    grain_ms: Positive = 5.0
+    segments: Annotated[int, Field(ge=1)] | None = None
+    """How many it was cut into when it was measured; None: not measured here."""
+    accuracy: NotNegative | None = None
+    """Of what was done to it, where that touched it..."""
+    accuracy_as_given: NotNegative | None = None
+    """... and of the model as it was given."""
+
+    @property
+    def source(self) -> str:
+        """What it was made of, in one line."""
+        return ", ".join(self.sources)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Every file of it -> its digest."""
+        return {self.file: self.sha256, **self.others}
+
+
+class PlanSettings(BaseModel, extra="forbid", frozen=True):
+    """How the server runs: keys of its own settings (``serving.config.ServerConfig``)."""
+
+    lanes: Count
+    threads: Count = 1
+    policy: Name = "punctual"
+    policy_options: dict[str, PolicyOption] = {}
+    late: Literal["weave", "keep", "demote"] = "weave"
+    isolation: Name = "threads"
+
+
+class StreamPrediction(BaseModel, extra="forbid", frozen=True):
+    """What the requests of one stream will see."""
+
+    model: Name
+    """The name that requests ask for."""
+    rate: Positive | None
+    """Requests per second; None: closed streams and traces."""
+    deadline_ms: Positive | None
+    p50_ms: NotNegative | None
+    """None: no request is answered."""
+    p99_ms: NotNegative | None
+    missed: Share
+    """Share of the requests that miss their deadline, are dropped or are refused."""
+
+
+class Prediction(BaseModel, extra="forbid", frozen=True):
+    """What a simulation by the server's own rules says of a choice."""
+
+    streams: Annotated[tuple[StreamPrediction, ...], Field(min_length=1)]
+    load: NotNegative
+    """Share of the lanes' time in which they compute."""
+    sustainable_factor: NotNegative | None = None
+    """The largest multiple of the planned rates that keeps the deadlines; None: not looked for..."""
+    sustainable_per_s: NotNegative | None = None
+    """... in requests per second of all streams together."""
+    memory_bytes: Bytes = 0
+    """What the loaded models hold."""
+
+    @property
+    def worst_missed(self) -> float:
+        """The share that the stream which suffers most misses."""
+        return max(stream.missed for stream in self.streams)
+
+
+class ModelChoice(BaseModel, extra="forbid", frozen=True):
+    """How a candidate would serve one model."""
+
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 1
+    batch_timeout_ms: NotNegative = 0.0
+    grain_ms: Positive = 5.0
+    done: Name = "as given"
+
+
+class PlanOption(BaseModel, extra="forbid", frozen=True):
+    """A candidate that was judged: what is predicted of it, or why it was left out."""
+
+    label: Name
+    settings: PlanSettings
+    models: dict[Name, ModelChoice] = {}
+    predicted: Prediction | None = None
+    left_out: Text = ""
+
+    @model_validator(mode="after")
+    def _judged(self) -> PlanOption:
+        if (self.predicted is None) != bool(self.left_out):
+            raise ValueError(f"option {self.label}: either predicted or left_out, the reason, must be given")
+        return self
+
+
+class PlanReasons(BaseModel, extra="forbid", frozen=True):
+    """Sentences that explain a plan."""
+
+    won: tuple[Name, ...] = ()
+    """Why this and no other."""
+    limits: tuple[Name, ...] = ()
+    """What keeps it from carrying more."""
+    next: tuple[Name, ...] = ()
+    """What would help."""
+
+
+class Plan(BaseModel, extra="forbid", frozen=True):
+    """All that was decided. The field names are the keys of ``plan.json``."""
+
+    format: Literal[1] = 1
+    made: Text
+    """When, and on which machine, with which versions: for people."""
+    versions: dict[str, Text] = {}
+    """weft, python and onnxruntime as they were: for the check whether they still are."""
+    objective: Name
+    deadlines: Literal["strict", "soft"] = "strict"
+    """What is predicted of: requests that are given up at their deadlines, or answered however late they are."""
+    machine: PlanMachine
+    budget: PlanBudget = PlanBudget()
+    models: Annotated[tuple[PlannedModel, ...], Field(min_length=1)]
+    settings: PlanSettings
+    predicted: Prediction
+    options: tuple[PlanOption, ...] = ()
+    """All candidates that were judged, the best first."""
+    reasons: PlanReasons = PlanReasons()
+
+    def __repr__(self) -> str:
+        names, settings = ", ".join(model.name for model in self.models), self.settings
+        return f"Plan({names}: {settings.policy}, {settings.lanes} lanes, {self.predicted.worst_missed:.2%} late)"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        for kind, given in (
+            ("name", [model.name for model in self.models]),
+            ("file", [file for model in self.models for file in model.digests]),
+        ):
+            if twice := _first_repeated(given):
+                raise ValueError(f"two models have the {kind} {twice!r}")
+        return self
+
+
+def _first_repeated(values: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file, or in the ``plan.json`` of a folder."""
+    file = Path(path) / PLAN_FILE if Path(path).is_dir() else Path(path)
+    return parse_plan(read_json(file, PlanError), str(file))
+
+
+def parse_plan(raw: Any, where: str) -> Plan:
+    """*raw* as a plan; *where* opens the message if it is none."""
+    if not isinstance(raw, dict) or raw.get("format") != 1 or "predicted" not in raw:
+        raise PlanError(f"{where}: not a plan of format 1; weft plan -o FOLDER writes one")
+    try:
+        return Plan.model_validate(raw)
+    except ValidationError as error:
+        raise PlanError(f"{where}: {first_problem(error, *_PARTS)}") from error
+
+
+_PARTS = (
+    Plan, PlanMachine, PlanBudget, PlannedModel, PlanSettings, Prediction, StreamPrediction, PlanOption, ModelChoice,
+    PlanReasons,
+)  # fmt: skip
+
+
+def write_plan_file(plan: Plan, path: str | Path) -> None:
+    """Write the plan alone, as the ``plan.json`` of a folder has it."""
+    write_json(path, plan.model_dump(mode="json"))
