@@ -17,7 +17,7 @@ from weft.cli.printing import console
 from weft.version import __version__
 
 GROUPS = {
-    "Run": ("serve", "bench", "profile"),
+    "Run": ("plan", "serve", "bench", "profile"),
     "Plan": ("map", "stitch", "tune", "explore"),
     "Study": ("compare", "simulate", "sustain", "timeline", "reproduce", "models", "devices"),
 }

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import as_number, how, out, parse_shapes, what
+from weft.cli.common import how, out, parse_shapes, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
+from weft.cli.streams import parse_stream
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from weft.load import LoadResult, StreamFigures
     from weft.planning.plan import Plan
     from weft.workloads.requests import Workload
-
-LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
-"""Short names of a stream's keys on the command line."""
 
 
 def command(
@@ -134,7 +132,7 @@ def _workload(
         read = planned_workload if is_plan(path) else read_workload
         raw, where = read(path).model_dump(exclude_unset=True), path
     else:
-        raw, where = {"stream": [_stream(text) for text in streams or ()]}, "--stream"
+        raw, where = {"stream": [parse_stream(text) for text in streams or ()]}, "--stream"
     raw |= {key: value for key, value in given.items() if value is not None}
     if shapes:
         models = [str(each["model"]) for each in raw["stream"]]
@@ -143,18 +141,6 @@ def _workload(
                 if each["model"] == model:
                     each["shapes"] = {**each.get("shapes", {}), **found}
     return parse_workload(raw, where)
-
-
-def _stream(text: str) -> dict[str, object]:
-    """The keys of a stream, from MODEL:key=value,key=value."""
-    model, _, rest = text.partition(":")
-    found: dict[str, object] = {"model": model}
-    for part in rest.split(",") if rest else ():
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise WorkloadError(f"--stream {text!r} is not of the form MODEL:rate=10,deadline=250")
-        found[LONGER.get(key.strip(), key.strip())] = as_number(value.strip())
-    return found
 
 
 def _print(result: LoadResult) -> None:

@@ -5,7 +5,7 @@ clients on this machine. ``measure`` drives it; ``spans`` works out what the lan
 ``weft.devices.Host``. ``memory_contention`` measures how cores slow each other down at the memory, without a server.
 """
 
-from weft.survey.measure import Subject, survey
+from weft.survey.measure import Subject, survey, survey_lanes
 from weft.survey.spans import SeenSpan, losses
 
-__all__ = ["SeenSpan", "Subject", "losses", "survey"]
+__all__ = ["SeenSpan", "Subject", "losses", "survey", "survey_lanes"]

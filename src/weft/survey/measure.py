@@ -83,15 +83,34 @@ def survey(
 
     seconds: how long to watch all models together; one at a time, a third of that for each batch size.
     """
+    found = survey_lanes(subjects, lanes=(lanes,), threads=threads, seconds=seconds, cache=cache, progress=progress)
+    return found[lanes]
+
+
+def survey_lanes(
+    subjects: Sequence[Subject],
+    *,
+    lanes: Sequence[int],
+    threads: int = 1,
+    seconds: float = TOGETHER_S,
+    cache: Path | None = None,
+    repository: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[int, Host]:
+    """Measure models with each of these numbers of lanes; what they have in common is measured once.
+
+    repository: where the server finds the models, instead of in their sources.
+    """
     names = [subject.name for subject in subjects]
     if not names:
         raise InputError("nothing to measure: name models or .onnx files")
     if len(set(names)) < len(names):
         raise InputError(f"two models have one name: {', '.join(names)}; rename a file")
-    if lanes < 1 or threads < 1 or not 0 < seconds <= LONGEST_S:
-        raise InputError(f"lanes = {lanes}, threads = {threads}, seconds = {seconds:g} (at most {LONGEST_S:g})")
+    if not lanes or min(lanes) < 1 or threads < 1 or not 0 < seconds <= LONGEST_S:
+        shown = ", ".join(map(str, lanes))
+        raise InputError(f"lanes = {shown}, threads = {threads}, seconds = {seconds:g} (at most {LONGEST_S:g})")
     with _kept(cache) as folder:
-        return _Survey(subjects, lanes, threads, seconds, folder, progress).host()
+        return _Survey(subjects, sorted({*lanes}), threads, seconds, folder, repository, progress).hosts()
 
 
 @contextmanager
@@ -120,13 +139,25 @@ class _Watched:
         return found if len(found) >= LEAST_RUNS else self.all_spans
 
 
+@dataclass(frozen=True)
+class _Together:
+    """What some lanes did with all models."""
+
+    models: Mapping[str, HostModel]
+    """What their segments take by themselves, at that time."""
+    watched: Sequence[_Watched]
+    memory_bytes: int | None
+
+
 @dataclass
 class _Survey:
     subjects: Sequence[Subject]
-    lanes: int
+    lanes: Sequence[int]
+    """How many, each of which gives a host; the fewest first."""
     threads: int
     seconds: float
     cache: Path
+    repository: Path | None
     progress: Progress | None
     done: int = 0
     served: dict[str, Any] = field(default_factory=dict)
@@ -134,25 +165,33 @@ class _Survey:
     full_gaps_s: list[float] = field(default_factory=list)
     """What passed between segments when the lanes were full."""
 
-    def host(self) -> Host:
+    def hosts(self) -> dict[int, Host]:
         with self._server(1) as server:
             self._learn(server)
             alone = {each.name: self._by_batch(server, each) for each in self.subjects}
             watched = [self._watch(server, self._busy(server, 1, alone), "all models on one lane")]
             gaps_s = self._gaps(watched)
             overheads = {each.name: self._overhead(server, each, gaps_s) for each in self.subjects}
+            memory_bytes = _resident_bytes(server.url)
         models = {name: self._in_turns(each, name, watched) for name, each in alone.items()}
-        lost: dict[str, dict[str, float]] = {}
-        if self.lanes > 1:
-            models, watched = self._together(alone, models)
-            lost = losses([span for each in watched for span in each.spans], models, self._cores)
-        spreads = self._spreads([span for each in watched for span in each.spans], models, lost)
+        found = {}
+        for lanes in self.lanes:
+            seen = _Together(models, watched, memory_bytes) if lanes == 1 else self._together(lanes, alone, models)
+            found[lanes] = self._host(lanes, seen, overheads)
+        return found
+
+    def _host(self, lanes: int, seen: _Together, overheads: Mapping[str, Sequence[float]]) -> Host:
+        """What was seen of so many lanes."""
+        spans = [span for each in seen.watched for span in each.spans]
+        lost = losses(spans, seen.models, self._cores) if lanes > 1 else {}
+        spreads = self._spreads(spans, seen.models, lost)
         return Host(
             source=_source(),
             cores=usable_cores(),
-            lanes=self.lanes,
+            lanes=lanes,
             threads=self.threads,
-            hand_over_s=_rounded(self._gaps(watched)[:MOST_GAPS]),
+            memory_bytes=seen.memory_bytes,
+            hand_over_s=_rounded(self._gaps(seen.watched)[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
@@ -162,7 +201,7 @@ class _Survey:
                         "loses": {other: round(share, 4) for other, share in lost.get(name, {}).items()},
                     }
                 )
-                for name, model in models.items()
+                for name, model in seen.models.items()
             },
         )
 
@@ -226,26 +265,25 @@ class _Survey:
         times = {batch: _rounded((np.array(each) * slower).tolist()) for batch, each in model.times_s.items()}
         return model.model_copy(update={"times_s": times})
 
-    def _together(
-        self, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]
-    ) -> tuple[dict[str, HostModel], list[_Watched]]:
+    def _together(self, lanes: int, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]) -> _Together:
         """All lanes at once, in turns with each model alone: what both take moves with the speed of the machine."""
         single: dict[str, list[_Watched]] = {name: [] for name in alone}
         together = []
-        with self._server(self.lanes) as server:
-            busy = self._busy(server, self.lanes, alone)
+        with self._server(lanes) as server:
+            busy = self._busy(server, lanes, alone)
             for _ in range(ROUNDS):
                 for each in self.subjects:
                     streams, seconds = [self._closed(each, 1)], self.seconds / 3 / ROUNDS
                     single[each.name].append(self._watch(server, streams, f"{each.name} alone", seconds))
-                together.append(self._watch(server, busy, f"{self.lanes} lanes", self.seconds / ROUNDS))
+                together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
+            memory_bytes = _resident_bytes(server.url)
         models = {}
         for name, model in in_turns.items():
             now = self._in_turns(alone[name], name, single[name])
             moved = np.array(now.times_s[1]) / np.array(alone[name].times_s[1])
             times = {batch: _rounded((np.array(each) * moved).tolist()) for batch, each in model.times_s.items()}
             models[name] = model.model_copy(update={"times_s": times})
-        return models, together
+        return _Together(models, together, memory_bytes)
 
     def _spreads(
         self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
@@ -309,7 +347,7 @@ class _Survey:
     def _server(self, lanes: int) -> Iterator[ServerProcess]:
         self._tell("starting the server; cutting models may take minutes the first time")
         arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
-        sources = [subject.source for subject in self.subjects]
+        sources = [str(self.repository)] if self.repository else [subject.source for subject in self.subjects]
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
@@ -340,7 +378,7 @@ class _Survey:
     def _tell(self, what: str) -> None:
         if self.progress:
             batches = sum(len(_sizes(each["max_batch"])) for each in self.served.values()) or len(self.subjects)
-            rounds = 1 + ROUNDS * (1 + len(self.subjects)) if self.lanes > 1 else 0
+            rounds = sum(1 + ROUNDS * (1 + len(self.subjects)) for lanes in self.lanes if lanes > 1)
             self.progress(what, self.done, batches + len(self.subjects) + 2 + rounds)
 
 
@@ -352,6 +390,14 @@ def _sizes(most: int) -> list[int]:
 def _get(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
         return json.load(answer)
+
+
+def _resident_bytes(url: str) -> int | None:
+    """Memory of the server's process; None where its system does not tell."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode("utf-8", "replace").splitlines()
+    found = [line.split()[-1] for line in lines if line.startswith("process_resident_memory_bytes ")]
+    return round(float(found[0])) or None if found else None
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

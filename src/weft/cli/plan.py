@@ -1,0 +1,181 @@
+"""``weft plan``: from models, rates and deadlines to a folder that is served."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.common import JsonFile, complete_models, how, parse_bytes, what
+from weft.cli.plans import stage_bars, told_in_options
+from weft.cli.printing import add_row, console, number, plain_table, say, told, write_result
+from weft.cli.streams import parse_stream
+from weft.cli.unused import refuse_unused
+from weft.errors import InputError, WorkloadError
+
+if TYPE_CHECKING:
+    from weft.planning.plan import Plan, PlanOption
+    from weft.planning.whole_run import MadePlan
+    from weft.workloads.requests import Workload
+
+SHOWN = 5
+"""Options in the table."""
+
+
+def command(
+    context: typer.Context,
+    workload: Annotated[str | None, typer.Argument(help="A workload file (TOML).")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write, for weft serve.")
+    ] = None,
+    streams: Annotated[
+        list[str] | None,
+        what(
+            "--stream",
+            "-s",
+            autocompletion=complete_models,
+            help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=INPUT:1x128, samples=x.npz; "
+            "repeatable.",
+        ),
+    ] = None,
+    cores: Annotated[int | None, what("--cores", show_default="all", help="Cores that lanes may use.")] = None,
+    memory: Annotated[
+        str | None, what("--memory", show_default="no limit", help="What the server may hold, as 2g.")
+    ] = None,
+    objective: Annotated[
+        str, what("--objective", help="What counts first: deadlines, load, memory or latency.")
+    ] = "deadlines",
+    deadlines: Annotated[
+        str, what("--deadlines", help="strict: late requests are given up; soft: they are answered late.")
+    ] = "strict",
+    limit: Annotated[float, how("--limit", help="Share of deadlines any stream may miss.")] = 0.01,
+    device: Annotated[
+        list[str] | None,
+        how(
+            "--device",
+            "-d",
+            show_default="host",
+            help="Files of weft profile --device host -o, instead of measuring this machine; repeatable.",
+        ),
+    ] = None,
+    seconds: Annotated[float, how("--seconds", help="How long to watch all models together, each time.")] = 1.5,
+    cache: Annotated[
+        str | None, how("--cache", show_default="~/.cache/weft/plan", help="Where measurements are kept.")
+    ] = None,
+    check: Annotated[
+        str | None, how("--check", metavar="FOLDER", help="Say what has changed since a plan was made, and end.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Plan how to serve models on this machine: measured, simulated, and written as a folder to serve.
+
+    [bold]weft plan -s camera.onnx:rate=50,deadline=20 -s intent.onnx:rate=20,deadline=100 -o plan/[/bold], then
+    [bold]weft serve plan/[/bold]. See docs/plan.md.
+    """
+    from weft.planning.whole_run import make_plan
+
+    if check is not None:
+        _check(context, check)
+        return
+    asked = _workload(workload, streams)
+    if output is not None:
+        _check_place(output)
+    with told_in_options(context), stage_bars() as show:
+        made = make_plan(
+            asked,
+            cores=cores,
+            memory_bytes=parse_bytes("--memory", memory),
+            objective=objective,
+            deadlines=deadlines,
+            limit=limit,
+            devices=device or (),
+            seconds=seconds,
+            cache=cache,
+            on_progress=lambda progress: show(*progress),
+        )
+    if output is not None:
+        made.write(output)
+    _print(made, output)
+    write_result(json_file, made.plan.model_dump(mode="json"))
+
+
+def _workload(path: str | None, streams: list[str] | None) -> Workload:
+    from weft.workloads.requests import parse_workload, read_workload
+
+    if (path is None) == (not streams):
+        raise WorkloadError("say what to plan for: a workload file, or -s MODEL.onnx:rate=10,deadline=100")
+    if path is not None:
+        return read_workload(path)
+    return parse_workload({"stream": [parse_stream(text) for text in streams or ()]}, "--stream")
+
+
+def _check_place(output: str) -> None:
+    """Refuse a place that no plan can be written to, before minutes of measuring."""
+    from weft.planning.folder import check_place
+
+    if not Path(output).absolute().parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {Path(output).absolute().parent}")
+    check_place(output)
+
+
+def _check(context: typer.Context, folder: str) -> None:
+    """Say what drifted; the exit code tells whether anything did."""
+    from weft.planning.drift import drift
+
+    nothing = "it looks at a plan that is there; leave it out"
+    refuse_unused(context, "--check", dict.fromkeys(("workload", "output", "streams", "device", "json_file"), nothing))
+    if found := drift(folder):
+        for sentence in found:
+            say(sentence, soft_wrap=True)
+        raise typer.Exit(1)
+    say(f"{folder}: nothing has changed since it was planned")
+
+
+def _print(made: MadePlan, output: str | None) -> None:
+    plan = made.plan
+    _print_options(plan)
+    for heading, sentences in (
+        ("why", plan.reasons.won),
+        ("limits", plan.reasons.limits),
+        ("next", plan.reasons.next),
+    ):
+        for place, sentence in enumerate(sentences):
+            say(f"{heading if place == 0 else '':<9} {sentence}", soft_wrap=True)
+    if output is None:
+        say("nothing was written: -o FOLDER writes the plan")
+        return
+    told("plan", output, f"{os.path.join(output, 'report.html')} shows it")
+    soft = "" if plan.deadlines == "strict" else f" --deadlines {plan.deadlines}"
+    say(f"{'then':<9} weft serve {output}   and   weft bench {output}{soft}", soft_wrap=True)
+
+
+def _print_options(plan: Plan) -> None:
+    names = " / ".join(stream.model for stream in plan.predicted.streams)
+    table = plain_table(
+        f"{names} on {plan.machine.processor or 'this machine'}",
+        ("option", "p50 ms", "p99 ms", "missed", "largest load", "requests/s", "memory MiB"),
+    )
+    for place, option in enumerate([each for each in plan.options if each.predicted][:SHOWN]):
+        add_row(table, *_cells(option), style="bold" if place == 0 else "")
+    console.print(table)
+    say(
+        "p50 and p99 at the asked load, of each stream in turn; missed: the stream that suffers most; "
+        "largest load: the multiple of the asked rates that keeps the deadlines",
+        style="dim",
+    )
+
+
+def _cells(option: PlanOption) -> list[str]:
+    predicted = option.predicted
+    assert predicted is not None
+    return [
+        option.label,
+        " / ".join(number(stream.p50_ms, 1) for stream in predicted.streams),
+        " / ".join(number(stream.p99_ms, 1) for stream in predicted.streams),
+        f"{predicted.worst_missed:.2%}",
+        number(predicted.sustainable_factor, 2, suffix=" x"),
+        number(predicted.sustainable_per_s, 0),
+        number(predicted.memory_bytes, 0, scale=2**-20),
+    ]

@@ -1,0 +1,229 @@
+"""What a plan is asked for: models, their requests, what of the machine may be used, and what counts most.
+
+All that can be checked before anything is measured is checked here; each complaint names the words to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from weft.devices.host import usable_cores
+from weft.errors import InputError, ModelError, WorkloadError, unknown_name
+from weft.load.samples import read_samples
+from weft.models.packaged import PACKAGED
+from weft.models.zoo import ZOO
+from weft.planning.folder import ModelToServe
+from weft.runtime.archive import written
+from weft.runtime.external import external_files
+from weft.runtime.stated import stated_inputs
+from weft.runtime.tensors import TensorSpec
+from weft.serving.config import ModelConfig
+from weft.serving.repository import ModelEntry, Repository
+from weft.workloads.requests import Stream, Workload
+
+OBJECTIVES = {
+    "deadlines": "deadlines met, then load that could still be carried, then memory",
+    "load": "the largest load that keeps the deadlines, then memory",
+    "memory": "deadlines met, then memory, then load",
+    "latency": "deadlines met, then the smallest p99 for its deadline",
+}
+"""What a plan may be best at -> by what options are ranked, in turn."""
+DEADLINES = ("strict", "soft")
+"""strict: the server gives up what is late, as clients of ``weft bench`` ask for; soft: it answers late."""
+LIMIT = 0.01
+"""The share of deadlines that any stream may miss where they are said to be kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedModel:
+    """A model to plan for."""
+
+    name: str
+    """What requests ask for."""
+    source: str
+    """What the user called it: a file, or a name that weft knows."""
+    path: Path
+    config: ModelConfig
+    """What is set for it already, and the shapes it is measured with."""
+
+    @property
+    def bytes(self) -> int:
+        """All its files together."""
+        return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
+
+    @property
+    def to_serve(self) -> ModelToServe:
+        return ModelToServe(self.path, self.config)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Asked:
+    """All that a plan is made for."""
+
+    workload: Workload
+    models: tuple[AskedModel, ...]
+    cores: int
+    """How many threads of lanes may run at a time."""
+    memory_bytes: int | None = None
+    """What the server may hold; None: no limit."""
+    objective: str = "deadlines"
+    deadlines: str = "strict"
+    limit: float = LIMIT
+
+    @property
+    def per_s(self) -> float:
+        """Requests per second of all streams with a rate."""
+        return sum(rate or 0.0 for rate in self.workload.rates)
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether the load can be turned up: closed streams alone follow the server's pace."""
+        return self.per_s > 0
+
+
+def ask(
+    workload: Workload,
+    scratch: Path,
+    *,
+    cores: int | None = None,
+    memory_bytes: int | None = None,
+    objective: str = "deadlines",
+    deadlines: str = "strict",
+    limit: float = LIMIT,
+) -> Asked:
+    """Check what is asked, and find the models; *scratch* is where those go that have no file yet."""
+    here = usable_cores()
+    _known("objective", objective, OBJECTIVES)
+    _known("kind of deadlines", deadlines, DEADLINES)
+    if cores is not None and not 1 <= cores <= here:
+        raise InputError(f"cores = {cores}: this machine has {here} for us; ask for 1 to {here}")
+    if not 0 < limit < 1:
+        raise InputError(f"limit = {limit:g} must lie between 0 and 1, as 0.01 for one deadline in a hundred")
+    for stream in workload.stream:
+        _check_stream(stream)
+    models = _models(workload, scratch)
+    _check_memory(models, memory_bytes)
+    return Asked(
+        workload=workload,
+        models=models,
+        cores=cores or here,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        deadlines=deadlines,
+        limit=limit,
+    )
+
+
+def _known(kind: str, name: str, known: Sequence[str] | dict[str, str]) -> None:
+    if name not in known:
+        raise InputError(unknown_name(kind, name, known))
+
+
+def _check_stream(stream: Stream) -> None:
+    shown = _line(stream, "deadline=100")
+    if stream.deadline_ms is None:
+        raise WorkloadError(f"{stream.model}: no deadline; add one in milliseconds, as {shown}")
+    if stream.profiles:
+        raise WorkloadError(f"{stream.model}: profiles describe simulated devices; name the model's .onnx file")
+    if stream.leaves:
+        raise WorkloadError(f"{stream.model}: early exits are not planned yet; leave out exit_rates and exit_record")
+
+
+def _line(stream: Stream, *more: str) -> str:
+    """How a stream is asked for on the command line, with what is missing."""
+    rate = [] if stream.rate is None else [f"rate={stream.rate:g}"]
+    due = [] if stream.deadline_ms is None else [f"deadline={stream.deadline_ms:g}"]
+    return f"-s {stream.model}:{','.join([*rate, *due, *more])}"
+
+
+def _models(workload: Workload, scratch: Path) -> tuple[AskedModel, ...]:
+    """The models of all streams, each once, in the order in which they are first asked for."""
+    found: dict[str, AskedModel] = {}
+    for stream in workload.stream:
+        model = _model(stream, workload, scratch)
+        before = found.setdefault(model.name, model)
+        if before.path != model.path:
+            raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
+        if before.config.shapes != model.config.shapes:
+            raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
+    return tuple(found.values())
+
+
+def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
+    source = _source(stream, workload)
+    entry = _entry(source, scratch)
+    inputs = stated_inputs(entry.path)
+    given = {name: list(shape) for name, shape in stream.shapes.items()}
+    shapes = {**entry.config.shapes, **_sample_shapes(stream, workload, inputs), **given}
+    for name in given:
+        if name not in (known := [spec.name for spec in inputs]):
+            raise WorkloadError(f"{stream.model}: {unknown_name('input', name, known)}")
+    for spec in inputs:
+        _check_shape(stream, spec, shapes.get(spec.name))
+    config = entry.config.model_copy(update={"shapes": shapes}) if shapes else entry.config
+    return AskedModel(entry.name, stream.model, entry.path, config)
+
+
+def _source(stream: Stream, workload: Workload) -> str:
+    """What the server is told to serve; a file is looked for beside the workload's."""
+    name = stream.model
+    if name in ZOO or name in PACKAGED or Path(name).is_absolute():
+        return name
+    path = Path(workload.folder) / name
+    if path.is_dir():
+        raise ModelError(f"{name} is a folder; name a model file in it, as -s {name.rstrip('/')}/model.onnx:rate=10")
+    return str(path) if name.endswith(".onnx") else name
+
+
+def _entry(source: str, scratch: Path) -> ModelEntry:
+    """The one model of a source."""
+    found = Repository([source], scratch)
+    for name, problem in found.problems.items():
+        raise ModelError(f"{source}: {name}: {problem}")
+    names = found.names()
+    if len(names) > 1:
+        raise ModelError(f"{source} is stitched from {', '.join(names)}, which is not planned yet; plan these apart")
+    return found.entry(names[0])
+
+
+def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, list[int]]:
+    """The shapes of what will be sent, where samples are given; refused where they do not fit the model."""
+    if stream.samples is None:
+        return {}
+    samples = read_samples(Path(workload.folder) / stream.samples, inputs)
+    return {name: list(tensors.shape[1:]) for name, tensors in samples.inputs.items()}
+
+
+def _check_shape(stream: Stream, spec: TensorSpec, given: Sequence[int] | None) -> None:
+    """Refuse an input with a free dimension that nothing tells, or a shape that does not fit."""
+    if given is None:
+        if any(size < 0 for size in spec.shape[1:]):
+            wanted = "x".join(
+                "1" if place == 0 else "128" if size < 0 else str(size) for place, size in enumerate(spec.shape)
+            )
+            raise WorkloadError(
+                f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}; say what is sent, "
+                f"as {_line(stream, f'shape={spec.name}:{wanted}')}, or give samples=FILE.npz"
+            )
+    elif len(given) != len(spec.shape) or any(
+        want not in (-1, have) for have, want in zip(given, spec.shape, strict=True)
+    ):
+        raise WorkloadError(
+            f"{stream.model}: shape {written(given)} does not fit its input {spec.name!r}, {written(spec.shape)}"
+        )
+
+
+def _check_memory(models: Sequence[AskedModel], memory_bytes: int | None) -> None:
+    """Refuse models whose files alone are larger than all the memory they may have."""
+    if memory_bytes is None:
+        return
+    sizes = {model.source: model.bytes for model in models}
+    if (whole := sum(sizes.values())) > memory_bytes:
+        largest = max(sizes, key=lambda source: sizes[source])
+        raise InputError(
+            f"memory_bytes = {memory_bytes} is less than the {whole} that the models take; allow "
+            f"{ceil(1.5 * whole / 2**20)}m or more, or leave out {largest} ({sizes[largest] / 2**20:.0f} MiB)"
+        )

@@ -1,0 +1,118 @@
+"""The busiest second of a simulated run, lane by lane: what the page of a plan draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.simulation.requests import Case, RequestRun
+
+WINDOW_S = 1.0
+MOST_SPANS = 4000
+"""More cannot be told apart; a shorter stretch is shown then."""
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpan:
+    """A segment on a lane; times in seconds from the beginning of the stretch."""
+
+    lane: int
+    model: int
+    """Which of the picture's models."""
+    segment: int
+    rows: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMark:
+    """A request that came in the stretch, and what became of it."""
+
+    model: int
+    arrival_s: float
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BusyStretch:
+    """What lanes and requests did while there was most to do."""
+
+    begins_s: float
+    """When in the run."""
+    length_s: float
+    lanes: int
+    models: tuple[str, ...]
+    segments: tuple[tuple[str, ...], ...]
+    """Names of each model's segments."""
+    spans: tuple[LaneSpan, ...]
+    requests: tuple[RequestMark, ...]
+
+
+def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
+    """The stretch of a run in which lanes computed most."""
+    issues = run.tally.issues[np.argsort(run.tally.issues[:, 6], kind="stable")]
+    starts_s, ends_s = _seconds(issues[:, 6], run), _seconds(issues[:, 7], run)
+    begins_s = _busiest_start(starts_s, ends_s)
+    inside = np.flatnonzero((ends_s > begins_s) & (starts_s < begins_s + WINDOW_S))[:MOST_SPANS]
+    length_s = WINDOW_S if len(inside) < MOST_SPANS else float(starts_s[inside[-1]]) - begins_s
+    names = tuple(dict.fromkeys(stream.served_name for stream in case.workload.stream))
+    model_of = [names.index(stream.served_name) for stream in case.workload.stream]
+    places = _lane_of(starts_s, ends_s, lanes)
+    spans = tuple(
+        LaneSpan(
+            places[at],
+            model_of[issues[at, 0]],
+            int(issues[at, 2]),
+            int(issues[at, 3]) - case.terms[issues[at, 0]].programs + 1,
+            max(0.0, float(starts_s[at]) - begins_s),
+            min(length_s, float(ends_s[at]) - begins_s),
+        )
+        for at in inside.tolist()
+    )
+    first = [case.terms[model_of.index(place)].programs for place in range(len(names))]
+    segments = tuple(case.setting.programs[program].names for program in first)
+    marks = _marks(case, run, model_of, begins_s, length_s)
+    return BusyStretch(begins_s, length_s, lanes, names, segments, spans, marks)
+
+
+def _seconds(ticks: Ints, run: RequestRun) -> Floats:
+    return np.asarray(ticks * run.tick_s, np.float64)
+
+
+def _busiest_start(starts_s: Floats, ends_s: Floats) -> float:
+    """Where a window begins in which most is computed, to a tenth of it."""
+    last_s = float(ends_s.max(initial=0.0))
+    edges = np.arange(0.0, max(WINDOW_S, last_s) + WINDOW_S, WINDOW_S / 10)
+    work = np.histogram(starts_s, edges, weights=ends_s - starts_s)[0]
+    sums = np.convolve(work, np.ones(10), "valid")
+    return float(edges[int(sums.argmax())]) if len(sums) else 0.0
+
+
+def _lane_of(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
+    """A lane for every segment: the first that is free, as the executor takes them."""
+    free = [0.0] * lanes
+    found = []
+    for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
+        lane = min(range(lanes), key=lambda place: (free[place] > start + 1e-12, place))
+        free[lane] = max(free[lane], end)
+        found.append(lane)
+    return found
+
+
+def _marks(
+    case: Case, run: RequestRun, model_of: Sequence[int], begins_s: float, length_s: float
+) -> tuple[RequestMark, ...]:
+    found = []
+    for stream, arrival, end, *_ in run.tally.answers:
+        at_s = arrival * run.tick_s - begins_s
+        if 0 <= at_s < length_s:
+            late = end < 0 or end - arrival > case.terms[stream].deadline
+            found.append(RequestMark(model_of[stream], at_s, late))
+    return tuple(found[:MOST_SPANS])

@@ -1,0 +1,128 @@
+"""What could be done: lanes and threads, batches, policies with their options, and what becomes of late requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.devices import Host
+from weft.engine.lateness import SOFT
+from weft.planning.asked import Asked
+from weft.planning.plan import ModelChoice, PlanSettings
+from weft.policies import POLICIES, Option
+from weft.workloads.requests import Workload
+
+FAVOURITE = "punctual"
+"""Tried first: the sooner a good option is known, the fewer of the others need to be simulated."""
+
+NOT_HERE: dict[str, str] = {
+    "double-buffer": "a host fetches nothing ahead: it is fifo",
+    "serial": "fifo with batches of one",
+    "layerweaver": "a host has nothing to weave: it is fifo",
+    "aimt": "a host fetches nothing ahead: it is fair",
+    "priority": "edf, where no stream has a priority",
+}
+"""Policies that come to the same as another on a host -> why; ``priority`` unless priorities differ."""
+
+MORE_OPTIONS: dict[str, tuple[dict[str, Option], ...]] = {"punctual": ({"margin": 40},)}
+"""Policy -> settings of it that are tried besides its defaults."""
+
+SMALL_BATCH = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrangement:
+    """A way to serve the models: one option among those that a plan chooses from."""
+
+    host: Host
+    """The machine, measured with as many lanes and threads."""
+    settings: PlanSettings
+    batches: Mapping[str, int]
+    """Model -> most requests computed together."""
+    grain_ms: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """What to call it in tables."""
+        settings = self.settings
+        options = [f"{name} {value}" for name, value in settings.policy_options.items()]
+        late = [] if settings.late == "weave" else [f"late: {settings.late}"]
+        words = ", ".join([*options, *late])
+        threads = f" x {settings.threads} threads" if settings.threads > 1 else ""
+        lanes = f"{settings.lanes} lane{'s' * (settings.lanes > 1)}{threads}"
+        return f"{settings.policy}{f' ({words})' if words else ''}, {lanes}, {self.batching}"
+
+    @property
+    def batching(self) -> str:
+        """How many requests are computed together, in words."""
+        sizes = sorted({*self.batches.values()})
+        if sizes == [1]:
+            return "no batches"
+        return f"batches to {sizes[-1]}" if len(sizes) == 1 else f"batches to {sizes[0]}-{sizes[-1]}"
+
+    @property
+    def models(self) -> dict[str, ModelChoice]:
+        """How each model is served."""
+        return {name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name]) for name, most in self.batches.items()}
+
+    def serving(self, workload: Workload) -> Workload:
+        """A workload whose streams are batched this way."""
+        streams = tuple(
+            stream.model_copy(update={"max_batch": self.batches[stream.served_name], "batch_timeout_ms": 0.0})
+            for stream in workload.stream
+        )
+        return workload.model_copy(update={"stream": streams})
+
+
+def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
+    """All ways to serve the models on these hosts, in the order in which they are worth trying."""
+    grain_ms = {model.name: model.config.grain_ms for model in asked.models}
+    found = [
+        Arrangement(host, PlanSettings(lanes=host.lanes, threads=host.threads, **how), batches, grain_ms)
+        for host in hosts
+        for batches in batch_limits(host, asked)
+        for how in _ways(asked, batches)
+    ]
+    return sorted(found, key=_order)
+
+
+def batch_limits(host: Host, asked: Asked) -> list[dict[str, int]]:
+    """Model -> most requests together: as far as batches were measured to pay, small ones, and none."""
+    pays = {model.name: _most(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models}
+    found: list[dict[str, int]] = []
+    for most in (max(pays.values()), SMALL_BATCH, 1):
+        limits = {name: min(most, size) for name, size in pays.items()}
+        if limits not in found:
+            found.append(limits)
+    return found
+
+
+def _most(set_by_user: int | None, measured: int) -> int:
+    return measured if set_by_user is None else min(set_by_user, measured)
+
+
+def request_policies(workload: Workload) -> list[str]:
+    """Policies that serve requests and differ from each other on a host, the favourite first."""
+    priorities = {stream.priority for stream in workload.stream}
+    copies = {*NOT_HERE} - ({"priority"} if len(priorities) > 1 else set())
+    able = [name for name, kind in POLICIES.items() if kind.traits.serves_requests and not kind.traits.refills]
+    return sorted((name for name in able if name not in copies), key=lambda name: name != FAVOURITE)
+
+
+def _ways(asked: Asked, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Policies, their options and rules for late requests; one that waits for batches has none to wait for."""
+    lates = SOFT if asked.deadlines == "soft" else ("weave",)
+    for policy in request_policies(asked.workload):
+        if policy == "adaptive" and max(batches.values()) == 1:
+            continue
+        for options in ({}, *MORE_OPTIONS.get(policy, ())):
+            for late in lates:
+                yield {"policy": policy, "policy_options": options, "late": late}
+
+
+def _order(each: Arrangement) -> tuple[bool, int, int]:
+    """The favourite as it comes first, then on many threads of lanes, then those with large batches."""
+    settings = each.settings
+    first = settings.policy == FAVOURITE and not settings.policy_options and settings.late == "weave"
+    return not first, -settings.lanes * settings.threads, -max(each.batches.values())

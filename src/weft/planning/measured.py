@@ -1,0 +1,143 @@
+"""The models measured on this machine, for every number of lanes and threads that its cores allow.
+
+A measurement is kept on disk under the digest of all that it depends on. So it is made once, and what was measured
+before somebody pressed Ctrl-C need not be measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol
+
+from weft.devices import Host
+from weft.devices.host import read_host, usable_cores, write_host
+from weft.errors import DeviceError, InputError
+from weft.planning.asked import Asked, AskedModel
+from weft.planning.folder import digest_of
+from weft.planning.machine import processor_here, these_versions
+from weft.planning.staging import stage
+from weft.runtime.external import external_files
+from weft.survey import Subject, survey_lanes
+
+SECONDS = 1.5
+"""How long all models are watched together; one at a time, a third of it for each batch size."""
+MEASURED, CUT = "measured", "cut"
+"""Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
+_FORMAT = 1
+"""Raise it whenever what is measured, or how, changes."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being measured, how many steps are done, and of how many."""
+
+
+class LaneShape(NamedTuple):
+    """How cores are divided."""
+
+    lanes: int
+    threads: int
+
+
+class Surveyor(Protocol):
+    """Measures models with several numbers of lanes; ``weft.survey.survey_lanes``."""
+
+    def __call__(
+        self,
+        subjects: Sequence[Subject],
+        *,
+        lanes: Sequence[int],
+        threads: int,
+        seconds: float,
+        cache: Path | None,
+        repository: Path | None,
+        progress: Progress | None,
+    ) -> dict[int, Host]: ...
+
+
+def default_cache() -> Path:
+    """Where measurements are kept unless somebody says otherwise."""
+    return Path.home() / ".cache/weft/plan"
+
+
+def lane_shapes(cores: int) -> list[LaneShape]:
+    """Lanes and threads that together need no more than *cores*: powers of two, and one thread for every core."""
+    powers = [2**power for power in range(11) if 2**power <= cores]
+    lanes = sorted({*powers, cores})
+    return [LaneShape(count, threads) for threads in powers for count in lanes if count * threads <= cores]
+
+
+def measured_hosts(
+    asked: Asked,
+    cache: Path,
+    *,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+    survey: Surveyor = survey_lanes,
+) -> list[Host]:
+    """The machine with every division of its cores; measured where the cache does not have it."""
+    shapes = lane_shapes(asked.cores)
+    files = {shape: cache / MEASURED / f"{measurement_key(asked.models, shape, seconds)}.json" for shape in shapes}
+    found = {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
+    left = [shape for shape in shapes if shape not in found]
+    if not left:
+        return [found[shape] for shape in shapes]
+    for folder in (cache / MEASURED, cache / CUT):
+        _make(folder)
+    with TemporaryDirectory() as staged:
+        stage({model.name: model.to_serve for model in asked.models}, Path(staged))
+        subjects = [Subject(model.name, _shapes(model)) for model in asked.models]
+        groups = sorted({shape.threads for shape in left})
+        for place, threads in enumerate(groups):
+            hosts = survey(
+                subjects,
+                lanes=[shape.lanes for shape in left if shape.threads == threads],
+                threads=threads,
+                seconds=seconds,
+                cache=cache / CUT,
+                repository=Path(staged),
+                progress=_part(progress, place, len(groups), threads),
+            )
+            for lanes, host in hosts.items():
+                found[LaneShape(lanes, threads)] = host
+                write_host(host, files[LaneShape(lanes, threads)])
+    return [found[shape] for shape in shapes]
+
+
+def measurement_key(models: Sequence[AskedModel], shape: LaneShape, seconds: float) -> str:
+    """The digest of all that a measurement depends on."""
+    parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
+    for model in models:
+        files = (model.path, *external_files(model.path))
+        settings = model.config.model_dump(mode="json", exclude_unset=True)
+        parts.append([model.name, [digest_of(file) for file in files], settings])
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _shapes(model: AskedModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in model.config.shapes.items()}
+
+
+def _kept(file: Path) -> Host | None:
+    """A measurement in the cache; one that cannot be read is as good as none."""
+    try:
+        return read_host(file)
+    except DeviceError:
+        return None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"cache = {folder.parent}: cannot write there: {problem.strerror or problem}") from problem
+
+
+def _part(progress: Progress | None, place: int, of: int, threads: int) -> Progress | None:
+    """Tells how far all measurements are, of which this is one."""
+    if progress is None:
+        return None
+    words = f", {threads} threads" if threads > 1 else ""
+    return lambda what, done, steps: progress(what + words, place * steps + min(done, steps), of * steps)

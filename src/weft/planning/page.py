@@ -1,0 +1,88 @@
+"""A plan as a page that opens from a file: the prediction, all options, why this one, and its busiest second.
+
+The page is ``reports/plan.html``; here its data is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weft.planning.busiest import BusyStretch
+from weft.planning.plan import Plan, PlanOption, Prediction
+from weft.reports.page import page_text
+
+if TYPE_CHECKING:
+    from weft.planning.whole_run import MadePlan
+
+
+def plan_page(made: MadePlan) -> str:
+    """The page of a plan."""
+    return page_text("plan.html", page_data(made))
+
+
+def page_data(made: MadePlan) -> dict[str, Any]:
+    """All the page shows."""
+    plan, asked = made.plan, made.asked
+    return {
+        "title": " + ".join(model.name for model in plan.models),
+        "objective": plan.objective,
+        "made": plan.made,
+        "limit": asked.limit,
+        "deadlines": asked.deadlines,
+        "choice": plan.options[0].label,
+        "settings": plan.settings.model_dump(mode="json"),
+        "predicted": plan.predicted.model_dump(mode="json"),
+        "models": [_model(plan, place) for place in range(len(plan.models))],
+        "options": [_option(each) for each in plan.options if each.predicted],
+        "left_out": [[each.label, each.left_out] for each in plan.options if not each.predicted],
+        "reasons": plan.reasons.model_dump(mode="json"),
+        "busiest": _stretch(made.busiest),
+        "host": made.host.source,
+    }
+
+
+def _model(plan: Plan, place: int) -> dict[str, Any]:
+    model = plan.models[place]
+    chosen = plan.options[0].models[model.name]
+    return {
+        "name": model.name,
+        "done": model.done,
+        "bytes": model.bytes,
+        "segments": model.segments,
+        "max_batch": chosen.max_batch,
+    }
+
+
+def _option(option: PlanOption) -> dict[str, Any]:
+    predicted = option.predicted
+    assert predicted is not None
+    return {
+        "label": option.label,
+        "p50_ms": _each(predicted, "p50_ms"),
+        "p99_ms": _each(predicted, "p99_ms"),
+        "missed": predicted.worst_missed,
+        "load": predicted.load,
+        "factor": predicted.sustainable_factor,
+        "per_s": predicted.sustainable_per_s,
+        "memory_bytes": predicted.memory_bytes,
+    }
+
+
+def _each(predicted: Prediction, key: str) -> list[float | None]:
+    return [getattr(stream, key) for stream in predicted.streams]
+
+
+def _stretch(stretch: BusyStretch) -> dict[str, Any]:
+    """The busiest second by columns; times in microseconds."""
+    return {
+        "begins_s": stretch.begins_s,
+        "length": round(stretch.length_s * 1e6),
+        "lanes": stretch.lanes,
+        "models": list(stretch.models),
+        "segments": [list(names) for names in stretch.segments],
+        "spans": [
+            [each.lane, each.model, each.segment, each.rows, round(each.start_s * 1e6), round(each.end_s * 1e6)]
+            for each in stretch.spans
+        ],
+        "requests": [[each.model, round(each.arrival_s * 1e6), int(each.late)] for each in stretch.requests],
+    }
