@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from weft.planning.reasons import reasons
 from weft.planning.sharing import shared_weights
 from weft.planning.trials import LONG, Trial, simulated
 from weft.workloads.requests import Workload
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
 
 BESIDE = 4
 """Options that are told in full besides the winner."""
@@ -57,6 +60,13 @@ class MadePlan:
 
     def __repr__(self) -> str:
         return f"Made{self.plan!r}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    def plot(self) -> Figure:
+        """Latencies beside deadlines, and the largest load, of each option."""
+        return self.plan.plot()
 
     def report(self) -> str:
         """The plan as a page."""
