@@ -30,7 +30,8 @@ def options_figure(
     left.invert_yaxis()
     left.legend(frameon=False, loc="lower center", ncols=3, bbox_to_anchor=(0.5, 1.0))
     bars = right.barh(places, [each or 0.0 for each in largest_loads], color=PALETTE[0])
-    right.bar_label(bars, fmt="%.2f", padding=2)
+    right.bar_label(bars, ["not looked for" if each is None else f"{each:.2f}" for each in largest_loads], padding=2)
+    right.margins(x=0.1)
     right.axvline(1.0, color=LIMIT, linewidth=1.2)
     right.set_xlabel("largest load that keeps its deadlines, times the asked one")
     for axes in (left, right):
