@@ -147,7 +147,7 @@ def test_the_formats_it_writes_keep_the_score_it_tells(tuned: Tuned) -> None:
 
 
 def test_the_model_it_writes_runs_in_stock_onnx_runtime_with_that_score(tuned: Tuned) -> None:
-    net, session = points(), onnxruntime.InferenceSession(tuned.folder / "model.onnx")
+    net, session = points(), onnxruntime.InferenceSession(tuned.folder / "points.onnx")
     found = session.run(None, {"x": net.x})[0].argmax(axis=1)
     assert (found == net.label).mean() == pytest.approx(tuned.result["score"]["tuned"], abs=0.003)
     assert tuned.result["score"]["exported"] == pytest.approx((found == net.label).mean(), abs=0.003)
@@ -201,7 +201,7 @@ def test_every_file_is_named_and_there(tuned: Tuned) -> None:
     told = re.findall(rf"{re.escape(str(tuned.folder))}/(\S+)", tuned.out.replace("\n", " "))
     assert sorted(told) == sorted(path.name for path in tuned.folder.iterdir())
     assert set(told) == {
-        *("formats.txt", "model.onnx", "weights.bin", "profile.json", "int8.onnx"),
+        *("formats.txt", "points.onnx", "weights.bin", "profile.json", "points.int8.onnx"),
         *("tuning.json", "scores.db", "network.toml"),
     }
     beside = {path for path in tuned.folder.parent.iterdir() if path.suffix in (".svg", ".html")}
@@ -237,7 +237,7 @@ def test_scores_are_kept_and_forgotten_and_faithful_or_not_it_is_the_same(weft: 
     assert {**first, "reused": 0, "seconds": 0} == {**again, "reused": 0, "seconds": 0}
     assert first["layers"] == faithful["layers"] and first["score"] == faithful["score"]
     assert sum(first["samples"].values()) < sum(faithful["samples"].values())
-    assert not (tmp_path / "points-tuned/model.onnx").exists()
+    assert not (tmp_path / "points-tuned/points.onnx").exists()
 
 
 def test_the_command_and_the_function_find_the_same(weft: Run, tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_the_command_and_the_function_find_the_same(weft: Run, tmp_path: Path) -
     }  # fmt: skip
     called, alone = tune("points.onnx", **options, output=Path("called")), tune("points.onnx", **options)
     found = json.loads((tmp_path / "typed/tuning.json").read_text())
-    assert {**called.as_dict(), "seconds": found["seconds"]} == found
-    for name in ("formats.txt", "network.toml", "model.onnx", "weights.bin", "profile.json"):
+    assert {**called.as_dict(), "seconds": found["seconds"], "run_s": found["run_s"]} == found
+    for name in ("formats.txt", "network.toml", "points.onnx", "weights.bin", "profile.json"):
         assert (tmp_path / "called" / name).read_bytes() == (tmp_path / "typed" / name).read_bytes()
     assert {path.name for path in called.files.values()} == {path.name for path in (tmp_path / "called").iterdir()}
     assert not alone.files and alone.tuning == called.tuning and alone.others == called.others
@@ -325,7 +325,7 @@ def test_a_network_file_picks_layers_and_sets_ranges_of_a_model(weft: Run, tmp_p
     assert result["network"] == "picked" and [layer["name"] for layer in result["layers"]] == ["fc2"]
     first = next(trial for trial in result["trials"] if "fc2.weight FIXED" in trial["formats"])
     assert "fc2.weight FIXED 16 -2" in first["formats"]
-    assert result["score"]["exported"] is None and (tmp_path / "points-tuned/model.onnx").exists()
+    assert result["score"]["exported"] is None and (tmp_path / "points-tuned/points.onnx").exists()
 
 
 def test_a_command_scores_a_described_network(weft: Run, tmp_path: Path) -> None:

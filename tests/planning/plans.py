@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving.live import save
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.machine import these_versions, this_machine
 from weft.planning.plan import Plan, PlanSettings, Prediction, StreamPrediction
+from weft.runtime.metadata import STITCHED_KEY
 from weft.serving.config import ModelConfig
 from weft.workloads.requests import Workload, parse_workload
 
@@ -22,6 +25,21 @@ def scaling(path: Path, factor: float) -> Path:
     inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2])] for name in ("x", "y"))
     node = helper.make_node("Mul", ["x", "factor"], ["y"])
     return save(helper.make_graph([node], "scaling", inputs, outputs, [weight]), path)
+
+
+def scaling_together(path: Path, factors: dict[str, float]) -> Path:
+    """A file that holds several such models, under their names."""
+    weights, nodes, inputs, outputs, tasks = [], [], [], [], []
+    for name, factor in factors.items():
+        weights.append(numpy_helper.from_array(np.array([factor], np.float32), f"{name}.factor"))
+        nodes.append(helper.make_node("Mul", [f"{name}.x", f"{name}.factor"], [f"{name}.y"]))
+        inputs.append(helper.make_tensor_value_info(f"{name}.x", TensorProto.FLOAT, [f"{name}_n", 2]))
+        outputs.append(helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, [f"{name}_n", 2]))
+        tasks.append({"name": name, "inputs": {"x": f"{name}.x"}, "outputs": {"y": f"{name}.y"}})
+    model = onnx.load(save(helper.make_graph(nodes, "together", inputs, outputs, weights), path))
+    helper.set_model_props(model, {STITCHED_KEY: json.dumps({"version": 1, "tasks": tasks})})
+    onnx.save(model, path)
+    return path
 
 
 def workload(*names: str, **keys: Any) -> Workload:

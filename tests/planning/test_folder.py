@@ -75,6 +75,7 @@ def test_a_newer_plan_takes_the_place_of_an_older_one_and_keeps_what_was_set_bes
     written(folder, {"camera": 2.0, "intent": 3.0})
     with (folder / "weft.toml").open("a") as file:
         file.write('host = "0.0.0.0"\n')
+    assert plan_settings(folder).learn_first  # what is predicted is what runs
     same = os.stat(folder / "models/intent/1/model.onnx").st_ino
     written(folder, {"intent": 3.0, "depth": 5.0}, settings=PlanSettings(lanes=3))
     found = plan_settings(folder)

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from tests.planning.plans import scaling, written
+from tests.planning.plans import plan_of, predicted, scaling, scaling_together, workload, written
 from tests.serving.live import PATIENCE_S, Gate, Live, running
 from weft.cli.main import main
 from weft.cli.serve import _settings
-from weft.planning.folder import plan_settings
-from weft.planning.plan import PlanSettings
+from weft.planning.folder import ModelToServe, plan_settings, write_plan
+from weft.planning.plan import PlanSettings, Prediction
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.renewal import Renewal, change_of
 from weft.serving.server import Server, serve
@@ -189,6 +189,26 @@ def test_settings_of_models_change_with_and_without_loading_them(live: Live, fol
     assert slot.served is not None and scaled(live.address, "camera") == (200, 2.0)
 
 
+def test_models_that_were_apart_come_together_in_one_file_and_part_again(live: Live, folder: Path) -> None:
+    library, settings = live.server.service.library, PlanSettings(lanes=1, policy="fifo")
+    models = {"both": ModelToServe(scaling_together(folder.parent / "both.onnx", {"camera": 5.0, "intent": 7.0}))}
+    streams = (predicted("camera"), predicted("intent"))
+    plan = plan_of(models, settings=settings, predicted=Prediction(streams=streams, load=0.5))
+    with Clients(live.address, "camera", "intent") as clients:
+        clients.wait_for_more()
+        write_plan(plan, folder, models=models, workload=workload("camera", "intent"))
+        assert (renewed(live)["loaded"], renewed(live)["loaded"]) == (["camera", "intent"], [])
+        bodies = {library.find(name).served.body for name in clients.answers}  # type: ignore[union-attr]
+        assert [body.name for body in bodies] == ["both"]
+        clients.wait_for_more()
+        written(folder, {"camera": 8.0, "intent": 9.0}, settings=settings)
+        assert renewed(live)["loaded"] == ["camera", "intent"]
+        clients.wait_for_more()
+    assert {status for answers in clients.answers.values() for status, _ in answers} == {200}
+    assert {value for _, value in clients.answers["camera"]} == {2.0, 5.0, 8.0}
+    assert {value for _, value in clients.answers["intent"]} == {3.0, 7.0, 9.0}
+
+
 def test_who_may_not_load_models_may_not_reload_the_plan(live: Live) -> None:
     service = live.server.service
     service.config = replace(service.config, repository="read-only")
@@ -218,7 +238,7 @@ def test_settings_are_taken_over_or_wait_for_a_restart() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="the system has no SIGHUP")
 def test_a_plan_is_served_as_it_says_and_read_again_on_a_signal(folder: Path) -> None:
-    typed = {"http_port": 0, "grpc_port": None, "learn_s": 0.0, "late": "keep"}
+    typed = {"http_port": 0, "grpc_port": None, "learn_s": 0.0, "learn_first": False, "late": "keep"}
     read = partial(_settings, None, typed, None, str(folder))
     seen: list[Any] = []
 

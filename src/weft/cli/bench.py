@@ -94,10 +94,8 @@ def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:
     from weft.planning.beside import beside
 
     found = beside(plan, result)
-    table = plain_table(
-        "predicted and measured",
-        ("stream", "p50 ms", "measured", "apart", "p99 ms", "measured", "apart", "missed", "measured", "points apart"),
-    )
+    headings = [word for what in ("p50", "p99", "missed") for word in (f"{what} predicted", "measured", "apart")]
+    table = plain_table("predicted and measured, ms", ("stream", *headings))
     for each in found.streams:
         foreseen, seen = each.predicted, each.measured
         add_row(
@@ -108,7 +106,7 @@ def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:
             *(number(value, 2) for value in (foreseen.p99_ms, seen.p99_ms)),
             _signed(each.p99_off, " %"),
             *(number(value, 2, scale=100, suffix=" %") for value in (foreseen.missed, seen.missed)),
-            _signed(each.missed_off),
+            _signed(each.missed_off, " points"),
         )
     console.print(table)
     for line in (found.verdict(), *(f"remark    {remark}" for remark in found.remarks)):

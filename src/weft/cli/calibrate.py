@@ -32,10 +32,12 @@ def command(
     matrix = read_matrix(matrix_file) if matrix_file else _measure(quick)
     fit = fit_matrix(matrix)
     _print(matrix, fit)
-    write_result(json_file, calibration_as_dict(matrix, fit))
+    if json_file or toml:
+        device = _soc(matrix, fit, measured=matrix_file is None)
+        write_result(json_file, calibration_as_dict(matrix, fit, device))
     if toml:
-        write_text(toml, soc_as_toml(_soc(matrix, fit, measured=matrix_file is None)))
-        told("device", toml)
+        write_text(toml, soc_as_toml(device))
+        told("device", toml, "for weft map --soc")
 
 
 def _measure(quick: bool) -> Matrix:
@@ -50,10 +52,11 @@ def _measure(quick: bool) -> Matrix:
 
 
 def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
+    from weft.survey.arithmetic import core_tflops
     from weft.survey.memory_contention import host_soc, physical_cores
 
     if measured:
-        return host_soc(matrix, fit, instances=min(16, len(physical_cores())))
+        return host_soc(matrix, fit, instances=min(16, len(physical_cores())), peak_tflops=core_tflops())
     return host_soc(matrix, fit, name="calibrated", unit="unit")
 
 

@@ -166,7 +166,7 @@ def read_profiles(
 ) -> list[Profile]:
     """Profiles of the named models on the device, then those read from files."""
     from weft.costs.layer_costs import estimate, read_profile
-    from weft.models.sources import load_model
+    from weft.models.sources import load_models
 
     names = split_names(models)
     given = parse_shapes(shapes, names)
@@ -174,9 +174,9 @@ def read_profiles(
     profiles = []
     with progress_bar("reading", len(names)) as advance:
         for name in names:
-            model = load_model(name, shapes=given.get(name), parameters=parameters)
-            warn_of_gaps(model)
-            profiles.append(estimate(model, npu, batch=batch, cost=cost))
+            for model in load_models(name, shapes=given.get(name), parameters=parameters):
+                warn_of_gaps(model)
+                profiles.append(estimate(model, npu, batch=batch, cost=cost))
             advance()
     for path in files or ():
         profiles.append(read_profile(path))

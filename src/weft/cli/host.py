@@ -78,9 +78,11 @@ def workload_device(
 
 def named_npu(device: str | None) -> Npu:
     """The NPU to price models for; the usual one, and a line that says so, where none is named."""
-    from weft.devices import HOST, load_npu
+    from weft.devices import HOST, load_npu, read_host
 
     if device is not None and (device == HOST or device.endswith(".json")):
+        if device != HOST:
+            read_host(device)
         raise InputError(f"--device {device} serves requests: give their rates and deadlines in a --workload file")
     found = load_npu(device or DEFAULT_NPU)
     if device is None:

@@ -32,8 +32,8 @@ def command(
             "--stream",
             "-s",
             autocompletion=complete_models,
-            help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=INPUT:1x128, samples=x.npz; "
-            "repeatable.",
+            help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=INPUT:1x128, value=INPUT:1, "
+            "samples=x.npz; repeatable.",
         ),
     ] = None,
     cores: Annotated[int | None, what("--cores", show_default="all", help="Cores that lanes may use.")] = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,12 +49,13 @@ def command(
     """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
     from weft.costs.layer_costs import estimate, write_profile
     from weft.devices import HOST, write_host
-    from weft.models.sources import load_model
+    from weft.models.sources import each_in, load_models
 
     shapes = parse_shapes(shape, models)
     if device == HOST:
         refuse_unused(context, "--device host", ON_HOST)
-        measured = host.measure([host.subject(model, shapes.get(model)) for model in models], lanes, seconds, cache)
+        asked = [(name, shapes.get(model)) for model in models for name in each_in(model)]
+        measured = host.measure([host.subject(*each) for each in asked], lanes, seconds, cache)
         host.print_host(measured)
         if output:
             write_host(measured, output)
@@ -65,13 +68,22 @@ def command(
     npu = host.named_npu(device)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     with progress_bar("reading"):
-        found = load_model(models[0], shapes=shapes.get(models[0]), parameters=parameters)
-        profile = estimate(found, npu, batch=batch, cost=cost)
-    warn_of_gaps(found)
-    print_profile(profile, npu)
-    if output:
-        write_profile(profile, output)
-        told("profile", output)
+        found = load_models(models[0], shapes=shapes.get(models[0]), parameters=parameters)
+        profiles = [estimate(model, npu, batch=batch, cost=cost) for model in found]
+    for model, profile in zip(found, profiles, strict=True):
+        warn_of_gaps(model)
+        print_profile(profile, npu)
+    for profile, path in zip(profiles, _outputs(output, profiles), strict=False):
+        write_profile(profile, path)
+        told("profile", path)
+
+
+def _outputs(output: str | None, profiles: Sequence[Profile]) -> list[Path]:
+    """Where profiles go; those of the models in a stitched file are told apart by their names."""
+    if output is None or len(profiles) == 1:
+        return [Path(output)] if output else []
+    path = Path(output)
+    return [path.with_name(f"{path.stem}.{profile.model}{path.suffix}") for profile in profiles]
 
 
 def print_profile(profile: Profile, npu: Npu) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from glob import escape
 from math import inf
 from pathlib import Path
@@ -12,10 +13,11 @@ import typer
 
 from weft.cli.common import JsonFile, Shapes, file_option, how, out, parse_bytes, parse_shapes, what
 from weft.cli.plans import options_of, stage_bars, told_in_options
-from weft.cli.printing import told, write_result
+from weft.cli.printing import progress_bar, say, told, write_result
 from weft.errors import InputError, StitchError
 
 if TYPE_CHECKING:
+    from weft.stitching.advice import Advice
     from weft.stitching.whole_run import Stitching
 
 
@@ -99,7 +101,8 @@ def command(
         made = carry_out(options, lambda progress: show(*progress))
     print_stitching(made, layers=layers)
     _write(made, Path(output))
-    write_result(json_file, stitching_report(made, made.outputs(output)))
+    served = _advised(made, Path(output)) if made.options.dynamic and made.options.measures else []
+    write_result(json_file, stitching_report(made, made.outputs(output), served))
     if sharing_file:
         write_sharing(sharing_file, made.sharing, made.family)
         told("sharing", sharing_file)
@@ -113,6 +116,20 @@ def _write(made: Stitching, output: Path) -> None:
     for path in _stale(output):
         if path not in (*outputs, *made.files.values()):
             told("left", path, "of an earlier run, and no part of this one")
+
+
+def _advised(made: Stitching, output: Path) -> list[Advice]:
+    """Run each group and its models as a server would, and say which to serve."""
+    from weft.stitching.advice import advise
+
+    found = []
+    with progress_bar("timing what is served") as advance:
+        for path in made.outputs(output):
+            told = partial(advance, None)
+            found.append(advise(path, made.files, threads=made.options.used_threads, on_case=told))
+    for each in found:
+        say(f"served    {each.line}", style="yellow" if each.serve == "apart" else "", soft_wrap=True)
+    return found
 
 
 def _stale(output: Path) -> list[Path]:

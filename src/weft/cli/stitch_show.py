@@ -44,7 +44,7 @@ def print_stitching(made: Stitching, *, layers: bool) -> None:
     if made.difference is not None:
         told = f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number"
         if made.difference.coarse:
-            told += f", {made.difference.coarse:.1e} to files in half precision as they run by themselves"
+            told += f", {made.difference.coarse:.1e} to files in half precision or tuned ones as they run by themselves"
         say(told)
 
 

@@ -7,8 +7,8 @@ from weft.errors import WorkloadError
 
 LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
 """Short names of a stream's keys on the command line."""
-SHAPE = "shape"
-"""The key that says what one input is sent, as shape=ids:1x128; it may be repeated."""
+SHAPE, VALUE = "shape", "value"
+"""Keys that say what one input is sent, as shape=ids:1x128 or value=sr:16000; they may be repeated."""
 
 
 def parse_stream(text: str) -> dict[str, object]:
@@ -18,20 +18,25 @@ def parse_stream(text: str) -> dict[str, object]:
         raise WorkloadError(f"--stream {text!r} names no model; write MODEL{text if rest else ':rate=10'}")
     found: dict[str, object] = {"model": model}
     shapes: list[str] = []
+    values: dict[str, object] = {}
     for part in rest.split(",") if rest else ():
         key, equals, value = (each.strip() for each in part.partition("="))
         if not equals:
             raise WorkloadError(f"--stream {text!r} is not of the form MODEL:rate=10,deadline=250")
         if key == SHAPE:
-            shapes.append(_shape(text, value))
+            shapes.append("=".join(_of_input(text, key, value)))
+        elif key == VALUE:
+            name, held = _of_input(text, key, value)
+            values[name] = as_number(held)
         else:
             found[LONGER.get(key, key)] = as_number(value)
-    return found | ({"shapes": parse_shapes(shapes, [model])[model]} if shapes else {})
+    found |= {"shapes": parse_shapes(shapes, [model])[model]} if shapes else {}
+    return found | ({"values": values} if values else {})
 
 
-def _shape(text: str, value: str) -> str:
-    """A shape as ``--shape`` has it, from INPUT:1x128."""
-    name, colon, dims = value.rpartition(":")
+def _of_input(text: str, key: str, value: str) -> tuple[str, str]:
+    """The input and what is said of it, from INPUT:1x128."""
+    name, colon, said = value.rpartition(":")
     if not colon or not name:
-        raise WorkloadError(f"--stream {text!r}: shape={value} is not of the form shape=INPUT:1x128")
-    return f"{name}={dims}"
+        raise WorkloadError(f"--stream {text!r}: {key}={value} is not of the form shape=INPUT:1x128, value=INPUT:1")
+    return name, said

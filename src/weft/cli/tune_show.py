@@ -58,9 +58,21 @@ def sentences(result: TuningResult) -> list[str]:
     if result.exported_score is not None:
         short = "" if result.exported_score >= asked else ": less than asked; try --export simulated"
         lines.append(f"the written model scores {result.exported_score:.4f} in ONNX Runtime{short}")
+    lines += _run_times(result)
     if failures := result.failures:
         lines.append(f"failed: {len(failures)} configurations, left out; the first: {failures[0].failure}")
     return lines
+
+
+def _run_times(result: TuningResult) -> list[str]:
+    """How fast the written model is in ONNX Runtime, and that small is not fast."""
+    if result.run_s is None:
+        return []
+    before_s, after_s = result.run_s
+    took = f"in ONNX Runtime here: {1e3 * after_s:.3g} ms a sample after {1e3 * before_s:.3g} ms before"
+    if after_s > before_s:
+        return [f"{took}, {after_s / before_s:.1f} times slower; the smallest file is not the fastest"]
+    return [f"{took}, {before_s / after_s:.1f} times faster"]
 
 
 def _samples(result: TuningResult) -> str:

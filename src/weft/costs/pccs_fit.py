@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from weft.devices.npu import Positive
-from weft.devices.soc import Pccs, relative_speed
+from weft.devices.soc import Pccs, Soc, relative_speed
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
 
@@ -122,6 +122,8 @@ class _MatrixFile(BaseModel, extra="forbid", frozen=True):
     peak_gb_s: Positive | None = None
     fit: dict[str, Any] | None = None
     """What a calibration wrote beside its matrix; fitted anew, not read."""
+    device: dict[str, Any] | None = None
+    """What came of it, for ``weft.devices.load_soc``; not read here."""
 
 
 def read_matrix(path: str | Path) -> Matrix:
@@ -137,8 +139,8 @@ def read_matrix(path: str | Path) -> Matrix:
     return replace(found, source=file.source, peak_gb_s=file.peak_gb_s)
 
 
-def calibration_as_dict(matrix: Matrix, fit: Fit) -> dict[str, object]:
-    """The matrix as ``read_matrix`` reads it, with the fit beside it."""
+def calibration_as_dict(matrix: Matrix, fit: Fit, device: Soc | None = None) -> dict[str, object]:
+    """The matrix as ``read_matrix`` reads it, with the fit beside it, and as the device that ``load_soc`` reads."""
     return {
         "format": 1,
         "source": matrix.source,
@@ -155,6 +157,7 @@ def calibration_as_dict(matrix: Matrix, fit: Fit) -> dict[str, object]:
             "mean_error_points": fit.mean_error_points,
             "start_error_points": fit.start_error_points,
         },
+        "device": None if device is None else device.model_dump(mode="json"),
     }
 
 

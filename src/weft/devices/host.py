@@ -140,7 +140,17 @@ def read_host(path: str | Path) -> Host:
     return parse_host(read_json(path, DeviceError), str(path))
 
 
+def is_calibration(raw: Any) -> bool:
+    """Whether a JSON file holds what ``weft map calibrate`` measures: how cores slow each other down at the memory."""
+    return isinstance(raw, dict) and "achieved_gb_s" in raw
+
+
 def parse_host(raw: Any, where: str) -> Host:
+    if is_calibration(raw):
+        raise DeviceError(
+            f"{where}: a calibration of the memory, which knows no models; weft map --soc {where} takes it, and "
+            "weft profile MODELS --device host -o FILE measures what serves requests"
+        )
     if not isinstance(raw, dict) or raw.get("kind") != HOST:
         raise DeviceError(f'{where}: not a measured host (kind = "host"); weft profile MODELS --device host -o FILE')
     try:

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
-from weft.devices.host import HOST, Host
+from weft.devices.host import HOST, Host, is_calibration
 from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
 from weft.devices.tiled import TiledNpu, load_device
 from weft.errors import DeviceError, unknown_name
-from weft.jsonfile import first_problem, printable
+from weft.jsonfile import first_problem, printable, read_json
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -144,9 +144,11 @@ def socs() -> list[str]:
 
 
 def load_soc(name_or_path: str) -> Soc:
-    """A preset by name or by a part of it that no other has, or the SoC a TOML file describes."""
+    """A preset by name or by a part of it that no other has, or the SoC of a TOML file or of a calibration (JSON)."""
     if name_or_path.endswith(".toml"):
         return parse_soc(read_description("device", name_or_path), name_or_path)
+    if name_or_path.endswith(".json"):
+        return _calibrated(name_or_path)
     found = _named(name_or_path)
     if len(found) > 1:
         raise DeviceError(f"SoC {name_or_path!r} may be {' or '.join(found)}; write more of the name")
@@ -157,8 +159,20 @@ def load_soc(name_or_path: str) -> Soc:
     return parse_soc(read_description("device", found[0]), found[0])
 
 
+def _calibrated(path: str) -> Soc:
+    """What ``weft map calibrate --json`` found of a machine, as a device."""
+    raw = read_json(path, DeviceError)
+    if not is_calibration(raw):
+        raise DeviceError(f"{path}: no calibration, and models are mapped to a SoC; weft map calibrate --json FILE")
+    if not isinstance(raw.get("device"), dict):
+        raise DeviceError(f"{path}: no device in it; weft map calibrate --matrix {path} --json FILE")
+    return parse_soc(raw["device"], path)
+
+
 def load_any(name_or_path: str) -> Npu | TiledNpu | Soc | Host:
     """A device of any kind, by name or from a file."""
+    if name_or_path.endswith(".json") and is_calibration(read_json(name_or_path, DeviceError)):
+        return load_soc(name_or_path)
     if name_or_path.endswith(".toml"):
         of_units = read_description("device", name_or_path).get("kind") == "soc"
         return load_soc(name_or_path) if of_units else load_device(name_or_path)

@@ -114,7 +114,7 @@ def build_payload(
     folder: str | Path = ".",
 ) -> Payload:
     """The whole HTTP requests of a stream, the same for the same seed; *folder*: where its samples are looked for."""
-    for name in stream.shapes:
+    for name in (*stream.shapes, *stream.values):
         if name not in (known := [spec.name for spec in inputs]):
             raise WorkloadError(f"{stream.model}: " + unknown_name("input", name, known))
     form = _Form(stream, tuple(inputs), target, _parameters(stream, deadlines), binary, key)
@@ -219,6 +219,8 @@ def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.ra
         raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
     if kind == np.object_:
         return np.full(shape, WORD, np.object_)
+    if spec.name in stream.values:
+        return np.full(shape, stream.values[spec.name]).astype(kind)
     if kind.kind == "f":
         return rng.standard_normal(shape, np.float32).astype(kind)
     return rng.integers(0, 2, shape).astype(kind)

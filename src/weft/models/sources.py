@@ -10,7 +10,9 @@ from weft.errors import ModelError, unknown_name
 from weft.models.exits import with_exits
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
+from weft.models.onnx_import.importer import read_onnx
 from weft.models.packaged import PACKAGED, packaged_models
+from weft.models.stitched_files import file_and_task, tasks_of
 from weft.models.trained import TRAINED
 from weft.models.zoo import ZOO, Parameter, load
 
@@ -38,6 +40,23 @@ def load_model(
     return model if placed is None else _with_exits(model, placed, exit_head)
 
 
+def load_models(
+    name_or_path: str,
+    *,
+    shapes: Mapping[str, Shape] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
+) -> tuple[Model, ...]:
+    """The model of that name; of a stitched file each of its models, as a request for it alone computes."""
+    return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in each_in(name_or_path))
+
+
+def each_in(name_or_path: str) -> list[str]:
+    """The names of the models in a stitched file, each as a name of its own; anything else is one model."""
+    stored = name_or_path.endswith(".onnx") and Path(name_or_path).is_file()
+    tasks = tasks_of(read_onnx(Path(name_or_path))) if stored else {}
+    return [f"{name_or_path}/{task}" for task in tasks] or [name_or_path]
+
+
 def _found(
     name_or_path: str,
     shapes: Mapping[str, Shape] | None,
@@ -54,6 +73,9 @@ def _found(
         return import_onnx(TRAINED[name_or_path].path(), shapes=_one_image(name_or_path, shapes), exits=exits)
     if name_or_path in PACKAGED:
         return _packaged(name_or_path, shapes, exits)
+    file, task = file_and_task(name_or_path)
+    if task:
+        return import_onnx(file, shapes=shapes, exits=exits, task=task)
     if not name_or_path.endswith(".onnx") and not Path(name_or_path).exists():
         known_names = (*ZOO, *TRAINED, *PACKAGED)
         raise ModelError(unknown_name("model", name_or_path, known_names) + " (a file ends in .onnx)")

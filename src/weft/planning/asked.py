@@ -5,20 +5,22 @@ All that can be checked before anything is measured is checked here; each compla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from weft.devices.host import usable_cores
 from weft.errors import InputError, ModelError, WorkloadError, unknown_name
 from weft.load.samples import read_samples
 from weft.models.packaged import PACKAGED
+from weft.models.stitched_files import file_and_task
 from weft.models.zoo import ZOO
-from weft.planning.folder import ModelToServe
 from weft.runtime.archive import written
 from weft.runtime.external import external_files
 from weft.runtime.stated import stated_inputs
+from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig
 from weft.serving.repository import ModelEntry, Repository
@@ -48,15 +50,20 @@ class AskedModel:
     path: Path
     config: ModelConfig
     """What is set for it already, and the shapes it is measured with."""
+    body: str = ""
+    """What the stitched file is called that it is in; empty for a model of its own."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Input -> what is sent to it, where that is not plain from the file."""
+
+    @property
+    def home(self) -> str:
+        """Its folder in a repository."""
+        return self.body or self.name
 
     @property
     def bytes(self) -> int:
         """All its files together."""
         return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
-
-    @property
-    def to_serve(self) -> ModelToServe:
-        return ModelToServe(self.path, self.config)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -72,6 +79,11 @@ class Asked:
     objective: str = "deadlines"
     deadlines: str = "strict"
     limit: float = LIMIT
+
+    @property
+    def bytes(self) -> int:
+        """What the files of all models take."""
+        return sum({model.path: model.bytes for model in self.models}.values())
 
     @property
     def per_s(self) -> float:
@@ -107,7 +119,7 @@ def ask(
     models = _models(workload, scratch)
     _check_memory(models, memory_bytes)
     return Asked(
-        workload=workload,
+        workload=_as_sent(workload, models),
         models=models,
         cores=cores or here,
         memory_bytes=memory_bytes,
@@ -147,54 +159,81 @@ def _models(workload: Workload, scratch: Path) -> tuple[AskedModel, ...]:
         before = found.setdefault(model.name, model)
         if before.path != model.path:
             raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
-        if before.config.shapes != model.config.shapes:
+        if before.shapes != model.shapes:
             raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
     return tuple(found.values())
 
 
 def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
-    source = _source(stream, workload)
-    entry = _entry(source, scratch)
-    inputs = stated_inputs(entry.path)
-    given = {name: list(shape) for name, shape in stream.shapes.items()}
-    shapes = {**entry.config.shapes, **_sample_shapes(stream, workload, inputs), **given}
-    for name in given:
+    entry = _entry(stream, workload, scratch)
+    inside = _names_inside(entry)
+    inputs = [spec._replace(name=inside[spec.name]) for spec in stated_inputs(entry.path) if spec.name in inside]
+    shapes = {name: tuple(shape) for inner, shape in entry.config.shapes.items() if (name := inside.get(inner))}
+    shapes |= _sample_shapes(stream, workload, inputs) | dict(stream.shapes)
+    for name in (*stream.shapes, *stream.values):
         if name not in (known := [spec.name for spec in inputs]):
             raise WorkloadError(f"{stream.model}: {unknown_name('input', name, known)}")
     for spec in inputs:
         _check_shape(stream, spec, shapes.get(spec.name))
-    config = entry.config.model_copy(update={"shapes": shapes}) if shapes else entry.config
-    return AskedModel(entry.name, stream.model, entry.path, config)
+    given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
+    held = {"shapes": {**entry.config.shapes, **given}, "values": {**entry.config.values, **stream.values}}
+    config = entry.config.model_copy(update={key: value for key, value in held.items() if value})
+    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes)
 
 
-def _source(stream: Stream, workload: Workload) -> str:
-    """What the server is told to serve; a file is looked for beside the workload's."""
-    name = stream.model
-    if name in ZOO or name in PACKAGED or Path(name).is_absolute():
-        return name
-    path = Path(workload.folder) / name
-    if path.is_dir():
-        raise ModelError(f"{name} is a folder; name a model file in it, as -s {name.rstrip('/')}/model.onnx:rate=10")
-    return str(path) if name.endswith(".onnx") else name
+def _names_inside(entry: ModelEntry) -> dict[str, str]:
+    """Input of the graph -> what requests call it; in a stitched file only those of the model that is asked for."""
+    if not entry.body:
+        return {spec.name: spec.name for spec in stated_inputs(entry.path)}
+    (task,) = (task for task in tasks_in(entry.path) if task.name == entry.name)
+    return {inner: name for name, inner in task.inputs.items()}
 
 
-def _entry(source: str, scratch: Path) -> ModelEntry:
-    """The one model of a source."""
+def _as_sent(workload: Workload, models: Sequence[AskedModel]) -> Workload:
+    """The workload with what is known of its models' inputs, so that whoever sends it need not be told again."""
+    known = {model.name: _inputs(model) for model in models}
+    streams = [
+        stream if stream.samples else stream.model_copy(update=known[stream.served_name]) for stream in workload.stream
+    ]
+    return workload.model_copy(update={"stream": tuple(streams)})
+
+
+def _inputs(model: AskedModel) -> dict[str, Any]:
+    """What is known of a model's inputs, as keys of a stream."""
+    found = {"shapes": dict(model.shapes), "values": dict(model.config.values)}
+    return {key: value for key, value in found.items() if value}
+
+
+def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
+    """The model that a stream asks for; a file is looked for beside the workload's."""
+    file, task = file_and_task(stream.model)
+    if file.endswith(".onnx") and file not in PACKAGED and not Path(file).is_absolute():
+        source = str(Path(workload.folder) / file)
+    elif Path(workload.folder, file).is_dir() and file not in ZOO:
+        raise ModelError(f"{file} is a folder; name a model file in it, as -s {file.rstrip('/')}/model.onnx:rate=10")
+    else:
+        source = file
     found = Repository([source], scratch)
     for name, problem in found.problems.items():
         raise ModelError(f"{source}: {name}: {problem}")
     names = found.names()
-    if len(names) > 1:
-        raise ModelError(f"{source} is stitched from {', '.join(names)}, which is not planned yet; plan these apart")
-    return found.entry(names[0])
+    if task and task not in names:
+        raise ModelError(f"{file}: {unknown_name('model in it', task, names)}")
+    if not task and len(names) > 1:
+        raise ModelError(f"{file} holds {', '.join(names)}; say which a stream asks for, as {_line_of(file, names[0])}")
+    return found.entry(task or names[0])
 
 
-def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, list[int]]:
+def _line_of(file: str, task: str) -> str:
+    return f"-s {file}/{task}:rate=10,deadline=100"
+
+
+def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:
     """The shapes of what will be sent, where samples are given; refused where they do not fit the model."""
     if stream.samples is None:
         return {}
     samples = read_samples(Path(workload.folder) / stream.samples, inputs)
-    return {name: list(tensors.shape[1:]) for name, tensors in samples.inputs.items()}
+    return {name: tensors.shape[1:] for name, tensors in samples.inputs.items()}
 
 
 def _check_shape(stream: Stream, spec: TensorSpec, given: Sequence[int] | None) -> None:
@@ -220,7 +259,7 @@ def _check_memory(models: Sequence[AskedModel], memory_bytes: int | None) -> Non
     """Refuse models whose files alone are larger than all the memory they may have."""
     if memory_bytes is None:
         return
-    sizes = {model.source: model.bytes for model in models}
+    sizes = {file_and_task(model.source)[0]: model.bytes for model in models}
     if (whole := sum(sizes.values())) > memory_bytes:
         largest = max(sizes, key=lambda source: sizes[source])
         raise InputError(

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSpan:
+class BusySpan:
     """A segment on a lane; times in seconds from the beginning of the stretch."""
 
     lane: int
@@ -51,7 +51,7 @@ class BusyStretch:
     models: tuple[str, ...]
     segments: tuple[tuple[str, ...], ...]
     """Names of each model's segments."""
-    spans: tuple[LaneSpan, ...]
+    spans: tuple[BusySpan, ...]
     requests: tuple[RequestMark, ...]
 
 
@@ -66,7 +66,7 @@ def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
     model_of = [names.index(stream.served_name) for stream in case.workload.stream]
     places = _lane_of(starts_s, ends_s, lanes)
     spans = tuple(
-        LaneSpan(
+        BusySpan(
             places[at],
             model_of[issues[at, 0]],
             int(issues[at, 2]),

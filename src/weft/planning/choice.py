@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, Protocol
 
 from weft.errors import InputError
 from weft.planning.asked import Asked
 from weft.planning.bounds import CHANCE
 from weft.planning.candidates import Arrangement
-from weft.planning.trials import Trial, trial_of
+from weft.planning.trials import OptionTrial, trial_of
 
 ALIKE = 0.02
 """Memory, and p99 over its deadline, that differ by a smaller part count as equal."""
@@ -29,11 +30,11 @@ Progress = Callable[[int, int], None]
 class Criterion(Protocol):
     """One thing that options are compared by."""
 
-    def hopeless(self, trial: Trial, best: Trial) -> str:
+    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         """Why a challenger is worse, as its bounds prove; empty where it may be better or alike."""
         ...
 
-    def compare(self, trial: Trial, best: Trial) -> Verdict:
+    def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         """How a challenger compares, simulated if need be."""
         ...
 
@@ -45,12 +46,12 @@ class DeadlinesKept:
     implied: bool = False
     """Whether the criterion after it asks for more: who carries as much as the best keeps the deadlines as well."""
 
-    def hopeless(self, trial: Trial, best: Trial) -> str:
+    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         least = trial.bound.missed * CHANCE
         allowed = trial.asked.limit if best.holds else best.missed
         return f"misses at least {least:.0%} of a stream's deadlines" if least > allowed else ""
 
-    def compare(self, trial: Trial, best: Trial) -> Verdict:
+    def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         if self.implied and best.holds:
             return 0
         if best.holds or trial.holds:
@@ -61,12 +62,12 @@ class DeadlinesKept:
 class LoadCarried:
     """Who keeps the deadlines at a larger multiple of the asked load is better."""
 
-    def hopeless(self, trial: Trial, best: Trial) -> str:
+    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         if trial.highest >= best.level():
             return ""
         return f"cannot carry more than {trial.bound.factor:.2f} times the load"
 
-    def compare(self, trial: Trial, best: Trial) -> Verdict:
+    def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         if trial.sustained(best.level() + 1):
             trial.level(start=best.level() + 1)
             return -1
@@ -76,22 +77,22 @@ class LoadCarried:
 class MemoryHeld:
     """Who needs less memory is better."""
 
-    def hopeless(self, trial: Trial, best: Trial) -> str:
+    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         return "needs more memory" if self.compare(trial, best) > 0 else ""
 
-    def compare(self, trial: Trial, best: Trial) -> Verdict:
+    def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         return _verdict(trial.memory_bytes, best.memory_bytes, ALIKE)
 
 
 class ShortestWait:
     """Whose p99 is smaller for its deadline, in the stream where it is largest, is better."""
 
-    def hopeless(self, trial: Trial, best: Trial) -> str:
+    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         if trial.bound.latency <= best.latency * (1 + ALIKE):
             return ""
         return f"takes {trial.bound.latency:.0%} of a deadline with nothing else running"
 
-    def compare(self, trial: Trial, best: Trial) -> Verdict:
+    def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         return _verdict(trial.latency, best.latency, ALIKE)
 
 
@@ -116,8 +117,8 @@ class LeftOut:
 class Chosen:
     """What came out of the search."""
 
-    best: Trial
-    others: tuple[Trial, ...]
+    best: OptionTrial
+    others: tuple[OptionTrial, ...]
     """Those that were simulated and did not win, the nearest first."""
     left_out: tuple[LeftOut, ...]
 
@@ -130,8 +131,8 @@ def choose(
 ) -> Chosen:
     """The best option by what is asked for; ties go to the one that comes first."""
     order = ORDERS[asked.objective] if asked.has_rates else _without_load(asked.objective)
-    best: Trial | None = None
-    beaten: list[Trial] = []
+    best: OptionTrial | None = None
+    beaten: list[OptionTrial] = []
     left_out: list[LeftOut] = []
     for done, arrangement in enumerate(options):
         if progress:
@@ -145,8 +146,8 @@ def choose(
         else:
             beaten.append(trial)
     if best is None:
-        raise InputError(_no_room(asked, left_out))
-    return Chosen(best, tuple(sorted(beaten, key=lambda each: each.nearness)), tuple(left_out))
+        raise InputError(_no_room(asked, min(map(memory_of, options), default=0)))
+    return Chosen(best, tuple(sorted(beaten, key=lambda each: _distance(asked, each))), tuple(left_out))
 
 
 def _without_load(objective: str) -> Sequence[Criterion]:
@@ -155,7 +156,7 @@ def _without_load(objective: str) -> Sequence[Criterion]:
     return [each for each in wanted if not isinstance(each, LoadCarried)]
 
 
-def _ruled_out(order: Sequence[Criterion], trial: Trial, best: Trial) -> str:
+def _ruled_out(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
     """Why bounds say that a challenger cannot win; empty where they do not.
 
     Only the first criterion decides by bounds alone; a later one does where the best cannot be beaten in those before.
@@ -168,12 +169,12 @@ def _ruled_out(order: Sequence[Criterion], trial: Trial, best: Trial) -> str:
     return ""
 
 
-def _unbeatable(criterion: Criterion, best: Trial) -> bool:
+def _unbeatable(criterion: Criterion, best: OptionTrial) -> bool:
     """Whether nobody can be better than the best in this, only alike."""
     return isinstance(criterion, DeadlinesKept) and best.holds
 
 
-def _beats(order: Sequence[Criterion], trial: Trial, best: Trial) -> bool:
+def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> bool:
     for criterion in order:
         verdict = criterion.compare(trial, best)
         if verdict:
@@ -181,16 +182,24 @@ def _beats(order: Sequence[Criterion], trial: Trial, best: Trial) -> bool:
     return False
 
 
-def _too_large(asked: Asked, trial: Trial) -> str:
+def _too_large(asked: Asked, trial: OptionTrial) -> str:
     if asked.memory_bytes is None or trial.memory_bytes <= asked.memory_bytes:
         return ""
     return f"needs {trial.memory_bytes / 2**20:.0f} MiB of memory"
 
 
-def _no_room(asked: Asked, left_out: Sequence[LeftOut]) -> str:
-    allowed = (asked.memory_bytes or 0) / 2**20
-    first = min((each.why for each in left_out), default="there is nothing to choose from")
-    return f"memory_bytes = {asked.memory_bytes}: {allowed:.0f} MiB are too little, the smallest option {first}"
+def _no_room(asked: Asked, least_bytes: int) -> str:
+    return (
+        f"memory_bytes = {asked.memory_bytes} is too little: the smallest option needs {least_bytes} bytes; "
+        f"allow {ceil(least_bytes / 2**20)}m or more"
+    )
+
+
+def _distance(asked: Asked, trial: OptionTrial) -> tuple[float, ...]:
+    """Orders those who lost by how near they came to winning, by what is known without another run."""
+    if asked.objective == "latency" or not asked.has_rates:
+        return (trial.seen_latency,)
+    return (float(trial.memory_bytes), *trial.nearness) if asked.objective == "memory" else trial.nearness
 
 
 def _verdict(mine: float, other: float, alike: float = 0.0) -> Verdict:

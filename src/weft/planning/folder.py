@@ -35,6 +35,8 @@ from weft.serving.repository import MODEL_FILE, Repository
 from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.workloads.requests import Workload, read_workload
 
+AS_MEASURED = {"learn_first": True}
+"""Settings with which a server, once it is ready, runs models as they were measured; not part of what was planned."""
 _BESIDE_THE_WORKLOAD = ("samples", "trace", "exit_record")
 """Keys of a stream that name a file."""
 
@@ -121,8 +123,8 @@ def write_plan(
     with replacing_folder(target, PlanError) as fresh:
         for model in plan.models:
             _place_model(model, models[model.name], fresh, target)
-        chosen = {"models": [MODELS], **plan.settings.model_dump(mode="json")}
-        write_text(fresh / SETTINGS_FILE, as_toml(chosen | {key: kept[key] for key in kept.keys() - chosen.keys()}))
+        settings = {"models": [MODELS], **plan.settings.model_dump(mode="json"), **AS_MEASURED, **kept}
+        write_text(fresh / SETTINGS_FILE, as_toml(settings))
         write_text(fresh / WORKLOAD_FILE, as_toml(_place_workload(workload, fresh)))
         if host is not None:
             write_host(host, fresh / HOST_FILE)

@@ -19,6 +19,7 @@ from weft.errors import DeviceError, InputError
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.folder import digest_of
 from weft.planning.machine import processor_here, these_versions
+from weft.planning.served_files import files_to_serve
 from weft.planning.staging import stage
 from weft.runtime.external import external_files
 from weft.survey import Subject, survey_lanes
@@ -41,7 +42,7 @@ class LaneShape(NamedTuple):
     threads: int
 
 
-class Surveyor(Protocol):
+class LaneSurvey(Protocol):
     """Measures models with several numbers of lanes; ``weft.survey.survey_lanes``."""
 
     def __call__(
@@ -75,7 +76,7 @@ def measured_hosts(
     *,
     seconds: float = SECONDS,
     progress: Progress | None = None,
-    survey: Surveyor = survey_lanes,
+    survey: LaneSurvey = survey_lanes,
 ) -> list[Host]:
     """The machine with every division of its cores; measured where the cache does not have it."""
     shapes = lane_shapes(asked.cores)
@@ -87,8 +88,8 @@ def measured_hosts(
     for folder in (cache / MEASURED, cache / CUT):
         _make(folder)
     with TemporaryDirectory() as staged:
-        stage({model.name: model.to_serve for model in asked.models}, Path(staged))
-        subjects = [Subject(model.name, _shapes(model)) for model in asked.models]
+        stage(files_to_serve(asked.models), Path(staged))
+        subjects = [Subject(_source(model), model.shapes, model.config.values) for model in asked.models]
         groups = sorted({shape.threads for shape in left})
         for place, threads in enumerate(groups):
             hosts = survey(
@@ -112,12 +113,13 @@ def measurement_key(models: Sequence[AskedModel], shape: LaneShape, seconds: flo
     for model in models:
         files = (model.path, *external_files(model.path))
         settings = model.config.model_dump(mode="json", exclude_unset=True)
-        parts.append([model.name, [digest_of(file) for file in files], settings])
+        parts.append([model.name, model.body, [digest_of(file) for file in files], settings])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _shapes(model: AskedModel) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in model.config.shapes.items()}
+def _source(model: AskedModel) -> str:
+    """What a survey calls a model; those in one stitched file are measured once."""
+    return f"{model.body}.onnx/{model.name}" if model.body else model.name
 
 
 def _kept(file: Path) -> Host | None:

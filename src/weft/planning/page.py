@@ -5,24 +5,21 @@ The page is ``reports/plan.html``; here its data is made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from weft.planning.asked import Asked
 from weft.planning.busiest import BusyStretch
-from weft.planning.plan import Plan, PlanOption, Prediction
+from weft.planning.plan import Plan, PlannedModel, PlanOption, Prediction
 from weft.reports.page import page_text
 
-if TYPE_CHECKING:
-    from weft.planning.whole_run import MadePlan
+
+def plan_page(plan: Plan, asked: Asked, busiest: BusyStretch, measured_on: str) -> str:
+    """The page of a plan; *measured_on*: the machine and time of the measurement, in words."""
+    return page_text("plan.html", {**page_data(plan, asked), "busiest": _stretch(busiest), "host": measured_on})
 
 
-def plan_page(made: MadePlan) -> str:
-    """The page of a plan."""
-    return page_text("plan.html", page_data(made))
-
-
-def page_data(made: MadePlan) -> dict[str, Any]:
-    """All the page shows."""
-    plan, asked = made.plan, made.asked
+def page_data(plan: Plan, asked: Asked) -> dict[str, Any]:
+    """All the page shows but the picture."""
     return {
         "title": " + ".join(model.name for model in plan.models),
         "objective": plan.objective,
@@ -32,25 +29,15 @@ def page_data(made: MadePlan) -> dict[str, Any]:
         "choice": plan.options[0].label,
         "settings": plan.settings.model_dump(mode="json"),
         "predicted": plan.predicted.model_dump(mode="json"),
-        "models": [_model(plan, place) for place in range(len(plan.models))],
+        "models": [_model(each) for each in plan.models],
         "options": [_option(each) for each in plan.options if each.predicted],
         "left_out": [[each.label, each.left_out] for each in plan.options if not each.predicted],
         "reasons": plan.reasons.model_dump(mode="json"),
-        "busiest": _stretch(made.busiest),
-        "host": made.host.source,
     }
 
 
-def _model(plan: Plan, place: int) -> dict[str, Any]:
-    model = plan.models[place]
-    chosen = plan.options[0].models[model.name]
-    return {
-        "name": model.name,
-        "done": model.done,
-        "bytes": model.bytes,
-        "segments": model.segments,
-        "max_batch": chosen.max_batch,
-    }
+def _model(model: PlannedModel) -> dict[str, Any]:
+    return model.model_dump(mode="json", include={"name", "done", "bytes", "segments", "max_batch"})
 
 
 def _option(option: PlanOption) -> dict[str, Any]:

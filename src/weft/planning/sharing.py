@@ -26,10 +26,11 @@ class SharedWeights(NamedTuple):
 
 def shared_weights(models: Sequence[AskedModel]) -> list[SharedWeights]:
     """Pairs of models that share weights, those that share most first; tensors that are equal as a whole count."""
-    if len(models) < 2 or sum(model.bytes for model in models) > MOST_BYTES:
+    files = {model.path: model for model in models if not model.body}
+    if len(files) < 2 or sum(model.bytes for model in files.values()) > MOST_BYTES:
         return []
     try:
-        digests = [(model.source, weight_digests(model.path)) for model in models]
+        digests = [(model.source, weight_digests(path)) for path, model in files.items()]
     except ModelError:  # it can be served all the same, and this is only advice
         return []
     pairs = [

@@ -1,12 +1,12 @@
 """Simulated runs of a way to serve, by the server's own rules, as long as it takes to judge it and no longer.
 
-Loads are steps of ``STEP`` from the asked one, which is step 0, so that options that carry nearly the same count as
-equal. Whether a step is sustained is first looked at in a short run, which tells where it is clear; only what is near
-the limit is simulated for longer.
+Loads are steps of ``STEP`` from the asked one, which is step 0. A short run says whether a step is sustained, which is
+enough to tell most options from the best; those that come near it are simulated for longer (``finals``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, inf, log
 from typing import NamedTuple
@@ -18,18 +18,16 @@ from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
 from weft.workloads.requests import Workload
 
-STEP = 1.03
-"""Options whose loads are less than this apart count as equal."""
-LOWEST = -160
-"""The step, about a hundredth of the asked load, below which nothing is said to be sustained."""
-HIGHEST = 400
+STEP = 1.05
+"""How far apart the loads are that are tried."""
+LOWEST, HIGHEST = -100, 300
+"""Steps from about a hundredth of the asked load to two million times as much; nothing else is looked for."""
 FIRST_GUESS = 0.85
 """The part of the bound at which the search for the largest load begins."""
-CLEAR, CLEAR_COUNT = 5.0, 4
-"""A short run with so many times the misses that may be, and so many at least, is not repeated."""
 DEADLINES_LONG, BURSTS_LONG = 20, 40
 """How many of the longest deadlines, and of the bursts of bursty streams, a run lasts at least."""
 WARM_SHARE = 0.05
+"""The part of a run that is not counted."""
 MOST_TIMES = 4
 """A run is prolonged for rare streams up to so many times the requests."""
 
@@ -42,16 +40,16 @@ class RunLength(NamedTuple):
     """Requests of the stream that sends least."""
 
 
-SHORT, USUAL, LONG = RunLength(400, 60), RunLength(1600, 150), RunLength(6000, 400)
+SHORT, USUAL, LONG = RunLength(700, 80), RunLength(1600, 150), RunLength(4000, 300)
 
 
 def run_workload(asked: Asked, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
     """The asked streams at a multiple of their rates, for as long as it takes."""
     workload = arrangement.serving(asked.workload).scaled(factor)
     rates = [rate for rate in workload.rates if rate]
-    least_s = max(DEADLINES_LONG * stream.deadline_s for stream in workload.stream)
     if not rates or any(stream.arrival == "trace" for stream in workload.stream):
         return workload
+    least_s = max(DEADLINES_LONG * stream.deadline_s for stream in workload.stream)
     for stream in workload.stream:
         if stream.arrival == "bursty":
             least_s = max(least_s, BURSTS_LONG * stream.burst_ms / 1e3 / stream.burst_share)
@@ -66,22 +64,57 @@ def late_rule(asked: Asked, arrangement: Arrangement) -> str:
 
 
 def simulated(
-    asked: Asked, arrangement: Arrangement, factor: float, length: RunLength, seed: int | None = None
+    asked: Asked, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
 ) -> tuple[Case, RequestRun]:
-    """One run, and the case it is of."""
+    """One run to its end, and the case it is of."""
     case = prepare(run_workload(asked, arrangement, factor, length), arrangement.host)
-    run = simulate_requests(
+    return case, _run(asked, arrangement, case, seed, None)
+
+
+def kept_at(
+    asked: Asked, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
+) -> tuple[bool, float]:
+    """Whether the deadlines are kept at a multiple of the asked load; and the share missed until that was clear."""
+    case = prepare(run_workload(asked, arrangement, factor, length), arrangement.host)
+    report = _run(asked, arrangement, case, seed, _most_missed(case, asked.limit)).report
+    return keeps(report, asked.limit), report.worst_violation_rate
+
+
+def _run(
+    asked: Asked, arrangement: Arrangement, case: Case, seed: int | None, most_missed: list[float] | None
+) -> RequestRun:
+    return simulate_requests(
         case,
         arrangement.settings.policy,
         late=late_rule(asked, arrangement),
         options=arrangement.settings.policy_options,
         seed=seed,
+        most_missed=most_missed,
     )
-    return case, run
+
+
+def _most_missed(case: Case, limit: float) -> list[float]:
+    """Deadlines that each stream may miss before it is clear that it misses too many; more than it should, for the
+    number of requests is not known before the end."""
+    counted_s = case.workload.duration_s - case.workload.warmup_s
+    return [1.0 + SLACK * limit * (rate or inf) * counted_s for rate in case.workload.rates]
+
+
+def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: int) -> int:
+    """The largest step that is sustained, looked for from *start* on; *low* is taken to be, and *high* not."""
+    step, stride = max(low + 1, min(high - 1, start)), 2
+    while high - low > 1:
+        if sustained(step):
+            low, ahead = step, step + stride
+        else:
+            high, ahead = step, step - stride
+        step = ahead if low < ahead < high else (low + high) // 2
+        stride *= 2
+    return low
 
 
 @dataclass(eq=False, slots=True)
-class Trial:
+class OptionTrial:
     """A way to serve, and what is known of it so far; asking may take a simulation."""
 
     asked: Asked
@@ -90,7 +123,7 @@ class Trial:
     memory_bytes: int
     runs: int = 0
     """How often it was simulated."""
-    _reports: dict[int, RequestReport] = field(default_factory=dict)
+    _report: RequestReport | None = None
     _sustained: dict[int, bool] = field(default_factory=dict)
     _failed: dict[int, float] = field(default_factory=dict)
     """Step that was not sustained -> the share missed there, in the run that showed it."""
@@ -99,7 +132,10 @@ class Trial:
     @property
     def report(self) -> RequestReport:
         """What becomes of the requests at the asked load."""
-        return self._report(0)
+        if self._report is None:
+            self.runs += 1
+            self._report = simulated(self.asked, self.arrangement, 1.0, USUAL)[1].report
+        return self._report
 
     @property
     def missed(self) -> float:
@@ -117,38 +153,39 @@ class Trial:
         return max(inf if each.p99_s is None else each.p99_s / each.deadline_s for each in self.report.streams)
 
     @property
+    def seen_latency(self) -> float:
+        """The same where the asked load was simulated already; else without end."""
+        return inf if self._report is None else self.latency
+
+    @property
     def highest(self) -> int:
         """The step that the bound allows."""
         most = self.bound.factor * SLACK
-        return HIGHEST if most == inf else max(LOWEST, min(HIGHEST, floor(step_of(most)))) if most > 0 else LOWEST
+        if most == inf:
+            return HIGHEST
+        return max(LOWEST - 1, min(HIGHEST, floor(step_of(most)))) if most > 0 else LOWEST - 1
 
     def sustained(self, step: int) -> bool:
         """Whether it keeps the deadlines at a step of the load."""
         if step > self.highest:
             return False
         if step not in self._sustained:
-            self._sustained[step] = self._keeps(step)
+            self.runs += 1
+            self._sustained[step], missed = kept_at(self.asked, self.arrangement, STEP**step, SHORT)
+            if not self._sustained[step]:
+                self._failed[step] = missed
         return self._sustained[step]
 
     def level(self, start: int | None = None) -> int:
         """The largest step that it sustains, looked for from *start* on; below ``LOWEST`` if there is none."""
         if self._level is None:
-            low, high, stride = LOWEST - 1, self.highest + 1, 2
             guess = floor(step_of(max(1e-9, self.bound.factor * FIRST_GUESS))) if start is None else start
-            step = max(low + 1, min(high - 1, guess))
-            while high - low > 1:
-                if self.sustained(step):
-                    low, ahead = step, step + stride
-                else:
-                    high, ahead = step, step - stride
-                step = ahead if low < ahead < high else (low + high) // 2
-                stride *= 2
-            self._level = low
+            self._level = largest_step(self.sustained, LOWEST - 1, self.highest + 1, guess)
         return self._level
 
     @property
     def factor(self) -> float:
-        """The largest multiple of the asked load that it sustains; 0 if there is none."""
+        """The largest multiple of the asked load that it sustains, to a step; 0 if there is none."""
         return 0.0 if self.level() < LOWEST else float(STEP ** self.level())
 
     @property
@@ -156,23 +193,6 @@ class Trial:
         """Orders those who lost by how near they came, without another run: where they failed, and how badly."""
         first = min(self._failed, default=LOWEST)
         return -first, self._failed.get(first, 1.0)
-
-    def _keeps(self, step: int) -> bool:
-        self.runs += 1
-        report = simulated(self.asked, self.arrangement, STEP**step, SHORT)[1].report
-        if not clearly_missed(report, self.asked.limit):
-            report = self._report(step)
-            if keeps(report, self.asked.limit):
-                return True
-        self._failed[step] = missed_in(report)
-        return False
-
-    def _report(self, step: int) -> RequestReport:
-        if step not in self._reports:
-            self.runs += 1
-            run = simulated(self.asked, self.arrangement, STEP**step, USUAL)[1]
-            self._reports[step] = run.report
-        return self._reports[step]
 
 
 def step_of(factor: float) -> float:
@@ -190,11 +210,6 @@ def keeps(report: RequestReport, limit: float) -> bool:
     return all(each.arrived and each.violated <= max(1.0, limit * each.arrived) for each in report.streams)
 
 
-def clearly_missed(report: RequestReport, limit: float) -> bool:
-    """Whether a stream misses so many deadlines that a longer run would not change it."""
-    return any(each.violated >= CLEAR_COUNT and each.violation_rate > CLEAR * limit for each in report.streams)
-
-
-def trial_of(asked: Asked, arrangement: Arrangement, memory_bytes: int) -> Trial:
+def trial_of(asked: Asked, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:
     """What is known of a way to serve before it is simulated."""
-    return Trial(asked, arrangement, bound_of(asked, arrangement), memory_bytes)
+    return OptionTrial(asked, arrangement, bound_of(asked, arrangement), memory_bytes)

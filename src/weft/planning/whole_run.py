@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,21 +17,20 @@ from weft.planning.bounds import times_alone_s
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
+from weft.planning.finals import FRESH_SEED, Finalist, finals, prediction
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.machine import made_here, these_versions, this_machine
 from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
+from weft.planning.page import plan_page
 from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
-from weft.planning.predicted import FRESH_SEED, largest_load, prediction
 from weft.planning.reasons import reasons
+from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
-from weft.planning.trials import LONG, Trial, simulated
+from weft.planning.trials import LONG, STEP, OptionTrial, simulated
 from weft.workloads.requests import Workload
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
-
-BESIDE = 4
-"""Options that are told in full besides the winner."""
 
 
 class PlanProgress(NamedTuple):
@@ -70,9 +69,7 @@ class MadePlan:
 
     def report(self) -> str:
         """The plan as a page."""
-        from weft.planning.page import plan_page
-
-        return plan_page(self)
+        return plan_page(self.plan, self.asked, self.busiest, self.host.source)
 
     def write(self, folder: str | Path) -> None:
         """Write the folder that ``weft serve`` and ``weft bench`` take."""
@@ -169,23 +166,22 @@ def check_deadlines(asked: Asked, hosts: Sequence[Host]) -> None:
 
 def memory_of(asked: Asked, arrangement: Arrangement) -> int:
     """What the server would hold: as measured, else what the models' files do."""
-    return arrangement.host.memory_bytes or sum(model.bytes for model in asked.models)
+    return arrangement.host.memory_bytes or asked.bytes
 
 
 def _made(asked: Asked, chosen: Chosen, told: OnProgress) -> MadePlan:
     """The plan of a choice, its numbers drawn afresh."""
-    best, of = chosen.best, 3 + BESIDE
-    told(PlanProgress("predicting", "", 0, of))
-    seed = asked.workload.seed + FRESH_SEED
-    case, run = simulated(asked, best.arrangement, 1.0, LONG, seed)
-    told(PlanProgress("predicting", "the largest load", 1, of))
-    factor = largest_load(best) if asked.has_rates else None
-    predicted = prediction(asked, run.report, best.memory_bytes, factor)
-    others = []
-    for place, trial in enumerate(chosen.others[:BESIDE]):
-        told(PlanProgress("predicting", trial.arrangement.label, 2 + place, of))
-        others.append(_option(trial, prediction(asked, trial.report, trial.memory_bytes, _factor(trial, best))))
-    models = {model.name: _to_serve(asked, model, best.arrangement) for model in asked.models}
+    ranked = finals(
+        asked,
+        (chosen.best, *chosen.others),
+        lambda label, done, of: told(PlanProgress("comparing the best", label, done, of + 1)),
+    )
+    first = ranked[0]
+    arrangement = first.trial.arrangement
+    told(PlanProgress("comparing the best", "a long run", len(ranked), len(ranked) + 1))
+    case, run = simulated(asked, arrangement, 1.0, LONG, seed=asked.workload.seed + FRESH_SEED)
+    predicted = prediction(asked, run.report, first.trial.memory_bytes, first.factor)
+    models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
     plan = Plan(
         made=made_here(),
         versions=these_versions(),
@@ -193,53 +189,56 @@ def _made(asked: Asked, chosen: Chosen, told: OnProgress) -> MadePlan:
         deadlines="soft" if asked.deadlines == "soft" else "strict",
         machine=this_machine(),
         budget=PlanBudget(cores=asked.cores, memory_bytes=asked.memory_bytes),
-        models=tuple(_planned(model, models[model.name], best.arrangement.host) for model in asked.models),
-        settings=best.arrangement.settings,
+        models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
+        settings=arrangement.settings,
         predicted=predicted,
-        options=(_option(best, predicted), *_ranked(others), *_left_out(chosen)),
-        reasons=reasons(asked, chosen, predicted, shared_weights(asked.models)),
+        options=tuple(_options(chosen, ranked, predicted)),
+        reasons=reasons(asked, chosen, ranked, predicted, shared_weights(asked.models)),
     )
-    return MadePlan(plan, asked, best.arrangement.host, models, busiest(case, run, best.arrangement.host.lanes))
+    return MadePlan(plan, asked, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
 
 
-def _factor(trial: Trial, best: Trial) -> float | None:
-    """The largest load of an option that did not win, looked for from the winner's on."""
-    if not trial.asked.has_rates:
-        return None
-    trial.level(start=best.level())
-    return trial.factor
+def _options(chosen: Chosen, ranked: Sequence[Finalist], predicted: Prediction) -> Iterator[PlanOption]:
+    """All options that were judged, the best first."""
+    yield _option(ranked[0].trial.arrangement, predicted)
+    yield from (_option(each.trial.arrangement, each.prediction) for each in ranked[1:])
+    told = [each.trial for each in ranked]
+    for trial in (chosen.best, *chosen.others):
+        if trial not in told:
+            yield _left_out(trial.arrangement, _fell_short(trial))
+    for each in chosen.left_out:
+        yield _left_out(each.arrangement, each.why)
 
 
-def _option(trial: Trial, predicted: Prediction) -> PlanOption:
-    arrangement = trial.arrangement
+def _option(arrangement: Arrangement, predicted: Prediction) -> PlanOption:
     return PlanOption(
         label=arrangement.label, settings=arrangement.settings, models=arrangement.models, predicted=predicted
     )
 
 
-def _ranked(others: Sequence[PlanOption]) -> list[PlanOption]:
-    """Options that did not win: those that carry most first."""
-    return sorted(others, key=lambda each: -((each.predicted and each.predicted.sustainable_factor) or 0.0))
+def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
+    return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
 
 
-def _left_out(chosen: Chosen) -> list[PlanOption]:
-    """Options that are not told in full, and why."""
-    told = f"carries less than {chosen.best.factor:.2f} times the load" if chosen.best.asked.has_rates else "is slower"
-    found = [(trial.arrangement, told) for trial in chosen.others[BESIDE:]]
-    found += [(each.arrangement, each.why) for each in chosen.left_out]
-    return [
-        PlanOption(label=each.label, settings=each.settings, models=each.models, left_out=why) for each, why in found
-    ]
+def _fell_short(trial: OptionTrial) -> str:
+    """Why an option that was simulated was not among the last."""
+    step, missed = trial.nearness
+    return f"missed {missed:.1%} of a stream's deadlines at {STEP**-step:.2f} times the load"
 
 
-def _to_serve(asked: Asked, model: AskedModel, arrangement: Arrangement) -> ModelToServe:
-    """A model with the settings that were chosen for it; requests without a deadline get that of its streams."""
+def _settings(asked: Asked, model: AskedModel, arrangement: Arrangement) -> dict[str, Any]:
+    """What was chosen for a model; its requests without a deadline get that of its streams."""
     due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
-    chosen = {"max_batch": arrangement.batches[model.name], "slo_ms": min(each for each in due if each is not None)}
-    return ModelToServe(model.path, model.config.model_copy(update=chosen))
+    return {"max_batch": arrangement.batches[model.name], "slo_ms": min(each for each in due if each is not None)}
 
 
-def _planned(model: AskedModel, served: ModelToServe, host: Host) -> PlannedModel:
+def _planned(asked: Asked, home: str, file: ModelToServe, host: Host) -> PlannedModel:
+    """What the plan says of a file; all models in it are cut alike."""
+    first = next(model for model in asked.models if model.home == home)
     return planned_model(
-        model.name, served, sources=source_digests(model.path), segments=len(host.model(model.name).segments)
+        home,
+        file,
+        sources=source_digests(first.path),
+        segments=len(host.model(first.name).segments),
+        done=stitched_from(asked.models, home),
     )

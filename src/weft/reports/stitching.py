@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from weft.stitching.advice import Advice
 from weft.stitching.summary import SLABBED, LayerRow, Summary, Way
 from weft.stitching.whole_run import Stitching
 from weft.version import __version__
@@ -23,8 +24,10 @@ NUMBER_BYTES = 4
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
-def stitching_report(made: Stitching, files: Sequence[str | Path]) -> dict[str, Any]:
-    """The numbers of stitched models, ready for JSON; *files* are those of the groups."""
+def stitching_report(
+    made: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
+) -> dict[str, Any]:
+    """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
     options = made.options
     return {
         "format": 1,
@@ -44,6 +47,7 @@ def stitching_report(made: Stitching, files: Sequence[str | Path]) -> dict[str, 
         "largest_difference": made.difference and made.difference.relative,
         "total": {"sequential": asdict(made.before), "stitched": asdict(made.after)},
         "groups": [{"file": str(file), **asdict(each)} for file, each in zip(files, made.summaries, strict=True)],
+        "served": [each.as_dict() for each in served],
     }
 
 
@@ -55,7 +59,7 @@ def sentences(made: Stitching) -> list[str]:
         *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
         _sharing(groups),
         _time(groups, made.before, made.after),
-        _memory(groups, made.before, made.after),
+        _memory(groups, made.before, made.after, _number_bytes(made)),
     ]
 
 
@@ -96,10 +100,17 @@ def _seconds(way: Way, measured: bool) -> float:
     return way.measured_s if measured and way.measured_s is not None else way.predicted_s
 
 
-def _memory(groups: Sequence[Summary], before: Way, after: Way) -> str:
+def _number_bytes(made: Stitching) -> float:
+    """What a weight takes: that of a float, or what those of tuned models take on average."""
+    separate = sum(each.kernels.separate for each in made.summaries)
+    tuned = separate and any(net.tuned for net in made.family.nets)
+    return made.before.weight_bytes / separate if tuned else NUMBER_BYTES
+
+
+def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
     kernels = [each.kernels for each in groups]
-    unique = NUMBER_BYTES * sum(each.unique for each in kernels)
-    common = NUMBER_BYTES * sum(each.by_all + each.by_some for each in kernels)
+    unique = number_bytes * sum(each.unique for each in kernels)
+    common = number_bytes * sum(each.by_all + each.by_some for each in kernels)
     layers = [row for each in groups for row in each.layers]
     most = _most(layers, "weight_bytes", after.weight_bytes)
     said = (

@@ -39,8 +39,6 @@ class Question:
     seeds: int = 2
     tolerance: float = 0.01
     """Width of the last bracket, relative."""
-    stride: float = 2.0
-    """How far apart the loads are that are tried until one is sustained and one is not; small where they are guessed."""
 
     def __post_init__(self) -> None:
         if not any(rate for rate in self.workload.rates):
@@ -50,8 +48,6 @@ class Question:
                 f"limit = {self.limit} and tolerance = {self.tolerance} must lie between 0 and 1, "
                 f"seeds = {self.seeds} must be at least 1"
             )
-        if not self.stride > 1:
-            raise WorkloadError(f"stride = {self.stride} must be more than 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
         tried[factor] = [_missed(report) for report in reports[factor]]
         return _mean(tried[factor]) <= question.limit
 
-    low, high = _bracket(sustained, question.stride)
+    low, high = _bracket(sustained)
     while high > low * (1 + question.tolerance):
         middle = (low * high) ** 0.5
         if sustained(middle):
@@ -160,23 +156,23 @@ def _priced(workload: Workload, device: Device) -> Case:
     return prepare(workload, device)
 
 
-def _bracket(sustained: Callable[[float], bool], stride: float) -> tuple[float, float]:
-    """A sustained and an unsustained multiple of the rates, a factor of *stride* apart."""
+def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
+    """A sustained and an unsustained multiple of the rates, a factor of 2 apart."""
     factor = 1.0
     if sustained(factor):
-        while sustained(factor * stride):
-            factor *= stride
+        while sustained(factor * 2):
+            factor *= 2
             if factor > LARGEST:
                 raise WorkloadError("no load is too much for this device: check the workload's deadlines and rates")
-        return factor, factor * stride
-    while not sustained(factor / stride):
-        factor /= stride
+        return factor, factor * 2
+    while not sustained(factor / 2):
+        factor /= 2
         if factor < SMALLEST:
             raise WorkloadError(
                 "no load is sustained, however small: a deadline is shorter than its model takes alone or than "
                 "batch_timeout_ms, or duration_s is too short for a rare stream to send anything"
             )
-    return factor / stride, factor
+    return factor / 2, factor
 
 
 def _answer(

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.errors import StitchError, unknown_name
+from weft.stitching.codes import coded_kernels, in_codes, notes
 from weft.stitching.counts import count
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
@@ -35,6 +36,7 @@ from weft.stitching.summary import (
     together,
     way,
 )
+from weft.stitching.unrounded import without_rounding
 
 PLANNED = "planned"
 """Instead of a form: each layer gets the one that costs least."""
@@ -151,6 +153,16 @@ class Stitched:
         graph = lower_plan(self.family, self.sharing, other, dynamic=self.dynamic, align=self.align)
         return replace(self, forms=other.forms, graph=graph, plan=other)
 
+    def unrounded(self) -> Stitched:
+        """What comes of the same models if they round nothing; itself where they do not."""
+        if not self.graph.rounded:
+            return self
+        other = replace(self, family=without_rounding(self.family))
+        if self.plan:
+            return other.planned(self.plan)
+        graph = lower(other.family, self.sharing, self.forms, dynamic=self.dynamic, align=self.align)
+        return replace(other, graph=graph)
+
     def in_form(self, form: str) -> Stitched:
         """What comes of the same models with one form throughout."""
         for each in self._rivals:
@@ -170,7 +182,8 @@ class Stitched:
         """Write it as an ONNX file, which ``weft serve`` serves as the models it is made of if it is dynamic."""
         from weft.stitching.onnx_writer import write_onnx
 
-        write_onnx(self.graph, path, self.metadata)
+        kernels = coded_kernels(self.graph)
+        write_onnx(in_codes(self.graph, kernels), path, self.metadata | notes(self.graph, kernels))
 
 
 def assemble(

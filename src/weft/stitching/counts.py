@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep
 from weft.stitching.net import Array
@@ -17,6 +18,7 @@ PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "FusedConv"))
 KERNELS = PRODUCTS | {"ConvTranspose"}
 """Steps whose second input is stored as weights; the last comes in islands only, whose work is not counted."""
 ITEM_BYTES = 4
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,25 @@ class Counts:
     """The part of each source layer, by its name ('' is what belongs to none)."""
 
 
-def count(graph: Graph, *, rows: int = 1) -> Counts:
-    """Count *graph*; a dimension known only at run time is taken as *rows*."""
-    kernels = {step.inputs[1] for step in graph.steps if _has_kernel(graph, step)}
+def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) -> Counts:
+    """Count *graph*; a dimension known only at run time is taken as *rows*, kernels in *stored* as that many bytes."""
+    kernels = kernel_names(graph)
     total = sum(array.nbytes for array in graph.constants.values())
-    weight_bytes = sum(graph.constants[name].nbytes for name in kernels)
-    layers = _by_layer(graph, rows)
+    table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
+    layers = _by_layer(graph, rows, stored)
     return Counts(
         sum(each.macs for each in layers.values()),
-        weight_bytes,
-        total - weight_bytes,
+        sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
+        table_bytes,
         _peak_bytes(graph, rows),
         sum(each.launches for each in layers.values()),
         layers,
     )
+
+
+def kernel_names(graph: Graph) -> set[str]:
+    """The constants that are multiplied by."""
+    return {step.inputs[1] for step in graph.steps if _has_kernel(graph, step)}
 
 
 def kernels_of(graph: Graph, layer: str) -> list[Array]:
@@ -71,7 +78,7 @@ def _has_kernel(graph: Graph, step: GraphStep) -> bool:
     return step.op in KERNELS and step.inputs[1] in graph.constants and not adds_up(step)
 
 
-def _by_layer(graph: Graph, rows: int) -> dict[str, LayerCounts]:
+def _by_layer(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:
     found: dict[str, LayerCounts] = {}
     counted: set[str] = set()
     for step in graph.steps:
@@ -79,7 +86,7 @@ def _by_layer(graph: Graph, rows: int) -> dict[str, LayerCounts]:
         weight_bytes = 0
         if _has_kernel(graph, step) and step.inputs[1] not in counted:
             counted.add(step.inputs[1])
-            weight_bytes = graph.constants[step.inputs[1]].nbytes
+            weight_bytes = stored.get(step.inputs[1], graph.constants[step.inputs[1]].nbytes)
         found[step.layer] = LayerCounts(
             before.macs + _macs(graph, step, rows),
             before.weight_bytes + weight_bytes,

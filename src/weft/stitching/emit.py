@@ -30,7 +30,7 @@ def emit(builder: Builder, op: Op, inputs: Sequence[str]) -> str:
         return convolve(builder, inputs[0], op.weight, window=op.window, groups=op.groups)
     if op.kind == "affine":
         return scale_and_shift(builder, inputs[0], op.scale, op.shift)
-    if op.kind == "unary":
+    if op.kind == "unary" and op.payload is None:
         return activate(builder, inputs[0], op.function, op.settings)
     if op.kind in _ELEMENTWISE:
         return combine(builder, _ELEMENTWISE[op.kind], inputs)
@@ -134,6 +134,7 @@ def opened(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, str]]
     """A graph for *net* alone with its inputs, and the tensors of the values there are so far."""
     builder = Builder(net.name)
     builder.reserve(port.name for port in (*net.inputs, *net.outputs))
+    builder.tuned = net.tuned
     rows = DYNAMIC if dynamic else net.batch
     return builder, {
         port.value: read_port(builder, port, net.values[port.value], port.name, rows) for port in net.inputs
@@ -183,9 +184,15 @@ def _foldable(net: Net) -> dict[str, Op]:
         if op.kind != "affine" or op.inputs[0] not in writers or readers[op.inputs[0]] != 1:
             continue
         writer = writers[op.inputs[0]]
-        if writer.kind == "conv" or (writer.kind == "affine" and writer.inputs[0] in folded):
+        kept = writer.tuned and scales(op)
+        if (writer.kind == "conv" and not kept) or (writer.kind == "affine" and writer.inputs[0] in folded):
             folded[writer.output] = writer
     return folded
+
+
+def scales(op: Op) -> bool:
+    """Whether an affine does more than to shift: weights in a number format would leave it."""
+    return op.scale is not None and not bool((op.scale == 1).all())
 
 
 def _chain(net: Net, op: Op, folded: Mapping[str, Op]) -> tuple[Op | None, Array, Array]:

@@ -53,6 +53,10 @@ class Graph:
     """The constants that are weights (the rest are tables, masks, shapes and indices)."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of every tensor."""
+    tuned: bool = False
+    """Whether weights are few different numbers, which ``codes`` stores in few bits."""
+    rounded: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that are another one, rounded to a number format."""
 
     @property
     def weight_bytes(self) -> int:
@@ -75,6 +79,9 @@ class Builder:
         self._outputs: list[GraphTensor] = []
         self._count = 0
         self._reserved: set[str] = set()
+        self.tuned = False
+        self.rounded: dict[str, str] = {}
+        """What became of tensors that were rounded: theirs by its name."""
 
     def reserve(self, names: Iterable[str]) -> None:
         """Keep *names* free for inputs and outputs to come."""
@@ -130,6 +137,8 @@ class Builder:
             self._constants,
             frozenset(self._weights),
             self._shapes,
+            self.tuned,
+            self.rounded,
         )
 
     def _fresh(self, hint: str) -> str:

@@ -44,6 +44,7 @@ def lower(
         raise StitchError(f"{len(counts)} batches for {family.tasks} models; give one for each")
     builder = Builder("+".join(net.name for net in family.nets))
     builder.reserve(_port_names(family))
+    builder.tuned = any(net.tuned for net in family.nets)
     room = Room(builder, family, wire(family), tidy(sharing), counts, align)
     _read_inputs(room)
     walk(room, forms)

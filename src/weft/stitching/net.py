@@ -23,6 +23,10 @@ KINDS = ("conv", "affine", "unary", "add", "mul", "concat", "max_pool", "avg_poo
 """``conv`` with groups equal to its channels is depthwise; ``island`` is an operator only its source can run."""
 
 
+ROUNDING = "Rounding"
+"""The function of a unary that rounds to a number format, by the steps in its payload."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """How a convolution or a pool moves over its input; pads are top, left, bottom, right."""
@@ -72,7 +76,10 @@ class Op:
     settings: Mapping[str, float] = field(default_factory=dict)
     """unary: alpha, beta, min, max, tanh (Gelu's approximation); avg_pool: count_include_pad; 0 or 1 for switches."""
     payload: Any = None
-    """island: what its source needs to run it, an object with ``signature: str`` that equal islands share."""
+    """island, and a unary that rounds (``ROUNDING``): what its source needs to run it, an object with a
+    ``signature: str`` that equal ones share."""
+    tuned: bool = False
+    """conv: whether its weights are few different numbers, as ``weft tune`` leaves them; they are kept as they are."""
 
     @property
     def depthwise(self) -> bool:
@@ -115,6 +122,11 @@ class Net:
             known.add(op.output)
         if missing := [port.name for port in self.outputs if port.value not in known]:
             raise ModelError(f"{self.name}: nothing writes its output {missing[0]}")
+
+    @property
+    def tuned(self) -> bool:
+        """Whether some of its weights are in a number format that they shall keep."""
+        return any(op.tuned for op in self.ops)
 
     def readers(self, value: str) -> Iterator[Op]:
         return (op for op in self.ops if value in op.inputs)

@@ -13,7 +13,7 @@ from weft.errors import StitchError
 from weft.files import replacing
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 
-OPSET = 20
+OPSET, OPSET_OF_16_BITS = 20, 21
 IR_VERSION = 10
 """What onnxruntime reads since 1.18."""
 
@@ -38,7 +38,7 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> onnx.ModelP
     )
     model = helper.make_model(
         body,
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[helper.make_opsetid("", _opset(graph))],
         ir_version=IR_VERSION,
         producer_name="weft",
     )
@@ -53,6 +53,13 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str
     data = os.path.basename(os.path.realpath(path)) + ".data"
     with replacing(path, StitchError) as beside:
         onnx.save_model(model, str(beside), save_as_external_data=outside, location=data)
+
+
+def _opset(graph: Graph) -> int:
+    """``OPSET``, or the first in which what is quantised to 16 bits has operators."""
+    zeros = (step.inputs[2] for step in graph.steps if step.op == "QuantizeLinear" and len(step.inputs) > 2)
+    wide = any(name in graph.constants and graph.constants[name].dtype.itemsize > 1 for name in zeros)
+    return OPSET_OF_16_BITS if wide else OPSET
 
 
 def _node(step: GraphStep) -> onnx.NodeProto:

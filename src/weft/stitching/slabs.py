@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,7 +161,7 @@ class _Rewriting:
         constants = {name: array for name, array in self._constants.items() if name in used}
         graph = self.graph
         weights = frozenset(name for name in self._weights if name in constants)
-        return Graph(graph.name, graph.inputs, graph.outputs, tuple(self._steps), constants, weights, self._shapes)
+        return replace(graph, steps=tuple(self._steps), constants=constants, weights=weights, shapes=self._shapes)
 
     def _add_up(self, step: GraphStep, plan: _Geometry, cut: str, scale: Array, shift: Array, output: str) -> str:
         """The depthwise convolution over slabs; [1, rows x channels] where rows differ in scale or shift."""

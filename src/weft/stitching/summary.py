@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.stitching.codes import coded, stored_bytes
 from weft.stitching.counts import LayerCounts, count, kernels_of
 from weft.stitching.emit import plain_graph
-from weft.stitching.family import Family
+from weft.stitching.family import Family, FamilyLayer
 from weft.stitching.graph import Graph
 from weft.stitching.net import Array
 from weft.stitching.planning.cost import Modelled
@@ -139,7 +140,7 @@ class Summary:
 
 def way(name: str, graph: Graph, cost: Modelled) -> Way:
     """A graph whose rows are known."""
-    counts, seconds = count(graph), sum(cost.by_layer(graph).values())
+    counts, seconds = count(graph, stored=stored_bytes(graph)), sum(cost.by_layer(graph).values())
     return Way(
         name,
         counts.macs,
@@ -175,7 +176,7 @@ def layer_rows(
     cost: Modelled,
 ) -> tuple[LayerRow, ...]:
     """Every layer with a form, in order; *graph* is the stitched one with known rows."""
-    wiring, counts, times = wire(family), count(graph).layers, cost.by_layer(graph)
+    wiring, counts, times = wire(family), count(graph, stored=stored_bytes(graph)).layers, cost.by_layer(graph)
     tried = {choice.layer: choice.seconds for choice in plan.table} if plan else {}
     slabs = plan.slabs if plan else frozenset()
     found = []
@@ -193,13 +194,18 @@ def layer_rows(
                 _shared(segment.formed.output, wiring, sharing),
                 whole.macs,
                 whole.weight_bytes,
-                sum(kernel(segment.formed, task).nbytes for task in range(family.tasks)),
+                sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
                 whole.launches,
                 sum(times.get(name, 0.0) for name in mine),
                 tried.get(segment.name, {}),
             )
         )
     return tuple(found)
+
+
+def _kernel_bytes(layer: FamilyLayer, task: int) -> int:
+    codes = coded(kernel(layer, task)) if layer.ops[task].tuned else None
+    return kernel(layer, task).nbytes if codes is None else codes.nbytes
 
 
 def _total(counts: Iterable[LayerCounts]) -> LayerCounts:

@@ -22,7 +22,9 @@ from weft.devices import Host, HostModel
 from weft.devices.host import lane_cores, usable_cores
 from weft.errors import InputError
 from weft.load import LoadResult, run_load
+from weft.models.stitched_files import file_and_task
 from weft.runtime.lanes import ABORT_FROM_TICKS
+from weft.runtime.stitched import tasks_in
 from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
@@ -64,10 +66,17 @@ class Subject:
     """What ``weft serve`` takes: a file or a known name."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape of one sample's request, where the model has free dimensions."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Input -> number that requests must hold there, such as a sampling rate."""
 
     @property
     def name(self) -> str:
         return served_name(self.source)
+
+    @property
+    def file(self) -> str:
+        """What the server is given: of a model in a stitched file, the file."""
+        return file_and_task(self.source)[0]
 
 
 def survey(
@@ -109,8 +118,34 @@ def survey_lanes(
     if not lanes or min(lanes) < 1 or threads < 1 or not 0 < seconds <= LONGEST_S:
         shown = ", ".join(map(str, lanes))
         raise InputError(f"lanes = {shown}, threads = {threads}, seconds = {seconds:g} (at most {LONGEST_S:g})")
+    firsts: dict[str, Subject] = {}
+    for subject in subjects:
+        _require_one(subject)
+        firsts.setdefault(subject.file, subject)
+    measured = {subject.name: firsts[subject.file].name for subject in subjects}
     with _kept(cache) as folder:
-        return _Survey(subjects, sorted({*lanes}), threads, seconds, folder, repository, progress).hosts()
+        found = _Survey(
+            tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress
+        ).hosts()
+    return {count: with_stitched(host, measured) for count, host in found.items()}
+
+
+def _require_one(subject: Subject) -> None:
+    """Refuse a stitched file that is asked for as if it were one model."""
+    path = Path(subject.source)
+    tasks = [task.name for task in tasks_in(path)] if path.suffix == ".onnx" and path.is_file() else []
+    if tasks:
+        names = ", ".join(tasks)
+        raise InputError(f"{path} holds {names}; say which of them is asked for, as {path}/{tasks[0]}")
+
+
+def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
+    """*host* with the models that were stitched to one that was measured: they have its body, and so its times."""
+    models = {}
+    for name, first in measured.items():
+        loses = {other: host.models[first].loses[same] for other, same in measured.items() if host.models[first].loses}
+        models[name] = host.models[first].model_copy(update={"loses": loses})
+    return host.model_copy(update={"models": models})
 
 
 @contextmanager
@@ -164,6 +199,8 @@ class _Survey:
     """Model -> what the server says of it."""
     full_gaps_s: list[float] = field(default_factory=list)
     """What passed between segments when the lanes were full."""
+    bodies: dict[str, str] = field(default_factory=dict)
+    """What lanes run, by their name for it -> the subject that it is."""
 
     def hosts(self) -> dict[int, Host]:
         with self._server(1) as server:
@@ -312,7 +349,8 @@ class _Survey:
         result = run_load(parse_workload(raw, "survey"), server.url, deadlines="none")
         if failed := failures(result):
             raise InputError(f"the server did not answer: {failed[0]}")
-        spans = read_spans(_get(server.url, "weft/trace"), began_s)
+        seen = read_spans(_get(server.url, "weft/trace"), began_s)
+        spans = [span._replace(model=self.bodies.get(span.model, span.model)) for span in seen]
         self.done += 1
         since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
         return _Watched(spans, since_s, since_s + duration_s, result)
@@ -334,7 +372,7 @@ class _Survey:
 
     def _stream(self, subject: Subject, batch: int = 1) -> dict[str, Any]:
         shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}
-        return {"model": subject.source, "deadline_ms": NO_HURRY_MS, "shapes": shapes}
+        return {"model": subject.source, "deadline_ms": NO_HURRY_MS, "shapes": shapes, "values": dict(subject.values)}
 
     def _shapes(self, subject: Subject) -> Shapes:
         """What is sent to each input; the first dimension is the batch."""
@@ -347,7 +385,7 @@ class _Survey:
     def _server(self, lanes: int) -> Iterator[ServerProcess]:
         self._tell("starting the server; cutting models may take minutes the first time")
         arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
-        sources = [str(self.repository)] if self.repository else [subject.source for subject in self.subjects]
+        sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
@@ -358,9 +396,9 @@ class _Survey:
             found = models.get(subject.name)
             if found is None:
                 raise InputError(f"{subject.source}: the server could not measure it; give its shapes in NAME.toml")
-            if found["exits"] or found["body"]:
-                what = "exits" if found["exits"] else "several models in one"
-                raise InputError(f"{subject.source}: has {what}, which is not measured; weft simulate --bench can tell")
+            if found["exits"]:
+                raise InputError(f"{subject.source}: has exits, which are not measured; weft simulate --bench can tell")
+            self.bodies[found["body"] or subject.name] = subject.name
             self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
 
     def _free(self, server: ServerProcess, subject: Subject) -> Shapes:

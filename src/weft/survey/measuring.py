@@ -9,6 +9,7 @@ from pathlib import Path
 from weft.devices import Host
 from weft.devices.host import usable_cores
 from weft.models.packaged import PACKAGED
+from weft.models.stitched_files import file_and_task
 from weft.survey.measure import TOGETHER_S, Progress, Subject, survey
 from weft.workloads.requests import Workload
 
@@ -51,7 +52,7 @@ def subjects_of(workload: Workload) -> list[Subject]:
     found: dict[str, Subject] = {}
     for stream in workload.stream:
         path = Path(stream.model)
-        beside = stream.model.endswith(".onnx") and not path.is_absolute()
+        beside = file_and_task(stream.model)[0].endswith(".onnx") and not path.is_absolute()
         source = str(Path(workload.folder) / path) if beside else stream.model
         found.setdefault(stream.served_name, subject(source, stream.shapes))
     return list(found.values())

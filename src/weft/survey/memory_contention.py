@@ -88,8 +88,19 @@ def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress:
         return _ContentionSurvey(own, others, window_s, levels, windows, on_progress).matrix(cores)
 
 
-def host_soc(matrix: Matrix, fit: Fit, *, name: str = "host", unit: str = "cpu", instances: int = 1) -> Soc:
-    """What was measured as a device; plain sharing up to the largest bandwidth seen where nothing was lost."""
+def host_soc(
+    matrix: Matrix,
+    fit: Fit,
+    *,
+    name: str = "host",
+    unit: str = "cpu",
+    instances: int = 1,
+    peak_tflops: float | None = None,
+) -> Soc:
+    """What was measured as a device; plain sharing up to the largest bandwidth seen where nothing was lost.
+
+    *peak_tflops*: what a large product reaches on one instance, where that was measured too.
+    """
     seen = matrix.peak_gb_s or max(float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1]))
     verdict = f"fitted, mean error {fit.mean_error_points:.2f} points" if fit.contended else "showed no contention"
     return Soc(
@@ -102,6 +113,8 @@ def host_soc(matrix: Matrix, fit: Fit, *, name: str = "host", unit: str = "cpu",
                 instances=instances,
                 contention=fit.model if fit.contended else BandwidthSharing(),
                 bandwidth_gb_s=round(float(matrix.own_gb_s[-1]), 3),
+                peak_tflops=peak_tflops,
+                efficiency=0.5 if peak_tflops is None else 1.0,
             ),
         ),
     )

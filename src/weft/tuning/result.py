@@ -58,6 +58,8 @@ class TuningResult(Shown):
     """On samples that the search has not seen."""
     exported_score: float | None = None
     """Of the file that was written, in ONNX Runtime, on the samples of the search."""
+    run_s: tuple[float, float] | None = None
+    """Of one sample in ONNX Runtime on this machine, one thread: the source, the file that was written."""
     device: str | None = None
     latency_s: tuple[float, float] | None = None
     """Of one query on the device: before, after."""
@@ -119,6 +121,7 @@ class TuningResult(Shown):
             "latency_s": None
             if self.latency_s is None
             else dict(zip(("before", "after"), self.latency_s, strict=True)),
+            "run_s": None if self.run_s is None else dict(zip(("before", "after"), self.run_s, strict=True)),
             "speedups": dict(self.speedups),
             "baselines": [other._asdict() for other in self.others],
             "trials": [_trial(trial) for trial in tuning.trials],

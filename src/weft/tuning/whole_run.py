@@ -36,10 +36,10 @@ from weft.tuning.subject import TuningSubject, make_evaluator, prepare, setting
 from weft.tuning.trials import Progress
 from weft.tuning.tuner import find_formats
 
-FORMATS, NETWORK, RESULT, MODEL, WEIGHTS, PROFILE, INT8_MODEL = (
-    "formats.txt", "network.toml", "tuning.json", "model.onnx", "weights.bin", "profile.json", "int8.onnx",
+FORMATS, NETWORK, RESULT, WEIGHTS, PROFILE = (
+    "formats.txt", "network.toml", "tuning.json", "weights.bin", "profile.json",
 )  # fmt: skip
-"""Files in the folder of the results."""
+"""Files in the folder of the results; models are called as their source is (``model_file``)."""
 
 
 class TuneProgress(NamedTuple):
@@ -61,6 +61,19 @@ OnProgress = Callable[[TuneProgress], None]
 def tune(model: str | Path, *, on_progress: OnProgress | None = None, **options: Any) -> TuningResult:
     """Find the smallest formats that keep *model* accurate; *options* are the fields of ``TuneOptions``."""
     return carry_out(TuneOptions(model=model, **options), on_progress)
+
+
+def model_file(source: Path) -> str:
+    """What the tuned model is called in the folder of the results: as its source, so that it is served under its name.
+
+    One called as the description of the network is would take that for its settings.
+    """
+    return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
+
+
+def int8_file(source: Path) -> str:
+    """What the model is called that ONNX Runtime quantised in its own way."""
+    return f"{source.stem}.int8.onnx"
 
 
 def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> TuningResult:
@@ -124,6 +137,9 @@ class _TuningSteps:
         """Refuse what cannot be searched for, before anything is written or forgotten."""
         if "latency_s" in self._setting("objective", DEFAULT) and not self.extras:
             raise TuneError("the objective says latency_s: name the device that it is the time on with device = NAME")
+        folder, source = self.options.folder, self.subject.path
+        if folder and source and (folder / model_file(source)).resolve() == source.resolve():
+            raise TuneError(f"{source} would be written over by the tuned model; name another folder as output")
 
     def search(self) -> TuningResult:
         """Tune, and measure what was found."""
@@ -236,7 +252,8 @@ class _TuningSteps:
         seen = calibration(subject.data, subject.opened.fixed_batch)
         with TemporaryDirectory() as spare:
             folder = self.options.folder
-            path = self._named("int8 model", folder / INT8_MODEL) if folder else Path(spare) / INT8_MODEL
+            name = int8_file(subject.path)
+            path = self._named("int8 model", folder / name) if folder else Path(spare) / name
             quantise_int8(subject.path, seen, path, nodes=wanted, batch=batch)
             # Optimised, some processors' fused kernels saturate on the way.
             score = exported_score(path, subject.opened, subject.data, self.options.measure, optimise=False)
@@ -247,11 +264,21 @@ class _TuningSteps:
         options, subject, found = self.options, self.subject, result.tuning.configuration
         if subject.path is None or subject.opened is None or options.export == "none":
             return result
-        path = self._named("model", folder / MODEL)
+        path = self._named("model", folder / model_file(subject.path))
         write_export(path, subject.path, subject.network, found, options.export)  # type: ignore[arg-type]
         write_packed(self._named("weights", folder / WEIGHTS), weights_of(subject.path, subject.network), found)
         if subject.data is None or options.export == "qonnx":
             return result
         from weft.tuning.quantised.exported import exported_score
 
-        return replace(result, exported_score=exported_score(path, subject.opened, subject.data, options.measure))
+        score = exported_score(path, subject.opened, subject.data, options.measure)
+        return self._with_run_times(replace(result, exported_score=score), path)
+
+    def _with_run_times(self, result: TuningResult, path: Path) -> TuningResult:
+        """How fast the written model is beside its source, as ONNX Runtime runs both."""
+        from weft.tuning.quantised.run_times import run_times
+
+        subject = self.subject
+        assert subject.opened is not None and subject.data is not None
+        self.told(TuneProgress("timing the written model"))
+        return replace(result, run_s=run_times(path, subject.opened, subject.data))

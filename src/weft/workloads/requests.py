@@ -31,7 +31,12 @@ MOST_STREAMS = 64
 
 
 def served_name(model: str) -> str:
-    """The name to ask a server for: a model file is known by its name without folder and ending."""
+    """The name to ask a server for: a model file is known by its name without folder and ending.
+
+    A model in a stitched file (``pets.onnx/cats``) has a name of its own.
+    """
+    if ".onnx/" in model:
+        return PurePath(model).name
     return PurePath(model).stem if model.endswith(".onnx") else model
 
 
@@ -57,6 +62,8 @@ class Stream(BaseModel):
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 16
     shapes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = {}
     """Input -> shape of one sample's request, where the model has free dimensions."""
+    values: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    """Input -> number that requests to a real server hold there, such as a sampling rate."""
     clients: Annotated[int, Field(ge=1, le=65536)] = 1
     """closed: each client sends its next request when its last one is answered..."""
     think_ms: NotNegative = 0.0
@@ -88,8 +95,8 @@ class Stream(BaseModel):
     """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
 
     def __hash__(self) -> int:
-        """All values but the shapes, which cannot be hashed; workloads are keys of caches."""
-        return hash(tuple(value for key, value in self if key != "shapes"))
+        """All but the shapes and values, which cannot be hashed; workloads are keys of caches."""
+        return hash(tuple(value for key, value in self if key not in ("shapes", "values")))
 
     @model_validator(mode="after")
     def _consistent(self) -> Stream:

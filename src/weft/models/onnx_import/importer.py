@@ -3,7 +3,7 @@
 The way through: read the file and settle the input shapes (here), walk the graph (``walk``) with
 the outputs of each node inferred (``infer``) and its work counted (``ops``), fold followers
 into the multiplications before them (``fusion``), find where it can be cut (``cuts``), then name
-layers and share out parameters.
+layers, share out parameters and go by the widths that were noted (``widths``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.infer import Inference, size_of, tensor_type
 from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
 from weft.models.onnx_import.walk import walk
+from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
+from weft.models.stitched_files import only
 
 _MOST_MACS = 2**62
 """Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
@@ -40,20 +42,24 @@ def import_onnx(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     name: str | None = None,
     exits: Sequence[str] | None = None,
+    task: str = "",
 ) -> Model:
     """The layers of an ONNX model. *shapes*: input name -> full shape, where the file leaves it open.
 
     A leading size that is open and not given is the batch and taken as 1; what stays unknown after that is told in
     the model's ``unknown_ops`` and ``guesses``. *exits*: the outputs that
-    are exits, from shallow to deep, the last being the end; without them, those the file marks.
+    are exits, from shallow to deep, the last being the end; without them, those the file marks. *task*: of a stitched
+    file, the model that is asked for alone; without it a row of each.
     """
     if isinstance(source, onnx.ModelProto):
         proto, folder, title = source, None, name or source.graph.name or "model"
     else:
         path = Path(source)
-        proto, folder, title = _read(path), path.parent, name or path.stem
+        proto, folder, title = read_onnx(path), path.parent, name or path.stem
     where = title if folder is None else str(source)
     try:
+        if task:
+            shapes, title = only(proto, task, shapes or {}), name or task
         return _imported(proto, folder, title, shapes or {}, exits)
     except ModelError as error:
         raise ModelError(_one_line(f"{where}: {error}")) from error
@@ -68,7 +74,7 @@ def _imported(
     shapes: Mapping[str, tuple[int, ...]],
     exits: Sequence[str] | None,
 ) -> Model:
-    proto = _without_functions(proto)
+    proto = without_rounding(_without_functions(proto))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError("holds no graph with nodes or outputs; is it an ONNX model?")
     try:
@@ -82,7 +88,7 @@ def _imported(
     subnets = Subnets.of(proto.graph, names) if names else None
     segments = subnets.segments(len(proto.graph.node)) if subnets else None
     drafts, _, guesses = walk(proto.graph, ChainMap(dict(inputs)), inference, segments)
-    layers = _named(_with_parameters(drafts))
+    layers = narrowed(_named(_with_parameters(drafts)), widths_in(proto))
     if any(entry.key == TABLES and entry.value == "stream" for entry in proto.metadata_props):
         layers = tuple(map(_streamed, layers))
     if sum(layer.macs for layer in layers) > _MOST_MACS:
@@ -105,7 +111,8 @@ def _streamed(layer: Layer) -> Layer:
     return replace(layer, weights=layer.parameters, lookups=0) if layer.kind == "embedding" else layer
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_onnx(path: Path) -> onnx.ModelProto:
+    """The model in a file, without weights that lie beside it."""
     if path.is_dir():
         raise ModelError(f"{path} is a directory; name the .onnx file in it")
     try:

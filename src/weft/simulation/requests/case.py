@@ -20,9 +20,11 @@ from weft.errors import WorkloadError
 from weft.kernels.request_loop import remaining_alone
 from weft.models.layer import Model
 from weft.models.sources import load_model
+from weft.models.stitched_files import file_and_task
 from weft.policies import Policy, Setting
 from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
 from weft.policies.bound import alone_ticks
+from weft.runtime.stitched import tasks_in
 from weft.workloads.requests import Stream, Workload
 
 Ints = npt.NDArray[np.int64]
@@ -236,8 +238,13 @@ def _model(stream: Stream, folder: str) -> Model:
 
 def _name(stream: Stream, folder: str) -> str:
     """What to load; a file is looked for beside the workload."""
-    name = stream.model
-    return str(Path(folder) / name) if name.endswith(".onnx") and not Path(name).is_absolute() else name
+    file, _ = file_and_task(stream.model)
+    beside = file.endswith(".onnx") and not Path(file).is_absolute()
+    name = str(Path(folder) / stream.model) if beside else stream.model
+    if name.endswith(".onnx") and Path(name).is_file() and (tasks := tasks_in(Path(name))):
+        one, several = f"{stream.model}/{tasks[0].name}", ", ".join(task.name for task in tasks)
+        raise WorkloadError(f"{stream.model} holds {several}; say which of them a stream asks for, as {one}")
+    return name
 
 
 def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
+from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from weft.engine.arrivals import Arrivals
 from weft.engine.for_requests import request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
+from weft.engine.tickets import Terms, Ticket
 from weft.kernels import request_state as k
 from weft.policies import Policy, Setting
 from weft.simulation.requests import host
@@ -19,12 +22,14 @@ from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import Tally
 
 
-def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
-    """Run a case to its end."""
+def serve(case: Case, policy: Policy, late: str, seed: int | None, most_missed: Sequence[float] | None = None) -> Tally:
+    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
     setting = policy.setting
     executor = _executor(case, setting, seed)
     streams = range(len(case.terms))
-    feed = Arrivals(
+    feed = _Impatient(
+        [inf] * len(case.terms) if most_missed is None else most_missed,
+        case.clock.ticks(case.workload.warmup_s),
         case.terms,
         [_singly(case.arrivals(index, seed)) for index in streams],
         end=case.clock.ticks(case.workload.duration_s),
@@ -35,8 +40,33 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None) -> Tally:
     engine, source = request_engine(policy, feed, executor, estimates(case, policy), late=late)
     for index, term in enumerate(case.terms):
         source.open(term, case.steered(index))
-    steps = engine.run()
+    try:
+        steps = engine.run()
+    except _GivenUp:
+        steps = len(executor.log)
     return _tallied(case, feed, source.queues.deepest, executor, steps, _besides(case, seed))
+
+
+class _GivenUp(Exception):
+    """A stream has missed more deadlines than it may."""
+
+
+class _Impatient(Arrivals):
+    """Clients that end the run when one of them has missed too much."""
+
+    def __init__(
+        self, most_missed: Sequence[float], warm: int, terms: Sequence[Terms], *times: Any, **how: Any
+    ) -> None:
+        """*most_missed*: of each stream, among the requests that arrive from *warm* on."""
+        super().__init__(terms, *times, **how)
+        self._left, self._warm = list(most_missed), warm
+
+    def _answer(self, ticket: Ticket, end: int, now: int) -> None:
+        super()._answer(ticket, end, now)
+        if ticket.arrival >= self._warm and (end < 0 or end > ticket.due):
+            self._left[ticket.stream] -= 1
+            if self._left[ticket.stream] < 0:
+                raise _GivenUp
 
 
 def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | SimulatedHost:

@@ -51,22 +51,25 @@ def simulate_requests(
     seed: int | None = None,
     record: bool = False,
     compiled: bool = True,
+    most_missed: Sequence[float] | None = None,
 ) -> RequestRun:
     """Serve a workload under a policy.
 
     late: what becomes of requests that can no longer be on time (``engine.lateness``).
     record: keep every answer and every issue (small runs only).
+    most_missed: deadlines that each stream may miss; the run ends as soon as one has missed more.
     """
     check_late(late)
     check_policy(policy)
     chooser = make_request_policy(policy, case.setting_of(POLICIES[policy]), options)
-    compiled = compiled and late != "drop" and not case.is_steered  # who is refused, and when, is not compiled
+    # Who is refused, and when, is not compiled, nor is giving up.
+    compiled = compiled and late != "drop" and not case.is_steered and most_missed is None
     if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
         tally = weaving.serve(case, chooser, late, seed, record)
     elif compiled and refilling.applies(case, chooser):
         tally = refilling.serve(case, chooser, late, seed, record)
     else:
-        tally = plain.serve(case, chooser, late, seed)
+        tally = plain.serve(case, chooser, late, seed, most_missed)
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft.stitching.emit import convolve
+from weft.stitching.emit import convolve, scales
 from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.rows import reshape
@@ -43,13 +43,18 @@ class Form(Protocol):
 
 
 def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
-    """The affines that follow *layer* as one, and how many there are."""
+    """The affines that follow *layer* as one, and how many there are; tuned weights are not scaled by them."""
     widths = room.channels(layer.output).widths
     affine, used = Affine.none(widths), 0
-    while used < len(chain) and chain[used].op.kind == "affine":
+    while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
         affine = affine.then(Affine.of(chain[used], widths))
         used += 1
     return affine, used
+
+
+def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:
+    """Whether weights in a number format would no longer be, if they took over what *affine* does."""
+    return any(op.tuned for op in layer.ops) and any(map(scales, affine.ops))
 
 
 def conv(room: Room, layer: FamilyLayer, tensor: str, weight: Array, bias: Array | None, groups: int = 1) -> str:

@@ -33,6 +33,8 @@ def channelwise(room: Room, layer: FamilyLayer) -> Placed:
 
 def _layout(room: Room, layer: FamilyLayer) -> Layout:
     layout = room.layout(*layer.inputs)
+    if len({op.payload.signature for op in layer.ops if op.payload is not None}) > 1:
+        return APART  # each model rounds to a format of its own
     return COMPACT if layer.op.kind == "concat" and layout == STACKED else layout
 
 

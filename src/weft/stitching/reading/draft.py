@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import ModelError
-from weft.stitching.net import Array, Net, Op, Port, Value, Window, finite, infer
+from weft.stitching.net import ROUNDING, Array, Net, Op, Port, Value, Window, finite, infer
 from weft.stitching.reading.padding import Pads, both, rounded_up
 from weft.stitching.reading.tidying import merged_affines, needed
 
@@ -134,6 +134,11 @@ class NetDraft:
     def unary(self, name: str, x: Picture, function: str, **settings: float) -> Picture:
         x = self.flush(x)
         return self._add(name, "unary", [x.value], view=x.view, function=function, settings=settings)
+
+    def rounding(self, name: str, x: Picture, payload: Any) -> Picture:
+        """*x* rounded to a number format, element by element, by the steps in *payload*."""
+        x = self.flush(x)
+        return self._add(name, "unary", [x.value], view=x.view, function=ROUNDING, payload=payload)
 
     def combine(self, name: str, kind: str, one: Picture, two: Picture) -> Picture:
         """The sum or product of two tensors."""

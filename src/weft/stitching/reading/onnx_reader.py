@@ -22,6 +22,7 @@ from weft.stitching.reading.onnx_folding import constant_node, fold
 from weft.stitching.reading.onnx_islands import Surveyor
 from weft.stitching.reading.onnx_operands import Operands
 from weft.stitching.reading.onnx_ops import HANDLERS
+from weft.stitching.reading.onnx_rounding import inner, narrow_nodes, roundings
 from weft.stitching.reading.onnx_source import COARSE, OnnxSource, SourceNode, load, open_source
 
 _TAKES_PADS = ("Conv", "Pad")
@@ -67,6 +68,8 @@ class _OnnxWalk:
         self._constants = _StoredArrays(source)
         self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
         self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
+        self._roundings = roundings(source)
+        self._inner = inner(self._roundings.values())
 
     def net(self, title: str) -> Net:
         for node in self._source.nodes:
@@ -79,9 +82,18 @@ class _OnnxWalk:
         outputs = {name: self._pictures[name] for name in self._source.outputs if name in self._pictures}
         if missing := [name for name in self._source.outputs if name not in outputs]:
             raise StitchError(f"its output {missing[0]} does not depend on its inputs")
-        return self._draft.finish(title, outputs, self._rows)
+        net, narrow = self._draft.finish(title, outputs, self._rows), narrow_nodes(self._source)
+        ops = (replace(op, tuned=True) if op.kind == "conv" and op.name in narrow else op for op in net.ops)
+        return replace(net, ops=tuple(ops)) if narrow else net
 
     def _read(self, node: SourceNode) -> None:
+        made = node.outputs[0]
+        if made in self._inner:
+            return
+        if made in self._roundings:
+            found = self._roundings[made]
+            self._pictures[made] = self._draft.rounding(node.name, self._pictures[found.source], found)
+            return
         if node.op not in _TAKES_PADS:
             self._flush(node)
         if node.op == "Constant":

@@ -25,6 +25,7 @@ from onnx import helper
 from weft.errors import TuneError, unknown_name
 from weft.files import replacing
 from weft.models.onnx_import.walk import names_read
+from weft.models.onnx_import.widths import FORMATS, Widths, node_name, noted
 from weft.models.weighted_layers import flat, load_flat
 from weft.numbers.configuration import AnyFormat, Configuration
 from weft.numbers.format import FLOAT32
@@ -39,9 +40,6 @@ __all__ = ["FORMATS", "STYLES", "Style", "export", "write_export"]
 
 Style = Literal["qdq", "packed", "simulated", "qonnx"]
 STYLES: tuple[Style, ...] = get_args(Style)
-
-FORMATS = "weft.formats"
-"""Model metadata: the configuration, as in its text file."""
 
 MOST_BYTES_IN_FILE = 1_800_000_000
 """Protobuf ends at 2 GiB; a larger model keeps its weights in a file beside it."""
@@ -70,12 +68,14 @@ def export(
     _check_objects(network, configuration)
     proto = raised(_read(model), max(_opset(layer, configuration, style) for layer in _layers(network)))
     emitter = Emitter(proto.graph)
-    before = _quantise(proto.graph, find_sites(proto, network), configuration, style, emitter)
+    sites = find_sites(proto, network)
+    widths = _widths(proto.graph, sites, configuration)
+    before, rounded = _quantise(proto.graph, sites, configuration, style, emitter)
     _rebuild(proto.graph, before, emitter)
     if style == "qonnx":
         proto.opset_import.append(helper.make_opsetid(qonnx.DOMAIN, qonnx.VERSION))
     kept = {entry.key: entry.value for entry in proto.metadata_props}
-    helper.set_model_props(proto, {**kept, FORMATS: configuration.text})
+    helper.set_model_props(proto, {**kept, FORMATS: configuration.text, **noted(widths, rounded)})
     return proto
 
 
@@ -134,10 +134,11 @@ def _check_objects(network: Network, configuration: Configuration) -> None:
 
 def _quantise(
     graph: onnx.GraphProto, sites: list[Site], configuration: Configuration, style: Style, emitter: Emitter
-) -> dict[int, list[onnx.NodeProto]]:
-    """Rewire the nodes of *sites*; the nodes to be written before each, by its position."""
+) -> tuple[dict[int, list[onnx.NodeProto]], dict[str, str]]:
+    """Rewire the nodes of *sites*; the nodes to be written before each, by its position, and what is rounded."""
     before: dict[int, list[onnx.NodeProto]] = {}
     made: dict[_Key, str] = {}
+    rounded: dict[str, str] = {}
     for site in sites:
         node = graph.node[site.position]
         pair = _both_integers(site.layer, configuration, style)
@@ -149,8 +150,20 @@ def _quantise(
             if key not in made:
                 made[key] = _written(emitter, site, key, place, style)
             node.input[place] = made[key]
+            if place == DATA and made[key] != source:
+                rounded[made[key]] = source
         before[site.position] = emitter.take()
-    return before
+    return before, rounded
+
+
+def _widths(graph: onnx.GraphProto, sites: list[Site], configuration: Configuration) -> dict[str, Widths]:
+    """Node -> the bits of what it reads."""
+    return {
+        node_name(graph.node[site.position]): Widths(
+            configuration[f"{site.layer}.weight"].bits, configuration[f"{site.layer}.input"].bits
+        )
+        for site in sites
+    }
 
 
 def _written(emitter: Emitter, site: Site, what: _Key, place: int, style: Style) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from weft.errors import ModelError, TuneError, unknown_name
+from weft.models.onnx_import.widths import FORMATS
 from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
 from weft.runtime.cutting import prune, whole_because
 from weft.runtime.onnxruntime_cpu.samples import check_ranks, specs
 from weft.runtime.onnxruntime_cpu.sessions import open_model
+from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import TensorSpec
 
 _SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
@@ -66,7 +68,10 @@ def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
         session = open_model(path, 1)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    _refuse_stitched(path)
     model = load_flat(path)
+    if any(entry.key == FORMATS for entry in model.metadata_props):
+        raise TuneError(f"{path} was tuned already; tune the model that it was made of")
     known = [each.name for each in model.graph.output]
     if output is not None and output not in known:
         raise TuneError(f"{path}: {unknown_name('output', output, known)}")
@@ -79,6 +84,15 @@ def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
     except TuneError as error:
         raise TuneError(f"{path}: {error}") from error
     return Opened(path, model, layers, _inputs(path, model, specs(session.get_inputs())), chosen)
+
+
+def _refuse_stitched(path: Path) -> None:
+    """Of a file of several models one score cannot speak for all."""
+    if tasks := [task.name for task in tasks_in(path)]:
+        raise TuneError(
+            f"{path} is stitched of {', '.join(tasks)}, and one score cannot speak for all of them; tune the models "
+            "that it was made of, and stitch those"
+        )
 
 
 def _layers_for(model: ModelProto, output: str) -> tuple[WeightedLayer, ...]:

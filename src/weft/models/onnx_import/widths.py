@@ -1,0 +1,124 @@
+"""How wide the weights and inputs of tuned layers are, and where a tuned file rounds: two notes in its metadata.
+
+No type of ONNX has three bits, so the types of a tuned file do not say what a device would fetch. ``weft tune`` and
+``weft stitch`` note it (``noted``); the importer goes by it (``narrowed``) and takes the operators that round what
+enters a layer for what they are, no work of their own (``without_rounding``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import onnx
+
+from weft.errors import ModelError
+from weft.models.layer import Layer
+from weft.models.onnx_import.walk import names_read
+
+FORMATS = "weft.formats"
+"""Model metadata: the configuration that a file was tuned to, as in its text file."""
+WIDTHS = "weft.widths"
+"""Model metadata: JSON, node -> bits of its weights and of its inputs."""
+ROUNDED = "weft.rounded"
+"""Model metadata: JSON, tensor -> the one that it is, rounded to a format."""
+
+_MOST_BITS = 64
+
+
+class Widths(NamedTuple):
+    """Bits of a value of each kind; 32 where nothing was narrowed."""
+
+    weight: int = 32
+    input: int = 32
+
+
+def noted(widths: Mapping[str, Widths], rounded: Mapping[str, str]) -> dict[str, str]:
+    """The metadata that says so."""
+    return {
+        WIDTHS: _compact({node: list(each) for node, each in widths.items()}),
+        ROUNDED: _compact(dict(rounded)),
+    }
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """What notes call a node: its name, or its output's where it has none, as ``Layer.nodes`` does."""
+    return node.name or f"node_of_{next(iter(node.output), '')}"
+
+
+def widths_in(model: onnx.ModelProto) -> dict[str, Widths]:
+    """Node -> its widths; nothing for a file that was not tuned."""
+    found = _note(model, WIDTHS)
+    try:
+        widths = {node: Widths(*map(int, each)) for node, each in found.items()}
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"its {WIDTHS} is no table of bits; tune it again") from error
+    if any(not 1 <= bits <= _MOST_BITS for each in widths.values() for bits in each):
+        raise ModelError(f"its {WIDTHS} has bits that are not from 1 to {_MOST_BITS}; tune it again")
+    return widths
+
+
+def rounded_in(model: onnx.ModelProto) -> dict[str, str]:
+    """Rounded tensor -> the tensor that it was; nothing for a file that rounds nothing."""
+    found: dict[str, str] = _note(model, ROUNDED)
+    if not all(isinstance(source, str) for source in found.values()):
+        raise ModelError(f"its {ROUNDED} is no table of tensors; tune it again")
+    return found
+
+
+def narrowed(layers: Iterable[Layer], widths: Mapping[str, Widths]) -> tuple[Layer, ...]:
+    """The layers with their weights and inputs as wide as was noted of their nodes."""
+    return tuple(_narrowed(layer, widths) for layer in layers)
+
+
+def without_rounding(model: onnx.ModelProto) -> onnx.ModelProto:
+    """*model* without the operators that round what enters its layers; itself where there are none."""
+    rounded = rounded_in(model)
+    if not rounded:
+        return model
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    for node in plain.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = rounded.get(name, name)
+    kept = _read_nodes(plain.graph)
+    del plain.graph.node[:]
+    plain.graph.node.extend(kept)
+    return plain
+
+
+def _narrowed(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
+    """A layer as wide as its node, if something was noted of that; a table of codes is no parameter of it."""
+    mine = next((widths[name] for name in (layer.name, *layer.nodes) if name in widths), None)
+    if mine is None or not layer.weights:
+        return layer
+    stored = max(layer.parameters, layer.weights)
+    return replace(layer, weight_bits=mine.weight, activation_bits=mine.input, parameters=stored)
+
+
+def _read_nodes(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
+    """The nodes that an output needs, as copies."""
+    wanted = {each.name for each in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
+            wanted |= names_read(node)
+    return kept[::-1]
+
+
+def _note(model: onnx.ModelProto, key: str) -> dict[str, Any]:
+    text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ModelError(f"its {key} cannot be read; tune it again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"its {key} is no table; tune it again")
+    return found
+
+
+def _compact(table: Mapping[str, object]) -> str:
+    return json.dumps(table, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,119 @@
+"""The options that came nearest, simulated for longer and with other requests than those that chose them.
+
+A choice among many by short runs favours whoever was lucky in them. So the last few are compared again, all with the
+same fresh requests, and these are the numbers that a plan tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import floor, inf, log
+
+from weft.planning.asked import Asked
+from weft.planning.bounds import SLACK
+from weft.planning.plan import Prediction, StreamPrediction
+from weft.planning.trials import LOWEST, USUAL, OptionTrial, keeps, kept_at, largest_step, missed_in, simulated
+from weft.reports.requests import RequestReport
+
+FINALISTS = 5
+FRESH_SEED = 1000
+"""Added to the workload's seed."""
+FINE, WIDEST = 1.03, 100
+"""How far apart the loads are that are tried, and how many of them up and down; nearer ones count as equal."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finalist:
+    """An option with the numbers that are told of it."""
+
+    trial: OptionTrial
+    report: RequestReport
+    """At the asked load."""
+    factor: float | None
+    """The largest multiple of the asked load that keeps the deadlines; None where there is no rate to turn up."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """The numbers as a plan has them."""
+        return prediction(self.trial.asked, self.report, self.trial.memory_bytes, self.factor)
+
+
+def finals(
+    asked: Asked, trials: Sequence[OptionTrial], progress: Callable[[str, int, int], None] | None = None
+) -> list[Finalist]:
+    """The first few of these, the best by what is asked for first."""
+    found = []
+    entered = trials[:FINALISTS]
+    for place, trial in enumerate(entered):
+        if progress:
+            progress(trial.arrangement.label, place, len(entered))
+        found.append(_finalist(asked, trial, trials[0]))
+    return sorted(found, key=lambda each: _rank(asked, each))
+
+
+def _finalist(asked: Asked, trial: OptionTrial, best: OptionTrial) -> Finalist:
+    seed = asked.workload.seed + FRESH_SEED
+    report = simulated(asked, trial.arrangement, 1.0, USUAL, seed=seed)[1].report
+    return Finalist(trial, report, _largest_load(trial, best) if asked.has_rates else None)
+
+
+def _rank(asked: Asked, each: Finalist) -> tuple[float, ...]:
+    """What decides among finalists; smaller is better, and where all is alike the order in which they came."""
+    missed = 0.0 if keeps(each.report, asked.limit) else missed_in(each.report)
+    load = -(each.factor or 0.0)
+    memory, wait = float(each.trial.memory_bytes), _wait(each.report)
+    orders = {
+        "deadlines": (missed, load, memory),
+        "load": (load, memory),
+        "memory": (missed, memory, load),
+        "latency": (missed, wait, memory),
+    }
+    return orders[asked.objective] if asked.has_rates or asked.objective == "memory" else (missed, wait, memory)
+
+
+def _wait(report: RequestReport) -> float:
+    """The p99 of the stream that has the largest for its deadline, to two digits of that."""
+    return max(1e9 if each.p99_s is None else round(each.p99_s / each.deadline_s, 2) for each in report.streams)
+
+
+def _largest_load(trial: OptionTrial, best: OptionTrial) -> float:
+    """The largest multiple of the asked load that an option sustains, looked for from that of the best on."""
+    asked, arrangement = trial.asked, trial.arrangement
+    if trial.highest < LOWEST or best.factor == 0.0:
+        return trial.factor
+    middle, seed = best.factor, asked.workload.seed + FRESH_SEED
+
+    def sustained(step: int) -> bool:
+        return kept_at(asked, arrangement, middle * FINE**step, USUAL, seed=seed)[0]
+
+    most = floor(log(trial.bound.factor * SLACK / middle) / log(FINE)) if trial.bound.factor < inf else WIDEST
+    least = -WIDEST
+    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, 0)
+    return float(middle * FINE**step) if step > least else trial.factor
+
+
+def prediction(asked: Asked, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
+    """A run at the asked load, and the largest load, as a plan tells them."""
+    streams = tuple(
+        StreamPrediction(
+            model=stream.served_name,
+            rate=rate,
+            deadline_ms=stream.deadline_ms,
+            p50_ms=_ms(found.p50_s),
+            p99_ms=_ms(found.p99_s),
+            missed=round(found.violation_rate, 6),
+        )
+        for stream, rate, found in zip(asked.workload.stream, asked.workload.rates, report.streams, strict=True)
+    )
+    return Prediction(
+        streams=streams,
+        load=round(report.load or 0.0, 4),
+        sustainable_factor=None if factor is None else round(factor, 4),
+        sustainable_per_s=None if factor is None else round(factor * asked.per_s, 3),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 4)

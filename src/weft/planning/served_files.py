@@ -1,0 +1,41 @@
+"""Which files are served, and with which settings: models that were stitched into one file share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.planning.asked import AskedModel
+from weft.planning.folder import ModelToServe
+from weft.serving.config import ModelConfig, TaskConfig
+
+
+def files_to_serve(
+    models: Sequence[AskedModel], chosen: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, ModelToServe]:
+    """Folder of a repository -> the file that goes there; *chosen*: model -> settings that were chosen for it."""
+    found: dict[str, ModelToServe] = {}
+    for model in models:
+        settings = dict((chosen or {}).get(model.name, {}))
+        if model.body:
+            before = found[model.body].config if model.body in found else model.config
+            config = _with_task(before, model, settings)
+        else:
+            config = model.config.model_copy(update=settings)
+        found[model.home] = ModelToServe(model.path, config)
+    return found
+
+
+def stitched_from(models: Sequence[AskedModel], home: str) -> str:
+    """What was done to the file in a folder, in words."""
+    names = [model.name for model in models if model.body == home]
+    return f"stitched from {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "as given"
+
+
+def _with_task(config: ModelConfig, model: AskedModel, settings: dict[str, Any]) -> ModelConfig:
+    """The settings of a stitched file with those of one of its models."""
+    due = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
+    task = config.tasks.get(model.name, TaskConfig()).model_copy(update=due)
+    shapes = {**config.shapes, **model.config.shapes}
+    more = {"tasks": {**config.tasks, model.name: task}, **({"shapes": shapes} if shapes else {})}
+    return config.model_copy(update={**settings, **more})

@@ -1,0 +1,60 @@
+"""Machines made up for planning: models with the times that a test says, and nothing that varies unless it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.devices import Host, HostModel
+from weft.planning import candidates, finals, trials, whole_run
+from weft.planning.asked import Asked, AskedModel
+from weft.planning.candidates import Arrangement
+from weft.planning.plan import PlanSettings
+from weft.planning.trials import RunLength
+from weft.serving.config import ModelConfig
+from weft.workloads.requests import parse_workload
+
+BRIEF = RunLength(60, 15)
+
+
+def host(
+    lanes: int = 1, threads: int = 1, *, loss: float = 0.0, memory_bytes: int | None = None, **models: Any
+) -> Host:
+    """Model -> milliseconds of its segments at batch 1, or batch -> those."""
+    found = {}
+    for name, given in models.items():
+        times = given if isinstance(given, dict) else {1: given}
+        rows = {batch: tuple(each / 1e3 for each in ms) for batch, ms in times.items()}
+        found[name] = HostModel(
+            segments=tuple(f"s{place}" for place in range(len(rows[1]))),
+            max_batch=max(rows),
+            times_s=rows,
+            loses=dict.fromkeys(models, loss) if lanes > 1 else {},
+        )
+    return Host(cores=2, lanes=lanes, threads=threads, memory_bytes=memory_bytes, models=found)
+
+
+def asked(*streams: tuple[str, float, float], **more: Any) -> Asked:
+    """Streams as (model, requests per second, deadline in ms)."""
+    raw = [{"model": name, "rate": rate, "deadline_ms": due} for name, rate, due in streams]
+    names = dict.fromkeys(name for name, _, _ in streams)
+    models = tuple(AskedModel(name, name, Path(name), ModelConfig()) for name in names)
+    return Asked(workload=parse_workload({"stream": raw}, "the test"), models=models, **{"cores": 2} | more)
+
+
+def arrangement(machine: Host, policy: str = "punctual", batch: int = 1, **options: Any) -> Arrangement:
+    settings = PlanSettings(lanes=machine.lanes, threads=machine.threads, policy=policy, policy_options=options)
+    batches = {name: min(batch, model.max_batch) for name, model in machine.models.items()}
+    return Arrangement(machine, settings, batches, dict.fromkeys(batches, 5.0))
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a few requests under two policies, which are enough where the answer is clear."""
+    monkeypatch.setattr(candidates, "request_policies", lambda workload: ["punctual", "edf"])
+    for name in ("SHORT", "USUAL", "LONG"):
+        for module in (trials, finals, whole_run):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, BRIEF)
