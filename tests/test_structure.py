@@ -41,6 +41,7 @@ ONLY_IN = {
         "reports/pictures.py",
         "reports/run_pictures.py",
         "reports/stitching_picture.py",
+        "reports/plan_picture.py",
         "reports/timeline.py",
         "reports/loads.py",
         "reports/designs.py",

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from weft.mapping import Solution, map_models
     from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
     from weft.models.sources import load_model
+    from weft.planning.plan import Plan, read_plan
+    from weft.planning.whole_run import MadePlan
+    from weft.planning.whole_run import make_plan as plan
     from weft.policies import POLICIES, Policy, Setting, Start, View
     from weft.reports.report import Report, StreamReport
     from weft.reports.trace import Span, Trace, read_trace, write_trace
@@ -56,6 +59,8 @@ _HOMES = {
         "mapping": "map_models Solution",
         "models": "Exit Gemm import_onnx Layer Model with_exits",
         "models.sources": "load_model",
+        "planning.plan": "Plan read_plan",
+        "planning.whole_run": "MadePlan plan",
         "policies": "POLICIES Policy Setting Start View",
         "reports.report": "Report StreamReport",
         "reports.trace": "read_trace Span Trace write_trace",
@@ -73,18 +78,18 @@ _HOMES = {
 }
 """Where a name is from; it is imported when it is asked for, so that a script that rounds numbers loads no solver."""
 
-_THERE = {"Server": "InProcessServer"}
+_THERE = {"plan": "make_plan", "Server": "InProcessServer"}
 """What a name is called where it is from, where that is another."""
 
 __all__ = [
     "POLICIES", "Comparison", "DeviceError", "EvaluationError", "Exit", "Gemm", "Host", "InputError", "InvalidStart",
-    "Layer", "LayerCost", "Model", "ModelError", "Npu", "NumberError", "Policy", "PolicyError", "Profile",
-    "ProfileError", "Report", "RequestComparison", "RequestError", "Run", "Saturated", "Server", "Setting", "Soc",
-    "Solution", "Span", "Start", "StitchError", "Stitching", "StreamReport", "SustainedLoads", "TiledNpu", "Trace",
-    "TuneError", "TuningResult", "View", "WeftError", "Workload", "WorkloadError", "__version__", "compare",
+    "Layer", "LayerCost", "MadePlan", "Model", "ModelError", "Npu", "NumberError", "Plan", "Policy", "PolicyError",
+    "Profile", "ProfileError", "Report", "RequestComparison", "RequestError", "Run", "Saturated", "Server", "Setting",
+    "Soc", "Solution", "Span", "Start", "StitchError", "Stitching", "StreamReport", "SustainedLoads", "TiledNpu",
+    "Trace", "TuneError", "TuningResult", "View", "WeftError", "Workload", "WorkloadError", "__version__", "compare",
     "compare_requests", "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc", "map_models",
-    "measure", "parse_workload", "read_host", "read_profile", "read_trace", "read_workload", "simulate", "stitch",
-    "sustain", "tune", "with_exits", "write_profile", "write_trace",
+    "measure", "parse_workload", "plan", "read_host", "read_plan", "read_profile", "read_trace", "read_workload",
+    "simulate", "stitch", "sustain", "tune", "with_exits", "write_profile", "write_trace",
 ]  # fmt: skip
 
 

@@ -81,8 +81,8 @@ def command(
     if html:
         from weft.reports.comparison_page import write_comparison_page
 
-        runs = [(each.report, each.trace) for each in made.runs]
-        write_comparison_page(html, runs, title=made.title, in_pieces=made.in_pieces)
+        pairs = [(each.report, each.trace) for each in made.runs]
+        write_comparison_page(html, pairs, title=made.title, in_pieces=made.in_pieces)
         told("page", html)
 
 

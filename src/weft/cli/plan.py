@@ -10,18 +10,14 @@ import typer
 
 from weft.cli.common import JsonFile, complete_models, how, parse_bytes, what
 from weft.cli.plans import stage_bars, told_in_options
-from weft.cli.printing import add_row, console, number, plain_table, say, told, write_result
+from weft.cli.printing import print_table, say, told, write_result
 from weft.cli.streams import parse_stream
 from weft.cli.unused import refuse_unused
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
-    from weft.planning.plan import Plan, PlanOption
     from weft.planning.whole_run import MadePlan
     from weft.workloads.requests import Workload
-
-SHOWN = 5
-"""Options in the table."""
 
 
 def command(
@@ -134,8 +130,10 @@ def _check(context: typer.Context, folder: str) -> None:
 
 
 def _print(made: MadePlan, output: str | None) -> None:
+    from weft.planning.plan_shown import options_table
+
     plan = made.plan
-    _print_options(plan)
+    print_table(options_table(plan))
     for heading, sentences in (
         ("why", plan.reasons.won),
         ("limits", plan.reasons.limits),
@@ -149,33 +147,3 @@ def _print(made: MadePlan, output: str | None) -> None:
     told("plan", output, f"{os.path.join(output, 'report.html')} shows it")
     soft = "" if plan.deadlines == "strict" else f" --deadlines {plan.deadlines}"
     say(f"{'then':<9} weft serve {output}   and   weft bench {output}{soft}", soft_wrap=True)
-
-
-def _print_options(plan: Plan) -> None:
-    names = " / ".join(stream.model for stream in plan.predicted.streams)
-    table = plain_table(
-        f"{names} on {plan.machine.processor or 'this machine'}",
-        ("option", "p50 ms", "p99 ms", "missed", "largest load", "requests/s", "memory MiB"),
-    )
-    for place, option in enumerate([each for each in plan.options if each.predicted][:SHOWN]):
-        add_row(table, *_cells(option), style="bold" if place == 0 else "")
-    console.print(table)
-    say(
-        "p50 and p99 at the asked load, of each stream in turn; missed: the stream that suffers most; "
-        "largest load: the multiple of the asked rates that keeps the deadlines",
-        style="dim",
-    )
-
-
-def _cells(option: PlanOption) -> list[str]:
-    predicted = option.predicted
-    assert predicted is not None
-    return [
-        option.label,
-        " / ".join(number(stream.p50_ms, 1) for stream in predicted.streams),
-        " / ".join(number(stream.p99_ms, 1) for stream in predicted.streams),
-        f"{predicted.worst_missed:.2%}",
-        number(predicted.sustainable_factor, 2, suffix=" x"),
-        number(predicted.sustainable_per_s, 0),
-        number(predicted.memory_bytes, 0, scale=2**-20),
-    ]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, ValidationError, model_validator
 
 from weft.errors import PlanError
 from weft.jsonfile import first_problem, printable, read_json, write_json
 from weft.planning.layout import PLAN_FILE
+from weft.shown import Shown
 
 Text = Annotated[str, AfterValidator(printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -169,8 +170,10 @@ class PlanReasons(BaseModel, extra="forbid", frozen=True):
     """What would help."""
 
 
-class Plan(BaseModel, extra="forbid", frozen=True):
+class Plan(Shown, BaseModel, extra="forbid", frozen=True):
     """All that was decided. The field names are the keys of ``plan.json``."""
+
+    shown_by: ClassVar[str] = "weft.planning.plan_shown"
 
     format: Literal[1] = 1
     made: Text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
 from weft.planning.trials import LONG, STEP, OptionTrial, simulated
 from weft.workloads.requests import Workload
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
 
 
 class PlanProgress(NamedTuple):
@@ -56,6 +59,13 @@ class MadePlan:
 
     def __repr__(self) -> str:
         return f"Made{self.plan!r}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    def plot(self) -> Figure:
+        """Latencies beside deadlines, and the largest load, of each option."""
+        return self.plan.plot()
 
     def report(self) -> str:
         """The plan as a page."""

@@ -25,6 +25,7 @@ def report_figure(report: Report) -> Figure:
     axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.axhline(1.0, color=MUTED, linewidth=1, linestyle=":", label="alone")
     axes.set_ylabel("slowdown (mean latency over alone)")
+    axes.margins(y=0.12)
     axes.legend(frameon=False)
     return figure
 
@@ -49,10 +50,11 @@ def comparison_figure(title: str, reports: Sequence[Report]) -> Figure:
     best = max(report.stp for report in reports)
     colours = [PALETTE[0] if report.stp == best else PALETTE[4] for report in reports]
     bars = axes.bar([report.policy for report in reports], [report.stp for report in reports], color=colours)
-    axes.bar_label(bars, fmt="%.2f", padding=2)
+    for label, report in zip(axes.bar_label(bars, fmt="%.2f", label_type="center"), reports, strict=True):
+        label.set_color("white" if report.stp == best else INK)
     axes.axhline(reports[0].bound_stp, color=LIMIT, linewidth=1.2, label=f"bound {reports[0].bound_stp:.2f}")
     axes.axhline(1.0, color=MUTED, linewidth=1, linestyle=":", label="one model at a time")
-    axes.set_ylabel("STP")
+    axes.set(ylabel="STP", ylim=(0, 1.15 * reports[0].bound_stp))
     axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))
     return figure
 

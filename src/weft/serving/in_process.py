@@ -270,6 +270,8 @@ class _ServerThread(threading.Thread):
             failure = error
         self._refuse_the_rest()
         _wait_for_errands(self._loop)
+        if hasattr(self, "server"):
+            self.server.remove_scratch()
         if not self.started.done():
             self.started.set_exception(failure or _not_running())
             failure = None

@@ -246,6 +246,10 @@ class Server:
         await self._ended("end of the backend", self.backend.close, patience_s)
         await self._ended("end of the spans", self.service.telemetry.close, patience_s)
         self.service.log_settings.restore()
+        self.remove_scratch()
+
+    def remove_scratch(self) -> None:
+        """Remove its temporary folder; again, if threads that were left behind have written there since."""
         if self._scratch:
             remove(self._scratch)
 

@@ -1,0 +1,68 @@
+"""How a plan shows itself: the options that were judged side by side, and why the first of them won."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.planning.plan import Plan, PlanOption, Prediction
+from weft.reports.tables import ResultTable, TableRow, number
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
+SHOWN = 5
+"""Options in a table; the others are in the plan."""
+COLUMNS = ("option", "p50 ms", "p99 ms", "missed", "largest load", "requests/s", "memory MiB")
+LEGEND = (
+    "p50 and p99 at the asked load, of each stream in turn; missed: the stream that suffers most; "
+    "largest load: the multiple of the asked rates that keeps the deadlines"
+)
+
+
+def tables(plan: Plan) -> tuple[ResultTable, ...]:
+    """The options, and under them the reasons."""
+    reasons = plan.reasons
+    return (options_table(plan)._replace(notes=(LEGEND, *reasons.won, *reasons.limits, *reasons.next)),)
+
+
+def options_table(plan: Plan) -> ResultTable:
+    """The options that were simulated, the best first."""
+    rows = [
+        TableRow(_cells(option, predicted), best=place == 0) for place, (option, predicted) in enumerate(_shown(plan))
+    ]
+    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND,))
+
+
+def figure(plan: Plan) -> Figure:
+    """Latency beside deadline, and the largest load, of each option."""
+    from weft.reports.plan_picture import options_figure
+
+    shown = _shown(plan)
+    times = {
+        stream.model: [predicted.streams[place].p99_ms for _, predicted in shown]
+        for place, stream in enumerate(plan.predicted.streams)
+    }
+    deadlines = {stream.model: stream.deadline_ms for stream in plan.predicted.streams}
+    labels, loads = [option.label for option, _ in shown], [each.sustainable_factor for _, each in shown]
+    return options_figure(_title(plan), labels, times, deadlines, loads)
+
+
+def _shown(plan: Plan) -> list[tuple[PlanOption, Prediction]]:
+    return [(option, option.predicted) for option in plan.options if option.predicted][:SHOWN]
+
+
+def _title(plan: Plan) -> str:
+    names = " / ".join(stream.model for stream in plan.predicted.streams)
+    return f"{names} on {plan.machine.processor or 'this machine'}"
+
+
+def _cells(option: PlanOption, predicted: Prediction) -> tuple[str, ...]:
+    return (
+        option.label,
+        " / ".join(number(stream.p50_ms, 1) for stream in predicted.streams),
+        " / ".join(number(stream.p99_ms, 1) for stream in predicted.streams),
+        f"{predicted.worst_missed:.2%}",
+        number(predicted.sustainable_factor, 2, suffix=" x"),
+        number(predicted.sustainable_per_s, 0),
+        number(predicted.memory_bytes, 0, scale=2**-20),
+    )
