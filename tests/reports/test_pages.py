@@ -24,7 +24,7 @@ from weft.reports.requests import RequestReport, RequestStream
 from weft.reports.words import format_meaning, group_meaning, layer_meaning
 from weft.serving import dashboard, docs_page
 
-TEMPLATES = ("timeline.html", "comparison.html", "mapping.html", "tuning.html")
+TEMPLATES = ("timeline.html", "comparison.html", "mapping.html", "tuning.html", "plan.html")
 FC = "fully connected layer: a matrix product"
 NASTY = "</script><b>&amp; ünïcode"
 
