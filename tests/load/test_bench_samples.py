@@ -283,3 +283,13 @@ def test_requests_that_cannot_all_be_kept_ready_are_refused(tmp_path, monkeypatc
     with pytest.raises(WorkloadError, match="samples up to 2 make requests of over 800 bytes; keep fewer of 4"):
         stream = Stream(model="net", deadline_ms=1, samples="s.npz")
         build_payload(stream, [X], parse_url("http://h"), folder=tmp_path)
+
+
+def test_inputs_that_must_hold_a_number_are_sent_it():
+    stream = Stream(model="vad", rate=1.0, values={"sr": 16000})
+    inputs = [TensorSpec("sr", "INT64", ()), TensorSpec("x", "FP32", (-1, 2))]
+    (request,) = build_payload(stream, inputs, parse_url("http://h"), binary=False).requests
+    sent = {each["name"]: each["data"] for each in json.loads(request.partition(b"\r\n\r\n")[2])["inputs"]}
+    assert sent["sr"] == [16000] and len(sent["x"]) == 2
+    with pytest.raises(WorkloadError, match="unknown input 'rs'"):
+        build_payload(Stream(model="vad", rate=1.0, values={"rs": 1}), inputs, parse_url("http://h"))

@@ -10,11 +10,15 @@ import pytest
 from tests.models.onnx_graphs import node, proto, tensor
 from tests.planning.machines import host
 from tests.planning.plans import scaling
+from tests.serving.test_serve_stitched import NAMES, stitched
 from weft.cli.streams import parse_stream
 from weft.devices.host import usable_cores
-from weft.errors import InputError, WorkloadError
+from weft.errors import InputError, ModelError, WorkloadError
 from weft.planning.asked import Asked, ask
+from weft.planning.served_files import files_to_serve, stitched_from
+from weft.planning.staging import stage
 from weft.planning.whole_run import check_deadlines
+from weft.serving.repository import Repository
 from weft.workloads.requests import parse_workload
 
 
@@ -48,6 +52,22 @@ def test_samples_tell_the_shapes(folder):
     np.savez(folder / "some.npz", ids=np.zeros((3, 7), np.float32))
     found = asked_for("words.onnx:rate=1,deadline=50,samples=some.npz")
     assert found.models[0].config.shapes == {"ids": [1, 7]}
+
+
+def test_models_in_a_stitched_file_are_streams_of_their_own_and_share_its_file(folder):
+    stitched(folder / "pets.onnx", tasks=2)
+    cats, dogs = NAMES[:2]
+    with pytest.raises(ModelError, match=rf"-s pets.onnx/{cats}:rate=10,deadline=100"):
+        asked_for("pets.onnx:rate=1,deadline=50")
+    found = asked_for(f"pets.onnx/{cats}:rate=2,deadline=50", f"pets.onnx/{dogs}:rate=1,deadline=80")
+    assert [(model.name, model.home) for model in found.models] == [(cats, "pets"), (dogs, "pets")]
+    chosen = {cats: {"max_batch": 4, "slo_ms": 50.0}, dogs: {"max_batch": 4, "slo_ms": 80.0}}
+    ((home, served),) = files_to_serve(found.models, chosen).items()
+    assert (home, served.config.max_batch) == ("pets", 4)
+    assert {name: task.slo_ms for name, task in served.config.tasks.items()} == {cats: 50.0, dogs: 80.0}
+    assert stitched_from(found.models, "pets") == f"stitched from {cats} and {dogs}"
+    stage({home: served}, folder / "staged")
+    assert Repository([folder / "staged"], folder).entry(dogs).config.slo_ms == 80.0
 
 
 def test_a_model_with_two_streams_is_planned_once(folder):

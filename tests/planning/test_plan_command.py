@@ -16,6 +16,7 @@ from tests.planning.plans import scaling
 from tests.serving.live import save
 from weft.devices.host import write_host
 from weft.planning import folder
+from weft.planning.layout import planned_workload
 from weft.planning.plan import read_plan
 
 __all__ = ["brief"]
@@ -56,7 +57,7 @@ def test_a_plan_is_written_told_and_explained(brief, capsys, place):
         option.predicted is None for option in plan.options
     )
     assert folder.plan_settings("plan").threads == 2
-    assert [stream.model for stream in folder.planned_workload("plan").stream] == ["camera", "words"]
+    assert [stream.model for stream in planned_workload("plan").stream] == ["camera", "words"]
     page = Path("plan/report.html").read_text()
     assert "/*weft" not in page and '"title":"camera + words"' in page and '"spans":[[' in page
     assert "nothing has changed" in run(capsys, "plan", "--check", "plan")[1]

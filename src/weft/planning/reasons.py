@@ -100,13 +100,12 @@ def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
     if busy < HALF and model.tail > LONG_TAIL:
         return (
-            f"Slow spells: one run in a hundred of {name} takes {model.tail:.1f} times its mean, so deadlines are missed "
-            f"while {_lanes(best)} compute{'s' * (best.arrangement.settings.lanes == 1)} only {busy:.0%} of the time; "
-            "measure again with nothing else running."
+            f"Slow spells: one run in a hundred of {name} takes {model.tail:.1f} times its mean, so deadlines are "
+            f"missed while {_computing(best)} only {busy:.0%} of the time; measure again with nothing else running."
         )
     return (
-        f"Lane time: at the largest load {_lanes(best)} compute{'s' * (best.arrangement.settings.lanes == 1)} "
-        f"{busy:.0%} of the time, {_dearest(asked, best)}; the rest is no help to requests that come together."
+        f"Lane time: at the largest load {_computing(best)} {busy:.0%} of the time, {_dearest(asked, best)}; "
+        "the rest is no help to requests that come together."
     )
 
 
@@ -138,9 +137,9 @@ def _dearest(asked: Asked, best: OptionTrial) -> str:
     return f"{most / whole if whole else 0.0:.0%} of it for {name}" if len(shares) > 1 else f"all of it for {name}"
 
 
-def _lanes(best: OptionTrial) -> str:
+def _computing(best: OptionTrial) -> str:
     count = best.arrangement.settings.lanes
-    return "one lane" if count == 1 else f"{count} lanes"
+    return "one lane computes" if count == 1 else f"{count} lanes compute"
 
 
 def _alone_s(best: OptionTrial, stream: Stream) -> float:

@@ -40,7 +40,7 @@ class RunLength(NamedTuple):
     """Requests of the stream that sends least."""
 
 
-SHORT, USUAL, LONG = RunLength(700, 80), RunLength(1600, 150), RunLength(4000, 300)
+SHORT, USUAL, LONG = RunLength(500, 60), RunLength(1200, 120), RunLength(4000, 300)
 
 
 def run_workload(asked: Asked, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
