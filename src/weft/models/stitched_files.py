@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import onnx
 
 STITCHED_KEY = "weft.stitched"
-"""Model metadata: JSON, the models in a file and what the graph calls their inputs and outputs."""
+"""Model metadata: JSON, the models in a file and what the graph calls their inputs and outputs; the key is also in
+``weft.runtime.metadata``, which may be had without onnx."""
 
 _BETWEEN = ".onnx/"
 

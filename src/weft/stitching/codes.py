@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.numbers.packing import pack
 from weft.stitching.counts import kernel_names
 from weft.stitching.graph import Graph, GraphStep
 from weft.stitching.net import Array
@@ -47,6 +46,8 @@ class CodedArray(NamedTuple):
 
 def coded(array: Array) -> CodedArray | None:
     """*array* as codes, if that takes less room."""
+    from weft.numbers.packing import pack  # compiled, and most models are not tuned
+
     if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
         return None
     table, places = np.unique(array, return_inverse=True)
