@@ -64,7 +64,7 @@ def _size(result: RuntimeTuning) -> str:
     """How large the file is, and that this was not the aim."""
     return (
         f"size: {result.bytes_after / 1e3:,.1f} kB after {result.bytes_before / 1e3:,.1f} kB before; the smallest file "
-        "is not the fastest: weft tune without --target makes smaller ones, which this runtime does not compute faster"
+        "is not the fastest: weft tune without --target makes smaller ones, for room and not for speed"
     )
 
 

@@ -36,7 +36,7 @@ def closeness(outputs: Array, first: Array) -> Doubles:
     length = np.linalg.norm(was, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         part = np.where(away == 0, 0.0, away / length)
-    return np.clip(1 - np.nan_to_num(part, nan=1.0), 0.0, 1.0)
+    return np.asarray(np.clip(1 - np.nan_to_num(part, nan=1.0), 0.0, 1.0), np.float64)
 
 
 LIKENESS: dict[str, Function] = {"agreement": agreement, "closeness": closeness}
