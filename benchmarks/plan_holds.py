@@ -25,13 +25,13 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
-from weft.devices import Host, read_host
+from weft.devices import Host
 from weft.jsonfile import write_json
 from weft.load import run_load
+from weft.planning.foreseen import foreseen, planned_host
 from weft.planning.layout import planned_workload
 from weft.planning.plan import Plan, read_plan
 from weft.serving.process import ServerProcess
-from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import Workload
 
 WEFT = str(Path(sys.executable).parent / "weft")
@@ -82,18 +82,8 @@ def at_load(folder: Path, factor: float, seconds: float) -> Workload:
 
 def predicted(plan: Plan, host: Host, workload: Workload) -> Seen:
     """What the simulator says, by the server's rules and with the same arrivals."""
-    batches = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
-    streams = []
-    for stream in workload.stream:
-        most, timeout_ms = batches[stream.served_name]
-        streams.append(stream.model_copy(update={"max_batch": most, "batch_timeout_ms": timeout_ms}))
-    case = prepare(workload.model_copy(update={"stream": tuple(streams)}), host)
-    late = "drop" if plan.deadlines == "strict" else plan.settings.late
-    report = simulate_requests(
-        case, plan.settings.policy, late=late, options=plan.settings.policy_options, seed=workload.seed
-    ).report
-    p99_ms = tuple(None if each.p99_s is None else each.p99_s * 1e3 for each in report.streams)
-    return Seen(tuple(each.violation_rate for each in report.streams), p99_ms)
+    streams = foreseen(plan, host, workload).streams
+    return Seen(tuple(each.missed for each in streams), tuple(each.p99_ms for each in streams))
 
 
 def measured(plan: Plan, url: str, workload: Workload) -> Seen:
@@ -105,7 +95,7 @@ def measured(plan: Plan, url: str, workload: Workload) -> Seen:
 
 def driven(plan: Plan, folder: Path, seconds: float) -> dict[str, Any]:
     """A served plan at all loads, and the largest one."""
-    host, promised = read_host(folder / "host.json"), plan.predicted.sustainable_factor or 1.0
+    host, promised = planned_host(folder), plan.predicted.sustainable_factor or 1.0
     rows = []
     with ServerProcess(str(folder)) as server:
         measured(plan, server.url, at_load(folder, 0.2, 2.0))

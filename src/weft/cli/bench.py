@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,6 +42,9 @@ def command(
             help="strict: the server gives up at the deadline; soft: it knows it; none: it does not.",
         ),
     ] = None,
+    load: Annotated[
+        float | None, how("--load", help="Multiply all rates, as 0.9; a plan's prediction is then made for that load.")
+    ] = None,
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
     warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
     seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
@@ -60,6 +64,9 @@ def command(
     if not json_file:
         refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
     asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shapes)
+    if load is not None:
+        asked = _at_load(asked, load)
+        plan = _foreseen(plan, workload, asked)
     with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
 
         def progress(gone_s: float, answers: int, outstanding: int) -> None:
@@ -87,6 +94,23 @@ def _plan(path: str | None) -> Plan | None:
     from weft.planning.plan import read_plan
 
     return read_plan(path) if path is not None and is_plan(path) else None
+
+
+def _at_load(workload: Workload, load: float) -> Workload:
+    if not 0 < load < inf:
+        raise WorkloadError(f"--load {load:g} must be more than 0: it multiplies all rates")
+    if not any(workload.rates):
+        raise WorkloadError("--load multiplies rates, and no stream has one: closed streams follow the server's pace")
+    return workload.scaled(load)
+
+
+def _foreseen(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
+    """The plan with what it predicts of these requests."""
+    from weft.planning.foreseen import foreseen, planned_host
+
+    if plan is None or folder is None:
+        return None
+    return plan.model_copy(update={"predicted": foreseen(plan, planned_host(folder), workload)})
 
 
 def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:

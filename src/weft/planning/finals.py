@@ -12,7 +12,8 @@ from math import floor, inf, log
 
 from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK
-from weft.planning.plan import Prediction, StreamPrediction
+from weft.planning.foreseen import stream_predictions
+from weft.planning.plan import Prediction
 from weft.planning.trials import LOWEST, USUAL, OptionTrial, keeps, kept_at, largest_step, missed_in, simulated
 from weft.reports.requests import RequestReport
 
@@ -95,25 +96,10 @@ def _largest_load(trial: OptionTrial, best: OptionTrial) -> float:
 
 def prediction(asked: Asked, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
     """A run at the asked load, and the largest load, as a plan tells them."""
-    streams = tuple(
-        StreamPrediction(
-            model=stream.served_name,
-            rate=rate,
-            deadline_ms=stream.deadline_ms,
-            p50_ms=_ms(found.p50_s),
-            p99_ms=_ms(found.p99_s),
-            missed=round(found.violation_rate, 6),
-        )
-        for stream, rate, found in zip(asked.workload.stream, asked.workload.rates, report.streams, strict=True)
-    )
     return Prediction(
-        streams=streams,
+        streams=stream_predictions(asked.workload, report),
         load=round(report.load or 0.0, 4),
         sustainable_factor=None if factor is None else round(factor, 4),
         sustainable_per_s=None if factor is None else round(factor * asked.per_s, 3),
         memory_bytes=memory_bytes,
     )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1e3 * seconds, 4)

@@ -1,0 +1,71 @@
+"""What is predicted of a plan at another load, or of other requests, than it was made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.devices import Host, read_host
+from weft.errors import PlanError
+from weft.planning.layout import HOST_FILE
+from weft.planning.plan import Plan, Prediction, StreamPrediction
+from weft.reports.requests import RequestReport
+from weft.simulation.requests import prepare, simulate_requests
+from weft.workloads.requests import Workload
+
+
+def planned_host(folder: str | Path) -> Host:
+    """The machine that a plan was made on, as it was measured then."""
+    file = Path(folder) / HOST_FILE
+    if not file.is_file():
+        raise PlanError(f"{folder}: the plan has no {HOST_FILE}, so that nothing else can be predicted; plan again")
+    return read_host(file)
+
+
+def foreseen(plan: Plan, host: Host, workload: Workload) -> Prediction:
+    """What the server would do with these requests, which arrive as the workload's seed draws them."""
+    late = "drop" if plan.deadlines == "strict" else plan.settings.late
+    report = simulate_requests(
+        prepare(_batched(plan, workload), host),
+        plan.settings.policy,
+        late=late,
+        options=plan.settings.policy_options,
+        seed=workload.seed,
+    ).report
+    return Prediction(
+        streams=stream_predictions(workload, report),
+        load=round(report.load or 0.0, 4),
+        memory_bytes=plan.predicted.memory_bytes,
+    )
+
+
+def stream_predictions(workload: Workload, report: RequestReport) -> tuple[StreamPrediction, ...]:
+    """What a simulated run says of each stream."""
+    return tuple(
+        StreamPrediction(
+            model=stream.served_name,
+            rate=rate,
+            deadline_ms=stream.deadline_ms,
+            p50_ms=_ms(found.p50_s),
+            p99_ms=_ms(found.p99_s),
+            missed=round(found.violation_rate, 6),
+        )
+        for stream, rate, found in zip(workload.stream, workload.rates, report.streams, strict=True)
+    )
+
+
+def _batched(plan: Plan, workload: Workload) -> Workload:
+    """The workload with the batches that the plan has chosen."""
+    chosen = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
+    if plan.options:
+        chosen |= {name: (each.max_batch, each.batch_timeout_ms) for name, each in plan.options[0].models.items()}
+    streams = []
+    for stream in workload.stream:
+        if stream.served_name not in chosen:
+            raise PlanError(f"{stream.served_name} is not in the plan, which has {', '.join(chosen)}")
+        most, timeout_ms = chosen[stream.served_name]
+        streams.append(stream.model_copy(update={"max_batch": most, "batch_timeout_ms": timeout_ms}))
+    return workload.model_copy(update={"stream": tuple(streams)})
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 4)
