@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -176,8 +177,8 @@ def test_the_formats_page_names_every_key_of_a_device_and_a_report() -> None:
     page = (ROOT / "docs/formats.md").read_text()
     keys = [
         *Npu.model_fields,
-        *Report.__dataclass_fields__,
-        *StreamReport.__dataclass_fields__,
+        *(field.name for field in fields(Report)),
+        *(field.name for field in fields(StreamReport)),
     ]
     assert [key for key in keys if f"`{key}`" not in page] == []
 

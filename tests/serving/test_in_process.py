@@ -136,8 +136,8 @@ def test_nothing_is_left_behind(model: Path) -> None:
     with server:
         url, port = server.url, server._running.server.http_port
         assert len(own_folders() - folders) == 1
-    assert set(threading.enumerate()) == threads
-    assert (sys.getswitchinterval(), own_folders(), gc.get_freeze_count()) == (interval, folders, frozen)
+    assert set(threading.enumerate()) <= threads
+    assert (sys.getswitchinterval(), own_folders()) == (interval, folders) and gc.get_freeze_count() <= frozen
     assert port and url.endswith(str(port)) and not server.ready and "not running" in repr(server)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url)
@@ -250,7 +250,7 @@ def test_a_server_that_is_not_ready_is_refused_in_a_line(tmp_path: Path, model: 
         weft.Server(tmp_path / "nowhere.onnx").start()
     with weft.Server(broken, model, lanes=1, learn_s=0.0, ready_when="any") as server:
         assert server.ready
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_settings_are_those_of_a_file_and_unknown_ones_are_refused(tmp_path: Path, model: Path) -> None:

@@ -244,15 +244,18 @@ class Clouds:
     ) -> None:
         self.runs, self._ticks, self._stolen, self._slow = 0, (0, 0), stolen, slow
         monkeypatch.setattr(undisturbed, "processor_ticks", lambda: self._ticks)
-        monkeypatch.setattr(undisturbed, "piece_s", lambda _: [1.0, 1.5 if self.runs in self._slow else 1.0, 2.0])
+        monkeypatch.setattr(undisturbed, "piece_s", self._piece_s)
         monkeypatch.setattr(undisturbed.time, "sleep", self._sleep)
+
+    def _piece_s(self, _: float) -> list[float]:
+        return [1.0, 1.1 * undisturbed.SLOWER if self.runs in self._slow else 1.0, 9.0]
 
     def _sleep(self, _: float) -> None:
         self._slow = self._slow - {self.runs}  # it passes
 
     def run(self) -> int:
         self.runs += 1
-        self._ticks = (self._ticks[0] + (3 if self.runs in self._stolen else 2), self._ticks[1] + 100)
+        self._ticks = (self._ticks[0] + 100 * undisturbed.STOLEN + (self.runs in self._stolen), self._ticks[1] + 100)
         return self.runs
 
 
