@@ -98,6 +98,17 @@ def test_finalists_are_compared_with_the_same_fresh_requests(brief):
     assert [stream.model for stream in told.streams] == ["a", "b"]
 
 
+def test_policies_that_do_the_same_are_told_once(brief):
+    question = asked(("a", 40.0, 60.0))  # one stream of one deadline: who is due first came first
+    machine = host(1, a=[8.0])
+    options = [arrangement(machine, policy) for policy in ("edf", "fifo")] + [arrangement(host(2, a=[8.0]), "edf")]
+    trials = [trial_of(question, option, 0) for option in options]
+    ranked = finals(question, trials)
+    assert [len(each.trial.arrangement.host.together()) for each in ranked] == [2, 1]
+    (twin,) = ranked[1].twins
+    assert (twin, ranked[0].twins, ranked[1].trial) == (trials[1], (), trials[0])
+
+
 def test_batches_are_tried_as_far_as_they_pay_small_and_not_at_all():
     machine = host(a={1: [2.0], 8: [9.0]}, b=[1.0])
     assert batch_limits(machine, asked(*LIGHT)) == [{"a": 8, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 1}]

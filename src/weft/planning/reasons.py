@@ -43,6 +43,10 @@ def _won(asked: Asked, chosen: Chosen, ranked: Sequence[Finalist], predicted: Pr
     yield f"{ranked[0].trial.arrangement.label}: {_kept(asked, predicted)}{_carries(predicted)}."
     if len(ranked) > 1:
         yield f"The next best, {ranked[1].trial.arrangement.label}, {_beside(asked, ranked[1], ranked[0])}."
+    for each in ranked:
+        if each.twins:
+            twins = ", ".join(twin.arrangement.label for twin in each.twins)
+            yield f"The same as {each.trial.arrangement.label}: {twins}."
     tried = 1 + len(chosen.others)
     yield (
         f"Of {tried + len(chosen.left_out)} options {tried} were simulated; {len(chosen.left_out)} were not, "

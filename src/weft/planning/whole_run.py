@@ -203,6 +203,10 @@ def _options(chosen: Chosen, ranked: Sequence[Finalist], predicted: Prediction) 
     yield _option(ranked[0].trial.arrangement, predicted)
     yield from (_option(each.trial.arrangement, each.prediction) for each in ranked[1:])
     told = [each.trial for each in ranked]
+    for finalist in ranked:
+        told += finalist.twins
+        why = f"does the same as {finalist.trial.arrangement.label}"
+        yield from (_left_out(twin.arrangement, why) for twin in finalist.twins)
     for trial in (chosen.best, *chosen.others):
         if trial not in told:
             yield _left_out(trial.arrangement, _fell_short(trial))
