@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from awake import awake
 from machine import machine
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
@@ -158,4 +159,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import tritonclient.http as triton
+from awake import awake
 from machine import machine
 from onnx import TensorProto, helper, numpy_helper
 from processes import cpu_s
@@ -430,4 +431,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

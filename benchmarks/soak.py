@@ -27,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from awake import awake
 from chaos import KILLED, NO_MODEL, PATIENCE_S, Ledger, chaos_process, reason, write_repository
 from killing import WorkerKiller
 from machine import machine
@@ -425,4 +426,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()
