@@ -59,7 +59,8 @@ def finals(
         seen = _seen(asked, trial, trials[0])
         twin = next((number for number, each in enumerate(found) if _alike(each, seen)), None)
         if twin is None:
-            found.append(replace(seen, factor=_largest_load(seen, trials[0]) if asked.has_rates else None))
+            near = found[-1].factor if found else None
+            found.append(replace(seen, factor=_largest_load(seen, trials[0], near) if asked.has_rates else None))
         else:
             found[twin] = replace(found[twin], twins=(*found[twin].twins, trial))
     return sorted(found, key=lambda each: _rank(asked, each))
@@ -107,8 +108,11 @@ def _wait(report: RequestReport) -> float:
     return max(1e9 if each.p99_s is None else round(each.p99_s / each.deadline_s, 2) for each in report.streams)
 
 
-def _largest_load(seen: Finalist, best: OptionTrial) -> float:
-    """The largest multiple of the asked load that an option sustains, looked for from that of the best on."""
+def _largest_load(seen: Finalist, best: OptionTrial, near: float | None) -> float:
+    """The largest multiple of the asked load that an option sustains, looked for from that of the best on.
+
+    near: what another finalist carries, which is most often about as much.
+    """
     trial = seen.trial
     asked, arrangement = trial.asked, trial.arrangement
     if trial.highest < LOWEST or seen.at_best is None:
@@ -121,7 +125,8 @@ def _largest_load(seen: Finalist, best: OptionTrial) -> float:
 
     most = floor(log(trial.bound.factor * SLACK / middle) / log(FINE)) if trial.bound.factor < inf else WIDEST
     least = -WIDEST
-    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, 0)
+    start = round(log(near / middle) / log(FINE)) if near else 0
+    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, start, 1 if near else 2)
     return float(middle * FINE**step) if step > least else trial.factor
 
 
