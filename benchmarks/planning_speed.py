@@ -83,7 +83,13 @@ def mix_planned(name: str, repeats: int) -> dict[str, Any]:
         cached_s = [planned_s(streams, Path(base)) for _ in range(repeats)]
         found = simulations(streams, Path(base) / "cache")
     usual_s = statistics.median(cached_s)
-    return {"mix": name, "first_s": first_s, "cached_s": cached_s, "usual_s": usual_s, "ratio": first_s / usual_s} | found
+    return {
+        "mix": name,
+        "first_s": first_s,
+        "cached_s": cached_s,
+        "usual_s": usual_s,
+        "ratio": first_s / usual_s,
+    } | found
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:

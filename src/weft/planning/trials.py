@@ -147,8 +147,8 @@ class OptionTrial:
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps the deadlines at the asked load."""
-        return self.sustained(0)
+        """Whether it keeps the deadlines at the asked load; who carries more does."""
+        return (self._level is not None and self._level >= 0) or self.sustained(0)
 
     @property
     def latency(self) -> float:
