@@ -6,9 +6,10 @@ import pytest
 
 from tests.planning.machines import arrangement, asked, brief, host
 from weft.errors import InputError
+from weft.planning import finals as last
 from weft.planning.candidates import arrangements, batch_limits, request_policies
 from weft.planning.choice import Chosen, choose
-from weft.planning.finals import finals
+from weft.planning.finals import FINE, finals
 from weft.planning.trials import RunLength, largest_step, run_workload, trial_of
 from weft.simulation.requests import prepare, simulate_requests
 
@@ -96,6 +97,29 @@ def test_finalists_are_compared_with_the_same_fresh_requests(brief):
     told = ranked[0].prediction
     assert told.sustainable_per_s == pytest.approx(30 * (told.sustainable_factor or 0), rel=1e-3)
     assert [stream.model for stream in told.streams] == ["a", "b"]
+
+
+def test_who_carries_more_than_is_asked_keeps_the_deadlines_without_another_run(brief):
+    trial = trial_of(asked(("a", 20.0, 400.0)), arrangement(host(a=[10.0])), 0)
+    assert trial.level() > 0 and 0 not in trial._sustained
+    runs = trial.runs
+    assert trial.holds and trial.runs == runs
+
+
+def test_the_largest_load_of_a_finalist_is_looked_for_near_that_of_the_first(brief, monkeypatch):
+    question = asked(*LIGHT)
+    trials = [trial_of(question, arrangement(host(lanes, a=[8.0], b=[2.0])), 0) for lanes in (2, 1)]
+    middle, tried = trials[0].factor, dict[int, list[float]]()
+
+    def kept_at(asked, arrangement, factor, length, *, seed):
+        tried.setdefault(arrangement.host.lanes, []).append(factor)
+        return factor <= middle * FINE**-19.5, 0.0
+
+    monkeypatch.setattr(last, "kept_at", kept_at)
+    monkeypatch.setattr(trials[1], "bound", trials[0].bound)
+    found = finals(question, trials)
+    assert [each.factor for each in found] == [pytest.approx(middle * FINE**-20)] * 2
+    assert tried[1] == [pytest.approx(middle * FINE**step) for step in (0, -20, -19)] and len(tried[2]) > 6
 
 
 def test_policies_that_do_the_same_are_told_once(brief):

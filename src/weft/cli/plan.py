@@ -70,6 +70,7 @@ def command(
     [bold]weft plan -s camera.onnx:rate=50,deadline=20 -s intent.onnx:rate=20,deadline=100 -o plan/[/bold], then
     [bold]weft serve plan/[/bold]. See docs/plan.md.
     """
+    from weft.devices.host import usable_cores
     from weft.planning.whole_run import make_plan
 
     if check is not None:
@@ -89,6 +90,7 @@ def command(
             devices=device or (),
             seconds=seconds,
             cache=cache,
+            processes=usable_cores(),
             on_progress=lambda progress: show(*progress),
         )
     if output is not None:

@@ -30,7 +30,7 @@ class Lanes:
     def speeds(self, kinds: Sequence[int]) -> list[float]:
         """How fast each of the lanes that run goes, by the kinds of what they run."""
         share = self.share(len(kinds))
-        if not self.losses:
+        if not self.losses or len(kinds) == 1:
             return [share] * len(kinds)
         found = []
         for own in kinds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.engine.engine import Completion
@@ -55,12 +55,16 @@ class Arrivals:
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [[0] * term.clients for term in terms]
         """When clients will be back, as heaps: who was refused comes later than who was served after him."""
+        self._soonest = self._first()
         self.answers: list[Ending] = []
         """What became of each request, in order."""
         self._batches: list[tuple[int, int]] = []  # stream and oldest arrival of each batch that was served
 
-    def take(self, now: int) -> Iterator[Ticket]:
+    def take(self, now: int) -> Iterable[Ticket]:
         """Open arrivals first, then returning clients."""
+        return self._taken(now) if self._soonest <= now else ()
+
+    def _taken(self, now: int) -> Iterator[Ticket]:
         for stream, returning in enumerate(self._returning):
             while self._next[stream] <= now:
                 arrival = self._next[stream]
@@ -70,12 +74,17 @@ class Arrivals:
                 arrival = heapq.heappop(returning)
                 if arrival < self._end:
                     yield self._ticket(stream, arrival)
+        self._soonest = self._first()
 
     def next_arrival(self) -> int:
-        return min([*self._next, *(returning[0] for returning in self._returning if returning)])
+        return self._soonest
+
+    def _first(self) -> int:
+        """When the next request comes, of all that are known."""
+        return min([*self._next, *[returning[0] for returning in self._returning if returning]], default=NO_DEADLINE)
 
     def exhausted(self) -> bool:
-        return all(time == NO_DEADLINE for time in self._next) and not any(self._returning)
+        return self._soonest == NO_DEADLINE
 
     def served(self, batch: Batch, completion: Completion) -> None:
         end = completion.times.compute_end
@@ -136,4 +145,6 @@ class Arrivals:
         """Record what became of a request; the client of a closed stream will be back."""
         self.answers.append(Ending(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
-            heapq.heappush(self._returning[ticket.stream], now + self._terms[ticket.stream].think)
+            back = now + self._terms[ticket.stream].think
+            heapq.heappush(self._returning[ticket.stream], back)
+            self._soonest = min(self._soonest, back)

@@ -47,12 +47,12 @@ class Batcher:
         """What a stream has at this instant, late requests that wait not counted."""
         if self._refills:
             return self._refilling_heads(queue)
-        batches, most = queue.batches, queue.terms.max_batch
+        batches = queue.batches if queue.by_query else []
         heads = [self.head(queue, batch) for batch in batches if not batch.running]
-        waiting = len(queue.waiting)
+        waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
         if ready and len(batches) < queue.places and self._may_begin(queue, batches):
-            members = [queue.waiting[i] for i in range(min(waiting, most))]
+            members = list(islice(queue.waiting, most))
             heads.append(self.head(queue, _formed(queue, members)))
         return heads
 
@@ -67,7 +67,7 @@ class Batcher:
         """The batch of late requests that could begin, if there is one."""
         if not queue.late or len(queue.by_query) == queue.places:
             return []
-        members = [queue.late[i] for i in range(min(len(queue.late), queue.terms.max_batch))]
+        members = list(islice(queue.late, queue.terms.max_batch))
         return [self.head(queue, _formed(queue, members, late=True))]
 
     def _refilling_heads(self, queue: StreamQueue) -> list[Candidate]:
@@ -116,22 +116,15 @@ class Batcher:
 
     def head(self, queue: StreamQueue, batch: Batch, dues: tuple[int, ...] = (), waiting: int = 0) -> Candidate:
         """The next layer of a batch."""
+        members, number = batch.members, batch.program
+        arrival, priority = members[0].arrival, members[0].priority
+        if len(members) > 1:
+            arrival = min([ticket.arrival for ticket in members])
+            priority = max([ticket.priority for ticket in members])
         return Candidate.of_batch(
-            self._setting.programs[batch.program],
-            self._remaining[batch.program],
-            batch.program,
-            stream=queue.stream,
-            query=batch.query,
-            layer=batch.layer,
-            last_issued=batch.last_issued,
-            arrival=min([ticket.arrival for ticket in batch.members]),
-            deadline=batch.deadline,
-            priority=max([ticket.priority for ticket in batch.members]),
-            size=len(batch.members),
-            dues=dues,
-            waiting=waiting,
-            served=queue.served,
-        )
+            self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
+            batch.deadline, priority, len(members), batch.layer, batch.last_issued, dues, waiting, queue.served,
+        )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:
         """Turn the waiting requests a candidate stands for into a batch."""

@@ -84,6 +84,10 @@ class StreamQueue:
         del self.by_query[batch.query]
 
 
+def _number(queue: StreamQueue) -> int:
+    return queue.stream
+
+
 class Queues:
     """The queues of all streams.
 
@@ -95,8 +99,8 @@ class Queues:
         self.line = WaitingLine(places)
         """All requests that no lane has begun."""
         self._streams: list[StreamQueue] = []
-        self._busy: set[int] = set()
-        """Streams that have something; those that have nothing any more are taken out when next looked at."""
+        self._busy: list[StreamQueue] = []
+        """Streams that have something, by number; who has nothing any more is taken out when next looked at."""
 
     def __getitem__(self, stream: int) -> StreamQueue:
         return self._streams[stream]
@@ -119,14 +123,14 @@ class Queues:
 
     def busy(self) -> list[StreamQueue]:
         """Streams of which something waits or runs."""
-        found = [queue for stream in sorted(self._busy) if not (queue := self._streams[stream]).idle]
+        found = [queue for queue in self._busy if queue.waiting or queue.by_query or queue.late]
         if len(found) < len(self._busy):
-            self._busy = {queue.stream for queue in found}
+            self._busy = found
         return found
 
     def waiting(self) -> Iterator[StreamQueue]:
         """Streams of which something waits."""
-        return (self._streams[stream] for stream in self._busy if self._streams[stream].waiting)
+        return (queue for queue in self._busy if queue.waiting)
 
     def batch_of(self, candidate: Candidate) -> Batch | None:
         """The batch in flight that a candidate belongs to."""
@@ -148,9 +152,10 @@ class Queues:
         """Let a request wait for its turn."""
         queue = self._streams[ticket.stream]
         if queue.idle:
-            queue.served = max(queue.served, min((each.served for each in self.busy()), default=0))
+            others = self.busy()
+            queue.served = max(queue.served, min([each.served for each in others], default=0))
+            self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
-        self._busy.add(ticket.stream)
         self.count(ticket, 1)
 
     def count(self, ticket: Ticket, more: int) -> None:
@@ -193,9 +198,13 @@ class StrictDeadlines:
         """When the next of them is due."""
         return self._heap[0][0] if self._heap else NO_DEADLINE
 
+    def any_passed(self, now: int) -> bool:
+        """Whether there is something to forget: the first of them is due, or was answered."""
+        return bool(self._heap) and (self._heap[0][0] <= now or self._heap[0][2].gone)
+
     def passed(self, now: int) -> Iterator[Ticket]:
         """Those that are due and were not answered; they are forgotten."""
-        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].gone):
+        while self.any_passed(now):
             ticket = heapq.heappop(self._heap)[2]
             if not ticket.gone:
                 yield ticket

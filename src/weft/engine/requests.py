@@ -94,13 +94,26 @@ class Requests:
         return self._feed.exhausted() and not self.queues.busy()
 
     def next_event(self) -> int:
-        waits = [self._batcher.ready_at(queue) for queue in self.queues.waiting()]
-        later = [wait for wait in waits if wait > self._now]
-        return max(self._now, min([self._feed.next_arrival(), self._deadlines.next(), *later]))
+        soonest = min(self._feed.next_arrival(), self._deadlines.next())
+        for queue in self.queues.waiting():
+            wait = self._batcher.ready_at(queue)
+            if self._now < wait < soonest:
+                soonest = wait
+        return max(self._now, soonest)
 
-    def at(self, now: int) -> Iterator[tuple[int, int]]:
+    def at(self, now: int) -> Iterable[tuple[int, int]]:
         self._now = now
+        if self._deadlines.any_passed(now):
+            return self._passing(now)
+        self._take(now)
+        return ()
+
+    def _passing(self, now: int) -> Iterator[tuple[int, int]]:
+        """Overdue requests first: whoever comes finds what nobody waits for stopped."""
         yield from self._expire(now)
+        self._take(now)
+
+    def _take(self, now: int) -> None:
         for ticket in self._feed.take(now):
             if self.admit(ticket, now):
                 ticket.gone = True
@@ -130,24 +143,27 @@ class Requests:
                 yield stream, batch.query
 
     def offer(self, device: DeviceClocks) -> Offer:
-        self._now = device.channel_free
+        self._now = now = device.channel_free
         heads: list[Candidate] = []
-        clock = max(device.array_free, self._now)
+        clock = max(device.array_free, now)
         busy = self.queues.busy()
         for queue in busy:
-            queue.deepest = max(queue.deepest, len(queue.waiting))
-            self._sort_out_waiting(queue, clock)
-            self._sort_out_batches(queue, clock)
-            heads += self._batcher.heads(queue, self._now)
+            if queue.waiting:
+                queue.deepest = max(queue.deepest, len(queue.waiting))
+                self._sort_out_waiting(queue, clock)
+            if queue.by_query:
+                self._sort_out_batches(queue, clock)
+            heads += self._batcher.heads(queue, now)
         if self._refills:
-            return Offer(tuple(heads), tuple(heads))
+            return Offer(everything := tuple(heads), everything)
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
         weaves = self._late_work is LateWork.WOVEN
         if weaves or not on_time:
-            heads += [head for queue in busy for head in self._batcher.late_heads(queue)]
-        if not on_time:
-            return Offer(tuple(heads), tuple(heads))
-        return Offer(tuple(heads), tuple(woven(heads, device, self._setting) if weaves else on_time))
+            heads += [head for queue in busy if queue.late for head in self._batcher.late_heads(queue)]
+        everything = tuple(heads)
+        if not on_time or len(on_time) == len(heads):
+            return Offer(everything, everything)
+        return Offer(everything, tuple(woven(heads, device, self._setting) if weaves else on_time))
 
     def issued(self, candidate: Candidate, step: int) -> None:
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
@@ -263,11 +279,13 @@ class Requests:
                 continue
             if batch.late and not self._refills:
                 continue
-            if not (self._demote or any(ticket.strict or ticket.gone for ticket in batch.members)):
-                continue
             latest = clock + self._remaining[batch.program][batch.layer] * self._foresight // 100
             if not self._refills:
+                if latest <= batch.deadline and len(batch.members) == 1:
+                    continue
                 latest = max(latest, batch.deadline)  # who was lost stays lost
+            if not (self._demote or any(ticket.strict or ticket.gone for ticket in batch.members)):
+                continue
             saved = [ticket.due for ticket in batch.members if not ticket.gone and ticket.due >= latest]
             if saved:
                 batch.late, batch.deadline = False, min(saved)

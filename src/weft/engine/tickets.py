@@ -67,7 +67,7 @@ def due(ticket: Ticket) -> int:
     return ticket.due
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Batch:
     """Requests that run together, from their first layer to their last."""
 
@@ -86,7 +86,7 @@ class Batch:
     @property
     def forsaken(self) -> bool:
         """Whether nobody waits for it any more."""
-        return all(ticket.gone for ticket in self.members)
+        return self.members[0].gone and all(ticket.gone for ticket in self.members)
 
 
 class Feed(Protocol):

@@ -7,16 +7,30 @@ the asked load and at the largest one, are told once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import floor, inf, log
 
 from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK
+from weft.planning.candidates import Arrangement
 from weft.planning.foreseen import stream_predictions
+from weft.planning.helpers import Helpers, Promise
 from weft.planning.plan import Prediction
-from weft.planning.trials import LOWEST, USUAL, OptionTrial, keeps, kept_at, largest_step, missed_in, simulated
+from weft.planning.trials import (
+    LOWEST,
+    USUAL,
+    OptionTrial,
+    RunLength,
+    keeps,
+    kept_at,
+    largest_step,
+    missed_in,
+    simulated,
+)
 from weft.reports.requests import RequestReport
+from weft.simulation.requests import Case, RequestRun
 
 FINALISTS, ENTRANTS = 5, 8
 """How many are told, and how many are looked at to find as many that differ."""
@@ -47,31 +61,68 @@ class Finalist:
 
 
 def finals(
-    asked: Asked, trials: Sequence[OptionTrial], progress: Callable[[str, int, int], None] | None = None
+    asked: Asked,
+    trials: Sequence[OptionTrial],
+    progress: Callable[[str, int, int], None] | None = None,
+    helpers: Helpers | None = None,
 ) -> list[Finalist]:
     """The first few of these that differ, the best by what is asked for first."""
+    helpers = helpers or Helpers()
+    told = progress or (lambda label, done, of: None)
     found: list[Finalist] = []
-    for place, trial in enumerate(trials[:ENTRANTS]):
+    loads: list[Promise[float | None]] = []
+    for seen in _seen(asked, trials[:ENTRANTS], helpers, told):
+        twin = next((number for number, each in enumerate(found) if _alike(each, seen)), None)
+        if twin is not None:
+            found[twin] = replace(found[twin], twins=(*found[twin].twins, seen.trial))
+            continue
+        found.append(seen)
+        if asked.has_rates:
+            near = loads[0].result() if loads else None
+            loads.append(helpers.begin(_largest_load, seen.trial, seen.at_best, trials[0].factor, near, USUAL))
         if len(found) == FINALISTS:
             break
-        if progress:
-            progress(trial.arrangement.label, place, min(ENTRANTS, len(trials)))
-        seen = _seen(asked, trial, trials[0])
-        twin = next((number for number, each in enumerate(found) if _alike(each, seen)), None)
-        if twin is None:
-            found.append(replace(seen, factor=_largest_load(seen, trials[0]) if asked.has_rates else None))
-        else:
-            found[twin] = replace(found[twin], twins=(*found[twin].twins, trial))
-    return sorted(found, key=lambda each: _rank(asked, each))
+    return sorted(_loaded(found, loads, told), key=lambda each: _rank(asked, each))
 
 
-def _seen(asked: Asked, trial: OptionTrial, best: OptionTrial) -> Finalist:
-    """What an option does at the asked load, and at the largest one of the best, before its own is looked for."""
+def _seen(
+    asked: Asked, entrants: Sequence[OptionTrial], helpers: Helpers, told: Callable[[str, int, int], None]
+) -> Iterator[Finalist]:
+    """What options do at the asked load, and at the largest one of the best, before their own are looked for.
+
+    As many as will be told are begun at once; the others only if they are asked for.
+    """
+    largest = entrants[0].factor if asked.has_rates else 0.0
+    begun = [helpers.begin(_look, asked, trial.arrangement, largest, USUAL) for trial in entrants[:FINALISTS]]
+    for place, trial in enumerate(entrants):
+        told(trial.arrangement.label, min(place, FINALISTS - 1), 2 * FINALISTS)
+        look = begun[place] if place < len(begun) else helpers.begin(_look, asked, trial.arrangement, largest, USUAL)
+        report, at_best = look.result()
+        yield Finalist(trial, report, None, at_best)
+
+
+def _loaded(
+    found: list[Finalist], loads: list[Promise[float | None]], told: Callable[[str, int, int], None]
+) -> Iterator[Finalist]:
+    """Finalists with their largest loads, where these were looked for."""
+    for place, (each, load) in enumerate(zip_longest(found, loads)):
+        told(each.trial.arrangement.label, FINALISTS + place, 2 * FINALISTS)
+        factor = load.result() if load else None
+        yield replace(each, factor=each.trial.factor if load and factor is None else factor)
+
+
+def _look(
+    asked: Asked, arrangement: Arrangement, largest: float, length: RunLength
+) -> tuple[RequestReport, tuple[bool, float] | None]:
+    """What an option does at the asked load, and at another one where that is not 0."""
     seed = asked.workload.seed + FRESH_SEED
-    report = simulated(asked, trial.arrangement, 1.0, USUAL, seed=seed)[1].report
-    if not asked.has_rates or best.factor == 0.0:
-        return Finalist(trial, report, None)
-    return Finalist(trial, report, None, kept_at(asked, trial.arrangement, best.factor, USUAL, seed=seed))
+    report = simulated(asked, arrangement, 1.0, length, seed=seed)[1].report
+    return report, kept_at(asked, arrangement, largest, length, seed=seed) if largest else None
+
+
+def long_run(asked: Asked, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
+    """What is told of an option that has won: a run at the asked load, longer than those that chose it."""
+    return simulated(asked, arrangement, 1.0, length, seed=asked.workload.seed + FRESH_SEED)
 
 
 def _alike(one: Finalist, other: Finalist) -> bool:
@@ -107,22 +158,27 @@ def _wait(report: RequestReport) -> float:
     return max(1e9 if each.p99_s is None else round(each.p99_s / each.deadline_s, 2) for each in report.streams)
 
 
-def _largest_load(seen: Finalist, best: OptionTrial) -> float:
-    """The largest multiple of the asked load that an option sustains, looked for from that of the best on."""
-    trial = seen.trial
+def _largest_load(
+    trial: OptionTrial, at_middle: tuple[bool, float] | None, middle: float, near: float | None, length: RunLength
+) -> float | None:
+    """The largest multiple of the asked load that an option sustains, looked for from that of the best on; None: none.
+
+    middle, at_middle: the load of the best, and what is known of this option there. near: what the first finalist
+    carries, which is most often about as much.
+    """
     asked, arrangement = trial.asked, trial.arrangement
-    if trial.highest < LOWEST or seen.at_best is None:
-        return trial.factor
-    middle, seed = best.factor, asked.workload.seed + FRESH_SEED
-    kept_there, _ = seen.at_best
+    if trial.highest < LOWEST or at_middle is None:
+        return None
+    kept_there, seed = at_middle[0], asked.workload.seed + FRESH_SEED
 
     def sustained(step: int) -> bool:
-        return kept_there if step == 0 else kept_at(asked, arrangement, middle * FINE**step, USUAL, seed=seed)[0]
+        return kept_there if step == 0 else kept_at(asked, arrangement, middle * FINE**step, length, seed=seed)[0]
 
     most = floor(log(trial.bound.factor * SLACK / middle) / log(FINE)) if trial.bound.factor < inf else WIDEST
     least = -WIDEST
-    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, 0)
-    return float(middle * FINE**step) if step > least else trial.factor
+    start = round(log(near / middle) / log(FINE)) if near else 0
+    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, start, 1 if near else 2)
+    return float(middle * FINE**step) if step > least else None
 
 
 def prediction(asked: Asked, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:

@@ -100,9 +100,12 @@ def _most_missed(case: Case, limit: float) -> list[float]:
     return [1.0 + SLACK * limit * (rate or inf) * counted_s for rate in case.workload.rates]
 
 
-def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: int) -> int:
-    """The largest step that is sustained, looked for from *start* on; *low* is taken to be, and *high* not."""
-    step, stride = max(low + 1, min(high - 1, start)), 2
+def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: int, stride: int = 2) -> int:
+    """The largest step that is sustained, looked for from *start* on; *low* is taken to be, and *high* not.
+
+    stride: how far from *start* is looked first, if it is not there.
+    """
+    step = max(low + 1, min(high - 1, start))
     while high - low > 1:
         if sustained(step):
             low, ahead = step, step + stride
@@ -144,8 +147,8 @@ class OptionTrial:
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps the deadlines at the asked load."""
-        return self.sustained(0)
+        """Whether it keeps the deadlines at the asked load; who carries more does."""
+        return (self._level is not None and self._level >= 0) or self.sustained(0)
 
     @property
     def latency(self) -> float:

@@ -17,8 +17,9 @@ from weft.planning.bounds import times_alone_s
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
-from weft.planning.finals import FRESH_SEED, Finalist, finals, prediction
+from weft.planning.finals import FINALISTS, Finalist, finals, long_run, prediction
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
+from weft.planning.helpers import Helpers
 from weft.planning.machine import made_here, these_versions, this_machine
 from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
 from weft.planning.page import plan_page
@@ -26,7 +27,7 @@ from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Predi
 from weft.planning.reasons import reasons
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
-from weft.planning.trials import LONG, STEP, OptionTrial, simulated
+from weft.planning.trials import LONG, STEP, OptionTrial
 from weft.workloads.requests import Workload
 
 if TYPE_CHECKING:
@@ -89,13 +90,15 @@ def make_plan(
     devices: Sequence[str | Host] = (),
     seconds: float = SECONDS,
     cache: str | Path | None = None,
+    processes: int = 1,
     on_progress: OnProgress | None = None,
 ) -> MadePlan:
     """Measure the models on this machine, and choose the best way to serve a workload on it.
 
     workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
     cores, memory_bytes: what may be used; all there is where left out. devices: measured machines, or files of them
-    (``weft profile --device host -o``), instead of measuring. cache: where measurements are kept.
+    (``weft profile --device host -o``), instead of measuring. cache: where measurements are kept. processes: how many
+    simulate side by side; the plan is the same.
     """
     told = on_progress or (lambda progress: None)
     kept = default_cache() if cache is None else Path(cache)
@@ -111,13 +114,14 @@ def make_plan(
     hosts = _hosts(asked, devices, kept, seconds, told)
     check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
-    chosen = choose(
-        asked,
-        options,
-        lambda each: memory_of(asked, each),
-        lambda done, of: told(PlanProgress("choosing", "", done, of)),
-    )
-    return _made(asked, chosen, told)
+    with Helpers(processes - 1) as helpers:
+        chosen = choose(
+            asked,
+            options,
+            lambda each: memory_of(asked, each),
+            lambda done, of: told(PlanProgress("choosing", "", done, of)),
+        )
+        return _made(asked, chosen, told, helpers)
 
 
 def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: float, told: OnProgress) -> list[Host]:
@@ -169,17 +173,19 @@ def memory_of(asked: Asked, arrangement: Arrangement) -> int:
     return arrangement.host.memory_bytes or asked.bytes
 
 
-def _made(asked: Asked, chosen: Chosen, told: OnProgress) -> MadePlan:
+def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> MadePlan:
     """The plan of a choice, its numbers drawn afresh."""
+    expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
     ranked = finals(
         asked,
         (chosen.best, *chosen.others),
         lambda label, done, of: told(PlanProgress("comparing the best", label, done, of + 1)),
+        helpers,
     )
     first = ranked[0]
     arrangement = first.trial.arrangement
-    told(PlanProgress("comparing the best", "a long run", len(ranked), len(ranked) + 1))
-    case, run = simulated(asked, arrangement, 1.0, LONG, seed=asked.workload.seed + FRESH_SEED)
+    told(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
+    case, run = expected.result() if first.trial is chosen.best else long_run(asked, arrangement, LONG)
     predicted = prediction(asked, run.report, first.trial.memory_bytes, first.factor)
     models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
     plan = Plan(

@@ -93,8 +93,8 @@ def _tallied(
     besides: Sequence[Iterator[int]],
 ) -> Tally:
     warm = case.clock.ticks(case.workload.warmup_s)
-    counts = np.zeros((len(case.terms), 10), np.int64)
-    histogram = np.zeros((len(case.terms), k.BINS), np.int64)
+    counts = [[0] * 10 for _ in case.terms]
+    bins: list[list[int]] = [[] for _ in case.terms]
     for stream, arrival, end, _ in feed.answers:
         if arrival < warm:
             continue
@@ -109,15 +109,29 @@ def _tallied(
         row[k.LATENCY_SUM] += latency
         row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)
         row[k.VIOLATED] += latency > case.terms[stream].deadline
-        histogram[stream, k.bin_of(latency)] += 1
-    counts[:, k.BATCHES], counts[:, k.DEEPEST] = feed.batches(warm), deepest
+        bins[stream].append(bin_of(latency))
+    for row, batches, most in zip(counts, feed.batches(warm), deepest, strict=True):
+        row[k.BATCHES], row[k.DEEPEST] = batches, most
     clocks = np.zeros(9, np.int64)
     clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
     clocks[k.COMPUTED] = _computed(case, executor)
     clocks[k.STEPS] = steps
     issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
-    return Tally(clocks, counts, histogram, tuple(feed.answers), np.array(issues, np.int64).reshape(-1, 8))
+    histogram = np.array([np.bincount(each, minlength=k.BINS) for each in bins], np.int64).reshape(-1, k.BINS)
+    return Tally(
+        clocks,
+        np.array(counts, np.int64).reshape(-1, 10),
+        histogram,
+        tuple(feed.answers),
+        np.array(issues, np.int64).reshape(-1, 8),
+    )
+
+
+def bin_of(latency: int) -> int:
+    """``request_state.bin_of`` as it is, for some thousand latencies: loading what was compiled takes longer."""
+    shift = max(0, latency.bit_length() - k.MANTISSA_BITS - 1)
+    return (shift << k.MANTISSA_BITS) + (latency >> shift)
 
 
 def _computed(case: Case, executor: SimulatedNpu | SimulatedHost) -> int:
