@@ -93,6 +93,29 @@ def _tallied(
     besides: Sequence[Iterator[int]],
 ) -> Tally:
     warm = case.clock.ticks(case.workload.warmup_s)
+    counts, bins = _counted(case, feed, warm, besides)
+    for row, batches, most in zip(counts, feed.batches(warm), deepest, strict=True):
+        row[k.BATCHES], row[k.DEEPEST] = batches, most
+    clocks = np.zeros(9, np.int64)
+    clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
+    clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
+    clocks[k.COMPUTED] = _computed(case, executor)
+    clocks[k.STEPS] = steps
+    issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
+    histogram = [np.bincount(np.array(each, np.int64), minlength=k.BINS) for each in bins]
+    return Tally(
+        clocks,
+        np.array(counts, np.int64).reshape(-1, 10),
+        np.array(histogram, np.int64).reshape(-1, k.BINS),
+        tuple(feed.answers),
+        np.array(issues, np.int64).reshape(-1, 8),
+    )
+
+
+def _counted(
+    case: Case, feed: Arrivals, warm: int, besides: Sequence[Iterator[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """What became of the requests of each stream that arrived from *warm* on, and the bins of their latencies."""
     counts = [[0] * 10 for _ in case.terms]
     bins: list[list[int]] = [[] for _ in case.terms]
     for stream, arrival, end, _ in feed.answers:
@@ -110,22 +133,7 @@ def _tallied(
         row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)
         row[k.VIOLATED] += latency > case.terms[stream].deadline
         bins[stream].append(bin_of(latency))
-    for row, batches, most in zip(counts, feed.batches(warm), deepest, strict=True):
-        row[k.BATCHES], row[k.DEEPEST] = batches, most
-    clocks = np.zeros(9, np.int64)
-    clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
-    clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
-    clocks[k.COMPUTED] = _computed(case, executor)
-    clocks[k.STEPS] = steps
-    issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
-    histogram = np.array([np.bincount(each, minlength=k.BINS) for each in bins], np.int64).reshape(-1, k.BINS)
-    return Tally(
-        clocks,
-        np.array(counts, np.int64).reshape(-1, 10),
-        histogram,
-        tuple(feed.answers),
-        np.array(issues, np.int64).reshape(-1, 8),
-    )
+    return counts, bins
 
 
 def bin_of(latency: int) -> int:
