@@ -33,7 +33,7 @@ def command(
             "-s",
             autocompletion=complete_models,
             help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=INPUT:1x128, value=INPUT:1, "
-            "samples=x.npz; repeatable.",
+            "samples=x.npz, exit_rates=0.5+0.5; repeatable.",
         ),
     ] = None,
     cores: Annotated[int | None, what("--cores", show_default="all", help="Cores that lanes may use.")] = None,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.devices.host import usable_cores
 from weft.errors import InputError, ModelError, WorkloadError, unknown_name
@@ -17,6 +17,7 @@ from weft.load.samples import read_samples
 from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
 from weft.models.zoo import ZOO
+from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_leaving
 from weft.runtime.archive import written
 from weft.runtime.external import external_files
 from weft.runtime.stated import stated_inputs
@@ -54,6 +55,8 @@ class AskedModel:
     """What the stitched file is called that it is in; empty for a model of its own."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Input -> what is sent to it, where that is not plain from the file."""
+    exits: Mapping[str, Any] = field(default_factory=dict)
+    """What its streams state of its exits, as keys of its settings."""
 
     @property
     def home(self) -> str:
@@ -64,6 +67,21 @@ class AskedModel:
     def bytes(self) -> int:
         """All its files together."""
         return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
+
+
+class SentStream(NamedTuple):
+    """A stream, and what is known of its requests."""
+
+    stream: Stream
+    rate: float
+    """Requests per second; 0 of closed streams and traces."""
+    leaving: tuple[float, ...]
+    """The share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+
+    @property
+    def name(self) -> str:
+        """The model that it asks for."""
+        return self.stream.served_name
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -79,6 +97,8 @@ class Asked:
     objective: str = "deadlines"
     deadlines: str = "strict"
     limit: float = LIMIT
+    soonest: tuple[tuple[float, ...], ...] = ()
+    """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
 
     @property
     def bytes(self) -> int:
@@ -89,6 +109,12 @@ class Asked:
     def per_s(self) -> float:
         """Requests per second of all streams with a rate."""
         return sum(rate or 0.0 for rate in self.workload.rates)
+
+    @property
+    def sent(self) -> tuple[SentStream, ...]:
+        """Its streams with their rates and who leaves early."""
+        leaving = self.soonest or ((),) * len(self.workload.stream)
+        return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), leaving))
 
     @property
     def has_rates(self) -> bool:
@@ -118,14 +144,18 @@ def ask(
         _check_stream(stream)
     models = _models(workload, scratch)
     _check_memory(models, memory_bytes)
+    sent = with_leaving(
+        _as_sent(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
+    )
     return Asked(
-        workload=_as_sent(workload, models),
+        workload=sent,
         models=models,
         cores=cores or here,
         memory_bytes=memory_bytes,
         objective=objective,
         deadlines=deadlines,
         limit=limit,
+        soonest=soonest_rates(sent),
     )
 
 
@@ -140,8 +170,6 @@ def _check_stream(stream: Stream) -> None:
         raise WorkloadError(f"{stream.model}: no deadline; add one in milliseconds, as {shown}")
     if stream.profiles:
         raise WorkloadError(f"{stream.model}: profiles describe simulated devices; name the model's .onnx file")
-    if stream.leaves:
-        raise WorkloadError(f"{stream.model}: early exits are not planned yet; leave out exit_rates and exit_record")
 
 
 def _line(stream: Stream, *more: str) -> str:
@@ -161,6 +189,8 @@ def _models(workload: Workload, scratch: Path) -> tuple[AskedModel, ...]:
             raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
         if before.shapes != model.shapes:
             raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
+        if before.exits != model.exits:
+            raise WorkloadError(f"{model.source}: its streams state different exits or thresholds; state one for all")
     return tuple(found.values())
 
 
@@ -177,8 +207,9 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
         _check_shape(stream, spec, shapes.get(spec.name))
     given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
     held = {"shapes": {**entry.config.shapes, **given}, "values": {**entry.config.values, **stream.values}}
-    config = entry.config.model_copy(update={key: value for key, value in held.items() if value})
-    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes)
+    exits = exit_settings(stream, entry.path, entry.config)
+    config = entry.config.model_copy(update={key: value for key, value in {**held, **exits}.items() if value})
+    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, exits)
 
 
 def _names_inside(entry: ModelEntry) -> dict[str, str]:

@@ -103,18 +103,24 @@ def _most(set_by_user: int | None, measured: int) -> int:
 
 
 def request_policies(workload: Workload) -> list[str]:
-    """Policies that serve requests and differ from each other on a host, the favourite first."""
+    """Policies that serve requests and differ from each other on a host, the favourite first.
+
+    Those that fill batches up while they run are worth their time only where requests leave early.
+    """
+    leave = any(stream.leaves for stream in workload.stream)
     priorities = {stream.priority for stream in workload.stream}
     copies = {*NOT_HERE} - ({"priority"} if len(priorities) > 1 else set())
-    able = [name for name, kind in POLICIES.items() if kind.traits.serves_requests and not kind.traits.refills]
+    able = [
+        name for name, kind in POLICIES.items() if kind.traits.serves_requests and (leave or not kind.traits.refills)
+    ]
     return sorted((name for name in able if name not in copies), key=lambda name: name != FAVOURITE)
 
 
 def _ways(asked: Asked, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Policies, their options and rules for late requests; one that waits for batches has none to wait for."""
+    """Policies, their options and rules for late requests; without batches none is waited for or filled up."""
     lates = SOFT if asked.deadlines == "soft" else ("weave",)
     for policy in request_policies(asked.workload):
-        if policy == "adaptive" and max(batches.values()) == 1:
+        if max(batches.values()) == 1 and (policy == "adaptive" or POLICIES[policy].traits.refills):
             continue
         for options in ({}, *MORE_OPTIONS.get(policy, ())):
             for late in lates:

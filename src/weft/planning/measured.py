@@ -30,6 +30,8 @@ MEASURED, CUT = "measured", "cut"
 """Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
 _FORMAT = 1
 """Raise it whenever what is measured, or how, changes."""
+_NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
+"""Settings of a model that change nothing in its measurement: who leaves early is simulated."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how many steps are done, and of how many."""
@@ -112,7 +114,7 @@ def measurement_key(models: Sequence[AskedModel], shape: LaneShape, seconds: flo
     parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
     for model in models:
         files = (model.path, *external_files(model.path))
-        settings = model.config.model_dump(mode="json", exclude_unset=True)
+        settings = model.config.model_dump(mode="json", exclude_unset=True, exclude=_NOT_MEASURED)
         parts.append([model.name, model.body, [digest_of(file) for file in files], settings])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

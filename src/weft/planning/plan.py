@@ -113,6 +113,8 @@ class StreamPrediction(BaseModel, extra="forbid", frozen=True):
     p99_ms: NotNegative | None
     missed: Share
     """Share of the requests that miss their deadline, are dropped or are refused."""
+    exit_rates: tuple[Share, ...] = ()
+    """Share of them that is taken to leave by each exit of the model, the end last; empty: all go to the end."""
 
 
 class Prediction(BaseModel, extra="forbid", frozen=True):

@@ -8,12 +8,10 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from weft.devices import HOST, Host, read_host
 from weft.errors import InputError, WorkloadError
+from weft.planning.alone import times_alone
 from weft.planning.asked import LIMIT, Asked, AskedModel, ask
-from weft.planning.bounds import times_alone_s
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
@@ -109,6 +107,7 @@ def make_plan(
         limit=limit,
     )
     hosts = _hosts(asked, devices, kept, seconds, told)
+    check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
     chosen = choose(
@@ -149,18 +148,31 @@ def _read(device: str) -> Host:
     return read_host(device)
 
 
+def check_exits(asked: Asked, hosts: Sequence[Host]) -> None:
+    """Refuse shares of requests that leave by other exits than were measured."""
+    for stream, _, leaving in asked.sent:
+        for host in hosts:
+            early = len(host.model(stream.served_name).exits)
+            if leaving and len(leaving) != early + 1:
+                raise WorkloadError(
+                    f"{stream.model}: {len(leaving) - 1} early exits are told of, and it was measured with {early}; "
+                    "measure it as it is served, or leave out exit_rates and exit_record"
+                )
+
+
 def check_deadlines(asked: Asked, hosts: Sequence[Host]) -> None:
-    """Refuse a deadline that nobody could keep, and tell what is possible instead."""
-    for stream in asked.workload.stream:
-        name = stream.served_name
-        fastest_s, host = min(
-            ((float(np.median(times_alone_s(host, name))), host) for host in hosts), key=lambda found: found[0]
-        )
-        if fastest_s > stream.deadline_s:
-            tail_s = float(np.quantile(times_alone_s(host, name), 0.99))
+    """Refuse a deadline that nobody could keep, and tell what is possible instead.
+
+    A strict one is judged by the way to the end, as the server does it: nobody is expected to leave early.
+    """
+    for stream, _, leaving in asked.sent:
+        rates = () if asked.deadlines == "strict" else leaving
+        found = min((times_alone(host, stream.served_name, rates) for host in hosts), key=lambda each: each.middle_s)
+        if found.middle_s > stream.deadline_s:
             raise WorkloadError(
                 f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
-                f"{fastest_s * 1e3:.3g} ms with nothing else running; plan with deadline={ceil(1.2e3 * tail_s)} or more"
+                f"{found.middle_s * 1e3:.3g} ms with nothing else running; plan with "
+                f"deadline={ceil(1.2e3 * found.quantile_s(0.99))} or more"
             )
 
 

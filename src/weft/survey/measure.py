@@ -29,7 +29,7 @@ from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__
-from weft.workloads.requests import parse_workload, served_name
+from weft.workloads.requests import Workload, parse_workload, served_name
 
 Shapes = Mapping[str, Sequence[int]]
 Progress = Callable[[str, int, int], None]
@@ -49,6 +49,8 @@ BUSY, LEAST_RATE = 0.75, 0.2
 OVERHEADS = 25
 """Single requests, to see what they take besides their segments."""
 NO_HURRY_MS = 1e7
+NOBODY_SURE = 2.0
+"""How sure answers at exits must be while they are measured: no answer is, so that all requests go to the end."""
 
 
 def failures(result: LoadResult) -> list[str]:
@@ -259,7 +261,9 @@ class _Survey:
             if not found:
                 raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
             times[batch] = mean_times(found)
-        return HostModel(segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times)
+        return HostModel(
+            segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times, exits=tuple(said["exits"])
+        )
 
     def _busy(self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]) -> list[dict[str, Any]]:
         """Streams that take most of what the lanes can do, every model the same part of it.
@@ -346,7 +350,7 @@ class _Survey:
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
         raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
-        result = run_load(parse_workload(raw, "survey"), server.url, deadlines="none")
+        result = run_load(self._to_the_end(parse_workload(raw, "survey")), server.url, deadlines="none")
         if failed := failures(result):
             raise InputError(f"the server did not answer: {failed[0]}")
         seen = read_spans(_get(server.url, "weft/trace"), began_s)
@@ -354,6 +358,14 @@ class _Survey:
         self.done += 1
         since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
         return _Watched(spans, since_s, since_s + duration_s, result)
+
+    def _to_the_end(self, workload: Workload) -> Workload:
+        """The workload with requests that leave at no exit."""
+        streams = [
+            each.model_copy(update={"exit_threshold": NOBODY_SURE}) if self.served[each.served_name]["exits"] else each
+            for each in workload.stream
+        ]
+        return workload.model_copy(update={"stream": tuple(streams)})
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """How long it takes to see enough of each."""
@@ -396,8 +408,6 @@ class _Survey:
             found = models.get(subject.name)
             if found is None:
                 raise InputError(f"{subject.source}: the server could not measure it; give its shapes in NAME.toml")
-            if found["exits"]:
-                raise InputError(f"{subject.source}: has exits, which are not measured; weft simulate --bench can tell")
             self.bodies[found["body"] or subject.name] = subject.name
             self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
 
