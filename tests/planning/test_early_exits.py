@@ -120,7 +120,7 @@ def test_where_nothing_is_said_all_go_to_the_end(folder):
         (["net.onnx:rate=1,deadline=9,exit_record=none.npz"], "none.npz"),
         (
             ["net.onnx:rate=1,deadline=9,exit_threshold=0.5", "net.onnx:rate=1,deadline=9,exit_threshold=0.6"],
-            "different exits or thresholds",
+            "different exits, thresholds or grain",
         ),
     ],
 )

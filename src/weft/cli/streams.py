@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.cli.common import as_number, parse_shapes
 from weft.errors import WorkloadError
 
-LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
+LONGER = {"deadline": "deadline_ms", "think": "think_ms", "grain": "grain_ms"}
 """Short names of a stream's keys on the command line."""
 LISTED = ("exits", "exit_rates")
 """Keys that take several values, with a + between them, as exit_rates=0.5+0.3+0.2."""

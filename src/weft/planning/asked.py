@@ -55,8 +55,8 @@ class AskedModel:
     """What the stitched file is called that it is in; empty for a model of its own."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Input -> what is sent to it, where that is not plain from the file."""
-    exits: Mapping[str, Any] = field(default_factory=dict)
-    """What its streams state of its exits, as keys of its settings."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """What its streams state of how it is cut and left, as keys of its settings."""
 
     @property
     def home(self) -> str:
@@ -189,8 +189,10 @@ def _models(workload: Workload, scratch: Path) -> tuple[AskedModel, ...]:
             raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
         if before.shapes != model.shapes:
             raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
-        if before.exits != model.exits:
-            raise WorkloadError(f"{model.source}: its streams state different exits or thresholds; state one for all")
+        if before.stated != model.stated:
+            raise WorkloadError(
+                f"{model.source}: its streams state different exits, thresholds or grain; state the same in each"
+            )
     return tuple(found.values())
 
 
@@ -207,9 +209,10 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
         _check_shape(stream, spec, shapes.get(spec.name))
     given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
     held = {"shapes": {**entry.config.shapes, **given}, "values": {**entry.config.values, **stream.values}}
-    exits = exit_settings(stream, entry.path, entry.config)
-    config = entry.config.model_copy(update={key: value for key, value in {**held, **exits}.items() if value})
-    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, exits)
+    stated = exit_settings(stream, entry.path, entry.config)
+    stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
+    config = entry.config.model_copy(update={key: value for key, value in {**held, **stated}.items() if value})
+    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, stated)
 
 
 def _names_inside(entry: ModelEntry) -> dict[str, str]:

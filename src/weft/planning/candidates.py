@@ -41,6 +41,9 @@ class Arrangement:
     batches: Mapping[str, int]
     """Model -> most requests computed together."""
     grain_ms: Mapping[str, float]
+    """Model -> how long its segments may take, as its server cuts it."""
+    cut: str = ""
+    """How its segments differ from those that were measured, in words; empty where they do not."""
 
     @property
     def label(self) -> str:
@@ -51,7 +54,8 @@ class Arrangement:
         words = ", ".join([*options, *late])
         threads = f" x {settings.threads} threads" if settings.threads > 1 else ""
         lanes = f"{settings.lanes} lane{'s' * (settings.lanes > 1)}{threads}"
-        return f"{settings.policy}{f' ({words})' if words else ''}, {lanes}, {self.batching}"
+        how = ", ".join([lanes, self.batching, *([self.cut] if self.cut else [])])
+        return f"{settings.policy}{f' ({words})' if words else ''}, {how}"
 
     @property
     def batching(self) -> str:

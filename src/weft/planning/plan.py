@@ -72,7 +72,7 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
     batch_timeout_ms: NotNegative = 0.0
     grain_ms: Positive = 5.0
     segments: Annotated[int, Field(ge=1)] | None = None
-    """How many it was cut into when it was measured; None: not measured here."""
+    """How many it is predicted in: as it was cut when it was measured, or put together; None: not measured here."""
     accuracy: NotNegative | None = None
     """Of what was done to it, where that touched it..."""
     accuracy_as_given: NotNegative | None = None

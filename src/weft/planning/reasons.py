@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from weft.devices.host import usable_cores
 from weft.planning.alone import times_alone
 from weft.planning.asked import Asked, SentStream
-from weft.planning.bounds import blocking, bound_of, lane_shares
+from weft.planning.bounds import Blocking, blocking, bound_of, lane_shares
 from weft.planning.choice import Chosen
 from weft.planning.finals import Finalist
 from weft.planning.plan import PlanReasons, Prediction
+from weft.planning.segment_length import NO_BETTER
 from weft.planning.sharing import SharedWeights
 from weft.planning.trials import OptionTrial
 
@@ -19,6 +20,8 @@ AMPLE = 1.5
 TIGHT = 0.5
 """A deadline is tight where a request alone takes this part of it."""
 NEAR_MEMORY = 0.9
+FINE_GRAIN_MS = 2.0
+"""What is tried where segments are too long."""
 HALF, LONG_TAIL = 0.5, 2.0
 """Lanes that compute less, while runs vary more, are not what limits the load."""
 
@@ -48,9 +51,10 @@ def _won(asked: Asked, chosen: Chosen, ranked: Sequence[Finalist], predicted: Pr
             twins = ", ".join(twin.arrangement.label for twin in each.twins)
             yield f"The same as {each.trial.arrangement.label}: {twins}."
     yield from _leaving(asked)
-    tried = 1 + len(chosen.others)
+    bounded = [each for each in chosen.left_out if each.why != NO_BETTER]
+    options = 1 + len(chosen.others) + len(chosen.left_out)
     yield (
-        f"Of {tried + len(chosen.left_out)} options {tried} were simulated; {len(chosen.left_out)} were not, "
+        f"Of {options} options {options - len(bounded)} were simulated; {len(bounded)} were not, "
         "as bounds show that they cannot win."
     )
 
@@ -90,8 +94,7 @@ def _beside(asked: Asked, rival: Finalist, best: Finalist) -> str:
 
 def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
-    found = blocking(asked, best.arrangement)
-    if found is not None and bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0):
+    if found := _blocked(asked, best, predicted):
         yield (
             f"One long operator: {found.segment} of {found.runs} keeps the only lane for {found.length_s * 1e3:.1f} ms "
             f"at a stretch, and {found.waits} has {found.spare_s * 1e3:.1f} ms to spare."
@@ -107,6 +110,13 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
         yield _by_time(asked, best, busy)
     if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
+
+
+def _blocked(asked: Asked, best: OptionTrial, predicted: Prediction) -> Blocking | None:
+    """The segment that limits the load by keeping others waiting, if one does."""
+    found = blocking(asked, best.arrangement)
+    near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
+    return found if near else None
 
 
 def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
@@ -136,6 +146,8 @@ def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Seque
             f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
             "-o both.onnx --dynamic says whether one file for both pays."
         )
+    if found := _blocked(asked, best, predicted):
+        yield _cut_finer(asked, best, found)
     if full:
         dearest = max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0]
         yield f"A faster {dearest}: weft tune --target onnxruntime looks for number formats that are."
@@ -143,6 +155,16 @@ def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Seque
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
             yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
+
+
+def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
+    """The words that measure a model in shorter segments."""
+    grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[found.runs] / 2)
+    source = next(sent.stream.model for sent in asked.sent if sent.name == found.runs)
+    return (
+        f"Shorter segments of {found.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps unless "
+        f"{found.segment} is a single operator."
+    )
 
 
 def _uncounted(asked: Asked, best: OptionTrial) -> Iterator[str]:

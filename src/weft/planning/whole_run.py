@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
 from weft.planning.page import plan_page
 from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
 from weft.planning.reasons import reasons
+from weft.planning.segment_length import with_longer_segments
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
 from weft.planning.trials import LONG, STEP, OptionTrial, simulated
@@ -110,13 +112,9 @@ def make_plan(
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
-    chosen = choose(
-        asked,
-        options,
-        lambda each: memory_of(asked, each),
-        lambda done, of: told(PlanProgress("choosing", "", done, of)),
-    )
-    return _made(asked, chosen, told)
+    memory = partial(memory_of, asked)
+    chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
+    return _made(asked, with_longer_segments(asked, chosen, memory), told)
 
 
 def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: float, told: OnProgress) -> list[Host]:
@@ -245,7 +243,12 @@ def _fell_short(trial: OptionTrial) -> str:
 def _settings(asked: Asked, model: AskedModel, arrangement: Arrangement) -> dict[str, Any]:
     """What was chosen for a model; its requests without a deadline get that of its streams."""
     due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
-    return {"max_batch": arrangement.batches[model.name], "slo_ms": min(each for each in due if each is not None)}
+    grain_ms = arrangement.grain_ms[model.name]
+    return {
+        "max_batch": arrangement.batches[model.name],
+        "slo_ms": min(each for each in due if each is not None),
+        **({} if grain_ms == model.config.grain_ms else {"grain_ms": grain_ms}),
+    }
 
 
 def _planned(asked: Asked, home: str, file: ModelToServe, host: Host) -> PlannedModel:
