@@ -46,6 +46,9 @@ def command(
     deadlines: Annotated[
         str, what("--deadlines", help="strict: late requests are given up; soft: they are answered late.")
     ] = "strict",
+    isolation: Annotated[
+        str, what("--isolation", help="Where models run: threads, process (a worker each) or group:NAME (one).")
+    ] = "threads",
     limit: Annotated[float, how("--limit", help="Share of deadlines any stream may miss.")] = 0.01,
     device: Annotated[
         list[str] | None,
@@ -86,6 +89,7 @@ def command(
             objective=objective,
             deadlines=deadlines,
             limit=limit,
+            isolation=isolation,
             devices=device or (),
             seconds=seconds,
             cache=cache,

@@ -99,8 +99,10 @@ class Host(BaseModel, extra="forbid", frozen=True):
     lanes: Count
     threads: Count = 1
     """How many threads each lane has."""
+    isolation: Annotated[str, AfterValidator(printable)] = "threads"
+    """Where models ran: in threads of the server, or in worker processes."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
-    """What the server's process held while it served all its models; None: not known."""
+    """What the server held while it served all its models, its workers included; None: not known."""
     hand_over_s: tuple[Time, ...] = ()
     """What passed on a lane from the end of a segment to the start of the next, one after another."""
     abort_from_s: Time = 0.01

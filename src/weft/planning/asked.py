@@ -23,7 +23,8 @@ from weft.runtime.external import external_files
 from weft.runtime.stated import stated_inputs
 from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import TensorSpec
-from weft.serving.config import ModelConfig
+from weft.serving.config import ModelConfig, ServerConfig
+from weft.serving.isolation import THREADS
 from weft.serving.repository import ModelEntry, Repository
 from weft.workloads.requests import Stream, Workload
 
@@ -97,6 +98,8 @@ class Asked:
     objective: str = "deadlines"
     deadlines: str = "strict"
     limit: float = LIMIT
+    isolation: str = THREADS
+    """Where models run, as the server's setting of that name says."""
     soonest: tuple[tuple[float, ...], ...] = ()
     """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
 
@@ -131,11 +134,13 @@ def ask(
     objective: str = "deadlines",
     deadlines: str = "strict",
     limit: float = LIMIT,
+    isolation: str = THREADS,
 ) -> Asked:
     """Check what is asked, and find the models; *scratch* is where those go that have no file yet."""
     here = usable_cores()
     _known("objective", objective, OBJECTIVES)
     _known("kind of deadlines", deadlines, DEADLINES)
+    ServerConfig(isolation=isolation)
     if cores is not None and not 1 <= cores <= here:
         raise InputError(f"cores = {cores}: this machine has {here} for us; ask for 1 to {here}")
     if not 0 < limit < 1:
@@ -155,6 +160,7 @@ def ask(
         objective=objective,
         deadlines=deadlines,
         limit=limit,
+        isolation=isolation,
         soonest=soonest_rates(sent),
     )
 

@@ -83,12 +83,16 @@ def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
     """All ways to serve the models on these hosts, in the order in which they are worth trying."""
     grain_ms = {model.name: model.config.grain_ms for model in asked.models}
     found = [
-        Arrangement(host, PlanSettings(lanes=host.lanes, threads=host.threads, **how), batches, grain_ms)
+        Arrangement(host, _settings(asked, host, how), batches, grain_ms)
         for host in hosts
         for batches in batch_limits(host, asked)
         for how in _ways(asked, batches)
     ]
     return sorted(found, key=_order)
+
+
+def _settings(asked: Asked, host: Host, how: Mapping[str, Any]) -> PlanSettings:
+    return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **how)
 
 
 def batch_limits(host: Host, asked: Asked) -> list[dict[str, int]]:

@@ -128,7 +128,7 @@ class Prediction(BaseModel, extra="forbid", frozen=True):
     sustainable_per_s: NotNegative | None = None
     """... in requests per second of all streams together."""
     memory_bytes: Bytes = 0
-    """What the server's process held when it was measured; what the models' files take where that is not known."""
+    """What the server held when it was measured, its workers included; else what the models' files take."""
 
     @property
     def worst_missed(self) -> float:

@@ -14,6 +14,7 @@ from weft.planning.plan import PlanReasons, Prediction
 from weft.planning.segment_length import NO_BETTER
 from weft.planning.sharing import SharedWeights
 from weft.planning.trials import OptionTrial
+from weft.serving.isolation import THREADS
 
 AMPLE = 1.5
 """Who carries so many times the asked load needs no advice on how to carry more."""
@@ -155,6 +156,11 @@ def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Seque
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
             yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
+    if asked.isolation == THREADS:
+        yield (
+            "Models that may crash, or that are not yours: they share the server's process; --isolation process "
+            "measures and serves them in workers of their own."
+        )
 
 
 def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
@@ -162,8 +168,8 @@ def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
     grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[found.runs] / 2)
     source = next(sent.stream.model for sent in asked.sent if sent.name == found.runs)
     return (
-        f"Shorter segments of {found.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps unless "
-        f"{found.segment} is a single operator."
+        f"Shorter segments of {found.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps "
+        f"unless {found.segment} is a single operator."
     )
 
 

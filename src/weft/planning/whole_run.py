@@ -27,6 +27,7 @@ from weft.planning.segment_length import with_longer_segments
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
 from weft.planning.trials import LONG, STEP, OptionTrial, simulated
+from weft.serving.isolation import THREADS
 from weft.workloads.requests import Workload
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def make_plan(
     objective: str = "deadlines",
     deadlines: str = "strict",
     limit: float = LIMIT,
+    isolation: str = THREADS,
     devices: Sequence[str | Host] = (),
     seconds: float = SECONDS,
     cache: str | Path | None = None,
@@ -95,7 +97,8 @@ def make_plan(
 
     workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
     cores, memory_bytes: what may be used; all there is where left out. devices: measured machines, or files of them
-    (``weft profile --device host -o``), instead of measuring. cache: where measurements are kept.
+    (``weft profile --device host -o``), instead of measuring. isolation: where models run,
+    in threads of the server or in worker processes. cache: where measurements are kept.
     """
     told = on_progress or (lambda progress: None)
     kept = default_cache() if cache is None else Path(cache)
@@ -107,6 +110,7 @@ def make_plan(
         objective=objective,
         deadlines=deadlines,
         limit=limit,
+        isolation=isolation,
     )
     hosts = _hosts(asked, devices, kept, seconds, told)
     check_exits(asked, hosts)
@@ -128,6 +132,11 @@ def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: fl
         )
     hosts = [each if isinstance(each, Host) else _read(each) for each in devices]
     for host in hosts:
+        if host.isolation != asked.isolation:
+            raise InputError(
+                f"isolation = {asked.isolation}: the device was measured with models in {host.isolation}, which takes "
+                "another time; leave the device out to measure it so"
+            )
         for model in asked.models:
             host.model(model.name)
     fitting = [host for host in hosts if host.lanes * host.threads <= asked.cores]
@@ -175,8 +184,8 @@ def check_deadlines(asked: Asked, hosts: Sequence[Host]) -> None:
 
 
 def memory_of(asked: Asked, arrangement: Arrangement) -> int:
-    """What the server would hold: as measured, else what the models' files do."""
-    return arrangement.host.memory_bytes or asked.bytes
+    """What the server would hold: as measured, else what the models' files do, which workers have twice: in a spare."""
+    return arrangement.host.memory_bytes or asked.bytes * (1 if asked.isolation == THREADS else 2)
 
 
 def _made(asked: Asked, chosen: Chosen, told: OnProgress) -> MadePlan:
