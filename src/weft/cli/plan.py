@@ -49,6 +49,9 @@ def command(
     isolation: Annotated[
         str, what("--isolation", help="Where models run: threads, process (a worker each) or group:NAME (one).")
     ] = "threads",
+    int8: Annotated[
+        bool, what("--int8", help="Also try models in 8 bits, calibrated on the samples= of their streams.")
+    ] = False,
     limit: Annotated[float, how("--limit", help="Share of deadlines any stream may miss.")] = 0.01,
     device: Annotated[
         list[str] | None,
@@ -90,6 +93,7 @@ def command(
             deadlines=deadlines,
             limit=limit,
             isolation=isolation,
+            int8=int8,
             devices=device or (),
             seconds=seconds,
             cache=cache,

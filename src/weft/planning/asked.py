@@ -41,6 +41,18 @@ LIMIT = 0.01
 """The share of deadlines that any stream may miss where they are said to be kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """What was done to a model before it is measured and served."""
+
+    of: Path
+    """The file that it was made of."""
+    done: str
+    """In words."""
+    alike: float | None
+    """The share of samples that it answers as before; None where that cannot be said."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedModel:
     """A model to plan for."""
@@ -58,6 +70,8 @@ class AskedModel:
     """Input -> what is sent to it, where that is not plain from the file."""
     stated: Mapping[str, Any] = field(default_factory=dict)
     """What its streams state of how it is cut and left, as keys of its settings."""
+    made: MadeModel | None = None
+    """What was done to it; None: it is served as it was given."""
 
     @property
     def home(self) -> str:
@@ -102,6 +116,8 @@ class Asked:
     """Where models run, as the server's setting of that name says."""
     soonest: tuple[tuple[float, ...], ...] = ()
     """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+    remarks: tuple[str, ...] = ()
+    """What is to be told of how its models came to be, in sentences."""
 
     @property
     def bytes(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.devices import Host
 from weft.engine.lateness import SOFT
 from weft.planning.asked import Asked
-from weft.planning.plan import ModelChoice, PlanSettings
+from weft.planning.plan import AS_GIVEN, ModelChoice, PlanSettings
 from weft.policies import POLICIES, Option
 from weft.workloads.requests import Workload
 
@@ -44,6 +44,8 @@ class Arrangement:
     """Model -> how long its segments may take, as its server cuts it."""
     cut: str = ""
     """How its segments differ from those that were measured, in words; empty where they do not."""
+    done: Mapping[str, str] = field(default_factory=dict)
+    """Model -> what was done to it before it was measured, of those that are not served as they were given."""
 
     @property
     def label(self) -> str:
@@ -68,7 +70,10 @@ class Arrangement:
     @property
     def models(self) -> dict[str, ModelChoice]:
         """How each model is served."""
-        return {name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name]) for name, most in self.batches.items()}
+        return {
+            name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name], done=self.done.get(name, AS_GIVEN))
+            for name, most in self.batches.items()
+        }
 
     def serving(self, workload: Workload) -> Workload:
         """A workload whose streams are batched this way."""
@@ -82,8 +87,9 @@ class Arrangement:
 def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
     """All ways to serve the models on these hosts, in the order in which they are worth trying."""
     grain_ms = {model.name: model.config.grain_ms for model in asked.models}
+    done = {model.name: model.made.done for model in asked.models if model.made}
     found = [
-        Arrangement(host, _settings(asked, host, how), batches, grain_ms)
+        Arrangement(host, _settings(asked, host, how), batches, grain_ms, done=done)
         for host in hosts
         for batches in batch_limits(host, asked)
         for how in _ways(asked, batches)

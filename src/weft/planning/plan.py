@@ -27,6 +27,10 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PolicyOption = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
+AS_GIVEN = "as given"
+"""What was done to a model to which nothing was done."""
+
+
 def _inside(text: str) -> str:
     """A path as seen from the folder, which does not lead out of it."""
     path = PurePosixPath(text)
@@ -66,15 +70,15 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
     """All its files together."""
     sources: dict[Text, Digest] = {}
     """What it was made of, an absolute path or a name that weft knows -> its digest then."""
-    done: Name = "as given"
-    """What was done to it: "as given", "stitched from a and b", "tuned to 8 bits"..."""
+    done: Name = AS_GIVEN
+    """What was done to it: "as given", "stitched from a and b", "int8 by calibration: ..."."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     batch_timeout_ms: NotNegative = 0.0
     grain_ms: Positive = 5.0
     segments: Annotated[int, Field(ge=1)] | None = None
     """How many it is predicted in: as it was cut when it was measured, or put together; None: not measured here."""
     accuracy: NotNegative | None = None
-    """Of what was done to it, where that touched it..."""
+    """Of what was done to it, where that touched it: the share of samples that it answers as before..."""
     accuracy_as_given: NotNegative | None = None
     """... and of the model as it was given."""
 
@@ -142,7 +146,7 @@ class ModelChoice(BaseModel, extra="forbid", frozen=True):
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     batch_timeout_ms: NotNegative = 0.0
     grain_ms: Positive = 5.0
-    done: Name = "as given"
+    done: Name = AS_GIVEN
 
 
 class PlanOption(BaseModel, extra="forbid", frozen=True):

@@ -51,6 +51,7 @@ def _won(asked: Asked, chosen: Chosen, ranked: Sequence[Finalist], predicted: Pr
         if each.twins:
             twins = ", ".join(twin.arrangement.label for twin in each.twins)
             yield f"The same as {each.trial.arrangement.label}: {twins}."
+    yield from asked.remarks
     yield from _leaving(asked)
     bounded = [each for each in chosen.left_out if each.why != NO_BETTER]
     options = 1 + len(chosen.others) + len(chosen.left_out)

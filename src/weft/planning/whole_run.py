@@ -16,6 +16,7 @@ from weft.planning.asked import LIMIT, Asked, AskedModel, ask
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
+from weft.planning.eight_bits import with_int8
 from weft.planning.finals import FRESH_SEED, Finalist, finals, prediction
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.machine import made_here, these_versions, this_machine
@@ -88,6 +89,7 @@ def make_plan(
     deadlines: str = "strict",
     limit: float = LIMIT,
     isolation: str = THREADS,
+    int8: bool = False,
     devices: Sequence[str | Host] = (),
     seconds: float = SECONDS,
     cache: str | Path | None = None,
@@ -98,7 +100,8 @@ def make_plan(
     workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
     cores, memory_bytes: what may be used; all there is where left out. devices: measured machines, or files of them
     (``weft profile --device host -o``), instead of measuring. isolation: where models run,
-    in threads of the server or in worker processes. cache: where measurements are kept.
+    in threads of the server or in worker processes. int8: whether models that have samples are tried in 8 bits.
+    cache: where measurements are kept.
     """
     told = on_progress or (lambda progress: None)
     kept = default_cache() if cache is None else Path(cache)
@@ -112,6 +115,8 @@ def make_plan(
         limit=limit,
         isolation=isolation,
     )
+    if int8:
+        asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
     hosts = _hosts(asked, devices, kept, seconds, told)
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)
@@ -263,10 +268,14 @@ def _settings(asked: Asked, model: AskedModel, arrangement: Arrangement) -> dict
 def _planned(asked: Asked, home: str, file: ModelToServe, host: Host) -> PlannedModel:
     """What the plan says of a file; all models in it are cut alike."""
     first = next(model for model in asked.models if model.home == home)
+    made = first.made
+    alike = None if made is None else made.alike
     return planned_model(
         home,
         file,
-        sources=source_digests(first.path),
+        sources=source_digests(made.of if made else first.path),
         segments=len(host.model(first.name).segments),
-        done=stitched_from(asked.models, home),
+        done=made.done if made else stitched_from(asked.models, home),
+        accuracy=alike,
+        accuracy_as_given=None if alike is None else 1.0,
     )
