@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,15 @@ BRIEF = RunLength(60, 15)
 
 
 def host(
-    lanes: int = 1, threads: int = 1, *, loss: float = 0.0, memory_bytes: int | None = None, **models: Any
+    lanes: int = 1,
+    threads: int = 1,
+    *,
+    loss: float = 0.0,
+    memory_bytes: int | None = None,
+    exits: Mapping[str, tuple[int, ...]] | None = None,
+    **models: Any,
 ) -> Host:
-    """Model -> milliseconds of its segments at batch 1, or batch -> those."""
+    """Model -> milliseconds of its segments at batch 1, or batch -> those; *exits*: model -> segments before each."""
     found = {}
     for name, given in models.items():
         times = given if isinstance(given, dict) else {1: given}
@@ -32,6 +39,7 @@ def host(
             max_batch=max(rows),
             times_s=rows,
             loses=dict.fromkeys(models, loss) if lanes > 1 else {},
+            exits=(exits or {}).get(name, ()),
         )
     return Host(cores=2, lanes=lanes, threads=threads, memory_bytes=memory_bytes, models=found)
 

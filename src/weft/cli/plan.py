@@ -33,7 +33,7 @@ def command(
             "-s",
             autocompletion=complete_models,
             help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=INPUT:1x128, value=INPUT:1, "
-            "samples=x.npz; repeatable.",
+            "samples=x.npz, exit_rates=0.5+0.5; repeatable.",
         ),
     ] = None,
     cores: Annotated[int | None, what("--cores", show_default="all", help="Cores that lanes may use.")] = None,
@@ -46,6 +46,12 @@ def command(
     deadlines: Annotated[
         str, what("--deadlines", help="strict: late requests are given up; soft: they are answered late.")
     ] = "strict",
+    isolation: Annotated[
+        str, what("--isolation", help="Where models run: threads, process (a worker each) or group:NAME (one).")
+    ] = "threads",
+    int8: Annotated[
+        bool, what("--int8", help="Also try models in 8 bits, calibrated on the samples= of their streams.")
+    ] = False,
     limit: Annotated[float, how("--limit", help="Share of deadlines any stream may miss.")] = 0.01,
     device: Annotated[
         list[str] | None,
@@ -87,6 +93,8 @@ def command(
             objective=objective,
             deadlines=deadlines,
             limit=limit,
+            isolation=isolation,
+            int8=int8,
             devices=device or (),
             seconds=seconds,
             cache=cache,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from weft.cli.common import as_number, parse_shapes
 from weft.errors import WorkloadError
 
-LONGER = {"deadline": "deadline_ms", "think": "think_ms"}
+LONGER = {"deadline": "deadline_ms", "think": "think_ms", "grain": "grain_ms"}
 """Short names of a stream's keys on the command line."""
+LISTED = ("exits", "exit_rates")
+"""Keys that take several values, with a + between them, as exit_rates=0.5+0.3+0.2."""
 SHAPE, VALUE = "shape", "value"
 """Keys that say what one input is sent, as shape=ids:1x128 or value=sr:16000; they may be repeated."""
 
@@ -28,6 +30,8 @@ def parse_stream(text: str) -> dict[str, object]:
         elif key == VALUE:
             name, held = _of_input(text, key, value)
             values[name] = as_number(held)
+        elif key in LISTED and "+" in value:
+            found[key] = [as_number(each.strip()) for each in value.split("+")]
         else:
             found[LONGER.get(key, key)] = as_number(value)
     found |= {"shapes": parse_shapes(shapes, [model])[model]} if shapes else {}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,8 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     """What single requests took besides their segments and the hand-overs: the way, reading and answering."""
     loses: dict[str, Share] = {}
     """Other model -> share of its speed that it loses while one lane runs that."""
+    exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """After how many segments requests may leave, the end not among them; those that were measured went to the end."""
 
     @model_validator(mode="after")
     def _consistent(self) -> HostModel:
@@ -50,6 +53,8 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
                 raise ValueError(f"times_s has {len(times)} times for {count} segments at batch {batch}")
         if any(len(run) != count for run in self.spread):
             raise ValueError(f"every run in spread has a factor for each of the {count} segments")
+        if any(a >= b for a, b in pairwise((0, *self.exits, count))):
+            raise ValueError(f"exits = {list(self.exits)} do not lie in order within {count} segments")
         return self
 
     def total_s(self, batch: int) -> float:
@@ -94,8 +99,10 @@ class Host(BaseModel, extra="forbid", frozen=True):
     lanes: Count
     threads: Count = 1
     """How many threads each lane has."""
+    isolation: Annotated[str, AfterValidator(printable)] = "threads"
+    """Where models ran: in threads of the server, or in worker processes."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
-    """What the server's process held while it served all its models; None: not known."""
+    """What the server held while it served all its models, its workers included; None: not known."""
     hand_over_s: tuple[Time, ...] = ()
     """What passed on a lane from the end of a segment to the start of the next, one after another."""
     abort_from_s: Time = 0.01

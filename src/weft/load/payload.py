@@ -208,8 +208,12 @@ def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
 
 
 def sent_threshold(stream: Stream) -> float | None:
-    """How sure an early answer must be, where the stream states it; else that is the server's affair."""
-    return stream.exit_threshold if "exit_threshold" in stream.model_fields_set else None
+    """How sure an early answer must be, where the stream states it; else that is the server's affair.
+
+    So it is with a floor: what a request states does not sink with the load.
+    """
+    stated = "exit_threshold" in stream.model_fields_set and stream.exit_floor is None
+    return stream.exit_threshold if stated else None
 
 
 def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.devices.host import usable_cores
 from weft.errors import InputError, ModelError, WorkloadError, unknown_name
@@ -17,12 +17,14 @@ from weft.load.samples import read_samples
 from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
 from weft.models.zoo import ZOO
+from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_leaving
 from weft.runtime.archive import written
 from weft.runtime.external import external_files
 from weft.runtime.stated import stated_inputs
 from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import TensorSpec
-from weft.serving.config import ModelConfig
+from weft.serving.config import ModelConfig, ServerConfig
+from weft.serving.isolation import THREADS
 from weft.serving.repository import ModelEntry, Repository
 from weft.workloads.requests import Stream, Workload
 
@@ -37,6 +39,18 @@ DEADLINES = ("strict", "soft")
 """strict: the server gives up what is late, as clients of ``weft bench`` ask for; soft: it answers late."""
 LIMIT = 0.01
 """The share of deadlines that any stream may miss where they are said to be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """What was done to a model before it is measured and served."""
+
+    of: Path
+    """The file that it was made of."""
+    done: str
+    """In words."""
+    alike: float | None
+    """The share of samples that it answers as before; None where that cannot be said."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +68,10 @@ class AskedModel:
     """What the stitched file is called that it is in; empty for a model of its own."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Input -> what is sent to it, where that is not plain from the file."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """What its streams state of how it is cut and left, as keys of its settings."""
+    made: MadeModel | None = None
+    """What was done to it; None: it is served as it was given."""
 
     @property
     def home(self) -> str:
@@ -64,6 +82,21 @@ class AskedModel:
     def bytes(self) -> int:
         """All its files together."""
         return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
+
+
+class SentStream(NamedTuple):
+    """A stream, and what is known of its requests."""
+
+    stream: Stream
+    rate: float
+    """Requests per second; 0 of closed streams and traces."""
+    leaving: tuple[float, ...]
+    """The share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+
+    @property
+    def name(self) -> str:
+        """The model that it asks for."""
+        return self.stream.served_name
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -79,6 +112,12 @@ class Asked:
     objective: str = "deadlines"
     deadlines: str = "strict"
     limit: float = LIMIT
+    isolation: str = THREADS
+    """Where models run, as the server's setting of that name says."""
+    soonest: tuple[tuple[float, ...], ...] = ()
+    """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+    remarks: tuple[str, ...] = ()
+    """What is to be told of how its models came to be, in sentences."""
 
     @property
     def bytes(self) -> int:
@@ -89,6 +128,12 @@ class Asked:
     def per_s(self) -> float:
         """Requests per second of all streams with a rate."""
         return sum(rate or 0.0 for rate in self.workload.rates)
+
+    @property
+    def sent(self) -> tuple[SentStream, ...]:
+        """Its streams with their rates and who leaves early."""
+        leaving = self.soonest or ((),) * len(self.workload.stream)
+        return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), leaving))
 
     @property
     def has_rates(self) -> bool:
@@ -105,11 +150,13 @@ def ask(
     objective: str = "deadlines",
     deadlines: str = "strict",
     limit: float = LIMIT,
+    isolation: str = THREADS,
 ) -> Asked:
     """Check what is asked, and find the models; *scratch* is where those go that have no file yet."""
     here = usable_cores()
     _known("objective", objective, OBJECTIVES)
     _known("kind of deadlines", deadlines, DEADLINES)
+    ServerConfig(isolation=isolation)
     if cores is not None and not 1 <= cores <= here:
         raise InputError(f"cores = {cores}: this machine has {here} for us; ask for 1 to {here}")
     if not 0 < limit < 1:
@@ -118,14 +165,19 @@ def ask(
         _check_stream(stream)
     models = _models(workload, scratch)
     _check_memory(models, memory_bytes)
+    sent = with_leaving(
+        _as_sent(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
+    )
     return Asked(
-        workload=_as_sent(workload, models),
+        workload=sent,
         models=models,
         cores=cores or here,
         memory_bytes=memory_bytes,
         objective=objective,
         deadlines=deadlines,
         limit=limit,
+        isolation=isolation,
+        soonest=soonest_rates(sent),
     )
 
 
@@ -140,8 +192,6 @@ def _check_stream(stream: Stream) -> None:
         raise WorkloadError(f"{stream.model}: no deadline; add one in milliseconds, as {shown}")
     if stream.profiles:
         raise WorkloadError(f"{stream.model}: profiles describe simulated devices; name the model's .onnx file")
-    if stream.leaves:
-        raise WorkloadError(f"{stream.model}: early exits are not planned yet; leave out exit_rates and exit_record")
 
 
 def _line(stream: Stream, *more: str) -> str:
@@ -161,6 +211,10 @@ def _models(workload: Workload, scratch: Path) -> tuple[AskedModel, ...]:
             raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
         if before.shapes != model.shapes:
             raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
+        if before.stated != model.stated:
+            raise WorkloadError(
+                f"{model.source}: its streams state different exits, thresholds or grain; state the same in each"
+            )
     return tuple(found.values())
 
 
@@ -177,8 +231,10 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
         _check_shape(stream, spec, shapes.get(spec.name))
     given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
     held = {"shapes": {**entry.config.shapes, **given}, "values": {**entry.config.values, **stream.values}}
-    config = entry.config.model_copy(update={key: value for key, value in held.items() if value})
-    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes)
+    stated = exit_settings(stream, entry.path, entry.config)
+    stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
+    config = entry.config.model_copy(update={key: value for key, value in {**held, **stated}.items() if value})
+    return AskedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, stated)
 
 
 def _names_inside(entry: ModelEntry) -> dict[str, str]:

@@ -11,6 +11,8 @@ from weft.planning.plan import Plan, StreamPrediction
 
 SAME_RATE = 0.001
 """By which share a rate may be off that was only written down in another way."""
+SAME_EXITS = 0.1
+"""By which share of the requests those that leave by an exit may differ."""
 _TOLD_SETTINGS = ("lanes", "threads", "policy", "policy_options", "late")
 """What a server tells of its settings."""
 
@@ -115,7 +117,19 @@ def _remarks(plan: Plan, result: LoadResult, pairs: list[tuple[StreamPrediction,
         rate = rates[load]
         if rate and seen.rate and abs(rate - seen.rate) > SAME_RATE * seen.rate:
             yield f"{seen.model} was sent {rate:g} times a second, predicted was of {seen.rate:g}"
+    for seen, load in pairs:
+        yield from _other_exits(seen, load)
     yield from _other_settings(plan, result.profile)
+
+
+def _other_exits(seen: StreamPrediction, load: StreamLoad) -> Iterator[str]:
+    """Requests that left elsewhere than was predicted; where the threshold sinks with the load they may."""
+    left = load.figures.exit_shares
+    if not left or not seen.exit_rates or load.stream.exit_floor is not None or len(left) != len(seen.exit_rates):
+        return
+    if max(abs(a - b) for a, b in zip(left, seen.exit_rates, strict=True)) > SAME_EXITS:
+        shown, planned = (" / ".join(f"{share:.0%}" for share in shares) for shares in (left, seen.exit_rates))
+        yield f"{shown} of {seen.model} left by its exits, predicted was {planned}; send samples that leave as planned"
 
 
 def _other_settings(plan: Plan, profile: Any) -> Iterator[str]:

@@ -10,6 +10,7 @@ is allowed for that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -17,8 +18,10 @@ import numpy as np
 
 from weft.devices import Host, HostModel
 from weft.devices.lanes import LEAST_SPEED
-from weft.planning.asked import Asked
+from weft.planning.alone import times_alone
+from weft.planning.asked import Asked, SentStream
 from weft.planning.candidates import Arrangement
+from weft.planning.early_exits import reaching
 from weft.policies import POLICIES, Policy
 from weft.workloads.requests import Stream
 
@@ -58,14 +61,13 @@ class Blocking:
 
 def bound_of(asked: Asked, arrangement: Arrangement) -> Bound:
     """The bound of a way to serve what is asked."""
-    alone = max(late_alone(arrangement.host, stream) for stream in asked.workload.stream)
+    host = arrangement.host
+    alone = max(late_alone(host, stream, leaving) for stream, _, leaving in asked.sent)
     blocked = blocking(asked, arrangement)
     share = blocked.share if blocked else 0.0
     by_blocking = asked.limit / (1 - asked.limit) / share if share else inf
     factor = 0.0 if alone > asked.limit else min(lane_factor(asked, arrangement), by_blocking)
-    latency = max(
-        fastest_s(arrangement.host, stream.served_name) / stream.deadline_s for stream in asked.workload.stream
-    )
+    latency = max(fastest_s(host, stream.served_name, leaving) / stream.deadline_s for stream, _, leaving in asked.sent)
     return Bound(factor, max(alone, share / (1 + share)), latency)
 
 
@@ -78,10 +80,10 @@ def lane_factor(asked: Asked, arrangement: Arrangement) -> float:
 def lane_shares(asked: Asked, arrangement: Arrangement) -> dict[str, float]:
     """Model -> lanes that its requests keep busy at the asked rates, at the least, all of them at full speed."""
     found: dict[str, float] = {}
-    for stream, rate in zip(asked.workload.stream, asked.workload.rates, strict=True):
+    for stream, rate, leaving in asked.sent:
         name = stream.served_name
-        row_s = least_row_s(arrangement.host, name, arrangement.batches[name])
-        found[name] = found.get(name, 0.0) + (rate or 0.0) * row_s
+        row_s = least_row_s(arrangement.host, name, arrangement.batches[name], leaving)
+        found[name] = found.get(name, 0.0) + rate * row_s
     return found
 
 
@@ -94,32 +96,31 @@ def lane_speed(host: Host) -> float:
     )
 
 
-def least_row_s(host: Host, name: str, most: int) -> float:
-    """Lane time of one request in the batch that takes least for each, what passes between segments included."""
+def least_row_s(host: Host, name: str, most: int, rates: Sequence[float] = ()) -> float:
+    """Lane time of one request in the batch that takes least for each, what passes between segments included.
+
+    rates: the share that leaves by each exit; each segment is then computed by those alone who reach it.
+    """
     model = host.model(name)
-    between_s = len(model.segments) * _mean(host.hand_over_s)
-    speed = _usual_spread(model)
-    return min((model.total_s(size) * speed + between_s) / size for size in range(1, most + 1))
+    hand_over_s, speed = _mean(host.hand_over_s), _usual_spread(model)
+    sizes = range(1, most + 1)
+    if not rates:
+        between_s = len(model.segments) * hand_over_s
+        return min((model.total_s(size) * speed + between_s) / size for size in sizes)
+    rows_s = ([(each * speed + hand_over_s) / size for each in model.times_at(size)] for size in sizes)
+    reach = reaching(rates, model.exits, len(model.segments))
+    best_s = [min(each) for each in zip(*rows_s, strict=True)]
+    return float(sum(share * row_s for share, row_s in zip(reach, best_s, strict=True)))
 
 
-def fastest_s(host: Host, name: str) -> float:
+def fastest_s(host: Host, name: str, rates: Sequence[float] = ()) -> float:
     """The least time from a request to its answer that was measured, nothing else running."""
-    return float(times_alone_s(host, name).min())
+    return times_alone(host, name, rates).least_s
 
 
-def times_alone_s(host: Host, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The times from a request to its answer with nothing else running, one for each run that was measured."""
-    model = host.model(name)
-    between_s = len(model.segments) * min(host.hand_over_s, default=0.0) + min(model.overhead_s, default=0.0)
-    times_s = np.array(model.times_at(1))
-    runs = np.array(model.spread) if model.spread else np.ones((1, len(times_s)))
-    found: np.ndarray[tuple[int], np.dtype[np.float64]] = runs @ times_s + between_s
-    return found
-
-
-def late_alone(host: Host, stream: Stream) -> float:
+def late_alone(host: Host, stream: Stream, rates: Sequence[float] = ()) -> float:
     """The share of a stream's requests that would be late with the machine to themselves."""
-    return float((times_alone_s(host, stream.served_name) > stream.deadline_s).mean())
+    return times_alone(host, stream.served_name, rates).later_than(stream.deadline_s)
 
 
 def blocking(asked: Asked, arrangement: Arrangement) -> Blocking | None:
@@ -129,34 +130,33 @@ def blocking(asked: Asked, arrangement: Arrangement) -> Blocking | None:
         return None
     found = [
         each
-        for waits in asked.workload.stream
-        for runs, rate in zip(asked.workload.stream, asked.workload.rates, strict=True)
-        if runs.served_name != waits.served_name and rate
-        for each in [_blocking(arrangement, waits, runs, rate)]
+        for waits in asked.sent
+        for runs in asked.sent
+        if runs.name != waits.name and runs.rate
+        for each in [_blocking(arrangement, waits, runs)]
         if each.share > 0
     ]
     return max(found, key=lambda each: each.share, default=None)
 
 
-def _blocking(arrangement: Arrangement, waits: Stream, runs: Stream, rate: float) -> Blocking:
+def _blocking(arrangement: Arrangement, waits: SentStream, runs: SentStream) -> Blocking:
     """What all segments of one stream do to another; the longest of them is named."""
-    host, name = arrangement.host, runs.served_name
-    model = host.model(name)
-    spare_s = waits.deadline_s - fastest_s(host, waits.served_name)
+    host, model = arrangement.host, arrangement.host.model(runs.name)
+    spare_s = waits.stream.deadline_s - fastest_s(host, waits.name, waits.leaving)
     least = min((min(run) for run in model.spread), default=1.0)
-    sizes = range(1, arrangement.batches[name] + 1)
+    sizes = range(1, arrangement.batches[runs.name] + 1)
     over_s = [
-        min(max(0.0, _kept_s(arrangement, model, size, place) * least - spare_s) / size for size in sizes)
-        for place in range(len(model.segments))
+        share * min(max(0.0, _kept_s(arrangement, model, size, place) * least - spare_s) / size for size in sizes)
+        for place, share in enumerate(reaching(runs.leaving, model.exits, len(model.segments)))
     ]
     longest = max(range(len(over_s)), key=lambda place: model.times_at(1)[place])
     return Blocking(
-        waits.served_name,
-        name,
+        waits.name,
+        runs.name,
         model.segments[longest],
         model.times_at(1)[longest],
         max(0.0, spare_s),
-        min(1.0, rate * sum(over_s)),
+        min(1.0, runs.rate * sum(over_s)),
     )
 
 

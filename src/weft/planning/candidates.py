@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.devices import Host
 from weft.engine.lateness import SOFT
 from weft.planning.asked import Asked
-from weft.planning.plan import ModelChoice, PlanSettings
+from weft.planning.plan import AS_GIVEN, ModelChoice, PlanSettings
 from weft.policies import POLICIES, Option
 from weft.workloads.requests import Workload
 
@@ -41,6 +41,11 @@ class Arrangement:
     batches: Mapping[str, int]
     """Model -> most requests computed together."""
     grain_ms: Mapping[str, float]
+    """Model -> how long its segments may take, as its server cuts it."""
+    cut: str = ""
+    """How its segments differ from those that were measured, in words; empty where they do not."""
+    done: Mapping[str, str] = field(default_factory=dict)
+    """Model -> what was done to it before it was measured, of those that are not served as they were given."""
 
     @property
     def label(self) -> str:
@@ -51,7 +56,8 @@ class Arrangement:
         words = ", ".join([*options, *late])
         threads = f" x {settings.threads} threads" if settings.threads > 1 else ""
         lanes = f"{settings.lanes} lane{'s' * (settings.lanes > 1)}{threads}"
-        return f"{settings.policy}{f' ({words})' if words else ''}, {lanes}, {self.batching}"
+        how = ", ".join([lanes, self.batching, *([self.cut] if self.cut else [])])
+        return f"{settings.policy}{f' ({words})' if words else ''}, {how}"
 
     @property
     def batching(self) -> str:
@@ -64,7 +70,10 @@ class Arrangement:
     @property
     def models(self) -> dict[str, ModelChoice]:
         """How each model is served."""
-        return {name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name]) for name, most in self.batches.items()}
+        return {
+            name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name], done=self.done.get(name, AS_GIVEN))
+            for name, most in self.batches.items()
+        }
 
     def serving(self, workload: Workload) -> Workload:
         """A workload whose streams are batched this way."""
@@ -78,13 +87,18 @@ class Arrangement:
 def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
     """All ways to serve the models on these hosts, in the order in which they are worth trying."""
     grain_ms = {model.name: model.config.grain_ms for model in asked.models}
+    done = {model.name: model.made.done for model in asked.models if model.made}
     found = [
-        Arrangement(host, PlanSettings(lanes=host.lanes, threads=host.threads, **how), batches, grain_ms)
+        Arrangement(host, _settings(asked, host, how), batches, grain_ms, done=done)
         for host in hosts
         for batches in batch_limits(host, asked)
         for how in _ways(asked, batches)
     ]
     return sorted(found, key=_order)
+
+
+def _settings(asked: Asked, host: Host, how: Mapping[str, Any]) -> PlanSettings:
+    return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **how)
 
 
 def batch_limits(host: Host, asked: Asked) -> list[dict[str, int]]:
@@ -103,18 +117,24 @@ def _most(set_by_user: int | None, measured: int) -> int:
 
 
 def request_policies(workload: Workload) -> list[str]:
-    """Policies that serve requests and differ from each other on a host, the favourite first."""
+    """Policies that serve requests and differ from each other on a host, the favourite first.
+
+    Those that fill batches up while they run are worth their time only where requests leave early.
+    """
+    leave = any(stream.leaves for stream in workload.stream)
     priorities = {stream.priority for stream in workload.stream}
     copies = {*NOT_HERE} - ({"priority"} if len(priorities) > 1 else set())
-    able = [name for name, kind in POLICIES.items() if kind.traits.serves_requests and not kind.traits.refills]
+    able = [
+        name for name, kind in POLICIES.items() if kind.traits.serves_requests and (leave or not kind.traits.refills)
+    ]
     return sorted((name for name in able if name not in copies), key=lambda name: name != FAVOURITE)
 
 
 def _ways(asked: Asked, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Policies, their options and rules for late requests; one that waits for batches has none to wait for."""
+    """Policies, their options and rules for late requests; without batches none is waited for or filled up."""
     lates = SOFT if asked.deadlines == "soft" else ("weave",)
     for policy in request_policies(asked.workload):
-        if policy == "adaptive" and max(batches.values()) == 1:
+        if max(batches.values()) == 1 and (policy == "adaptive" or POLICIES[policy].traits.refills):
             continue
         for options in ({}, *MORE_OPTIONS.get(policy, ())):
             for late in lates:

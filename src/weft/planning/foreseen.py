@@ -48,8 +48,9 @@ def stream_predictions(workload: Workload, report: RequestReport) -> tuple[Strea
             p50_ms=_ms(found.p50_s),
             p99_ms=_ms(found.p99_s),
             missed=round(found.violation_rate, 6),
+            exit_rates=workload.exit_rates(index),
         )
-        for stream, rate, found in zip(workload.stream, workload.rates, report.streams, strict=True)
+        for index, (stream, rate, found) in enumerate(zip(workload.stream, workload.rates, report.streams, strict=True))
     )
 
 

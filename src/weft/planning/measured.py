@@ -22,6 +22,7 @@ from weft.planning.machine import processor_here, these_versions
 from weft.planning.served_files import files_to_serve
 from weft.planning.staging import stage
 from weft.runtime.external import external_files
+from weft.serving.isolation import THREADS
 from weft.survey import Subject, survey_lanes
 
 SECONDS = 1.5
@@ -30,6 +31,8 @@ MEASURED, CUT = "measured", "cut"
 """Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
 _FORMAT = 1
 """Raise it whenever what is measured, or how, changes."""
+_NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
+"""Settings of a model that change nothing in its measurement: who leaves early is simulated."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how many steps are done, and of how many."""
@@ -54,6 +57,7 @@ class LaneSurvey(Protocol):
         seconds: float,
         cache: Path | None,
         repository: Path | None,
+        isolation: str,
         progress: Progress | None,
     ) -> dict[int, Host]: ...
 
@@ -80,7 +84,10 @@ def measured_hosts(
 ) -> list[Host]:
     """The machine with every division of its cores; measured where the cache does not have it."""
     shapes = lane_shapes(asked.cores)
-    files = {shape: cache / MEASURED / f"{measurement_key(asked.models, shape, seconds)}.json" for shape in shapes}
+    files = {
+        shape: cache / MEASURED / f"{measurement_key(asked.models, shape, seconds, asked.isolation)}.json"
+        for shape in shapes
+    }
     found = {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
     left = [shape for shape in shapes if shape not in found]
     if not left:
@@ -99,6 +106,7 @@ def measured_hosts(
                 seconds=seconds,
                 cache=cache / CUT,
                 repository=Path(staged),
+                isolation=asked.isolation,
                 progress=_part(progress, place, len(groups), threads),
             )
             for lanes, host in hosts.items():
@@ -107,12 +115,13 @@ def measured_hosts(
     return [found[shape] for shape in shapes]
 
 
-def measurement_key(models: Sequence[AskedModel], shape: LaneShape, seconds: float) -> str:
+def measurement_key(models: Sequence[AskedModel], shape: LaneShape, seconds: float, isolation: str = THREADS) -> str:
     """The digest of all that a measurement depends on."""
     parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
+    parts += [] if isolation == THREADS else [isolation]
     for model in models:
         files = (model.path, *external_files(model.path))
-        settings = model.config.model_dump(mode="json", exclude_unset=True)
+        settings = model.config.model_dump(mode="json", exclude_unset=True, exclude=_NOT_MEASURED)
         parts.append([model.name, model.body, [digest_of(file) for file in files], settings])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

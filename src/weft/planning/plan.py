@@ -27,6 +27,10 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PolicyOption = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
+AS_GIVEN = "as given"
+"""What was done to a model to which nothing was done."""
+
+
 def _inside(text: str) -> str:
     """A path as seen from the folder, which does not lead out of it."""
     path = PurePosixPath(text)
@@ -66,15 +70,15 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
     """All its files together."""
     sources: dict[Text, Digest] = {}
     """What it was made of, an absolute path or a name that weft knows -> its digest then."""
-    done: Name = "as given"
-    """What was done to it: "as given", "stitched from a and b", "tuned to 8 bits"..."""
+    done: Name = AS_GIVEN
+    """What was done to it: "as given", "stitched from a and b", "int8 by calibration: ..."."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     batch_timeout_ms: NotNegative = 0.0
     grain_ms: Positive = 5.0
     segments: Annotated[int, Field(ge=1)] | None = None
-    """How many it was cut into when it was measured; None: not measured here."""
+    """How many it is predicted in: as it was cut when it was measured, or put together; None: not measured here."""
     accuracy: NotNegative | None = None
-    """Of what was done to it, where that touched it..."""
+    """Of what was done to it, where that touched it: the share of samples that it answers as before..."""
     accuracy_as_given: NotNegative | None = None
     """... and of the model as it was given."""
 
@@ -113,6 +117,8 @@ class StreamPrediction(BaseModel, extra="forbid", frozen=True):
     p99_ms: NotNegative | None
     missed: Share
     """Share of the requests that miss their deadline, are dropped or are refused."""
+    exit_rates: tuple[Share, ...] = ()
+    """Share of them that is taken to leave by each exit of the model, the end last; empty: all go to the end."""
 
 
 class Prediction(BaseModel, extra="forbid", frozen=True):
@@ -126,7 +132,7 @@ class Prediction(BaseModel, extra="forbid", frozen=True):
     sustainable_per_s: NotNegative | None = None
     """... in requests per second of all streams together."""
     memory_bytes: Bytes = 0
-    """What the server's process held when it was measured; what the models' files take where that is not known."""
+    """What the server held when it was measured, its workers included; else what the models' files take."""
 
     @property
     def worst_missed(self) -> float:
@@ -140,7 +146,7 @@ class ModelChoice(BaseModel, extra="forbid", frozen=True):
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     batch_timeout_ms: NotNegative = 0.0
     grain_ms: Positive = 5.0
-    done: Name = "as given"
+    done: Name = AS_GIVEN
 
 
 class PlanOption(BaseModel, extra="forbid", frozen=True):

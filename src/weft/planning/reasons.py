@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from weft.devices.host import usable_cores
-from weft.planning.asked import Asked
-from weft.planning.bounds import blocking, bound_of, lane_shares, times_alone_s
+from weft.planning.alone import times_alone
+from weft.planning.asked import Asked, SentStream
+from weft.planning.bounds import Blocking, blocking, bound_of, lane_shares
 from weft.planning.choice import Chosen
 from weft.planning.finals import Finalist
 from weft.planning.plan import PlanReasons, Prediction
+from weft.planning.segment_length import NO_BETTER
 from weft.planning.sharing import SharedWeights
 from weft.planning.trials import OptionTrial
-from weft.workloads.requests import Stream
+from weft.serving.isolation import THREADS
 
 AMPLE = 1.5
 """Who carries so many times the asked load needs no advice on how to carry more."""
 TIGHT = 0.5
 """A deadline is tight where a request alone takes this part of it."""
 NEAR_MEMORY = 0.9
+FINE_GRAIN_MS = 2.0
+"""What is tried where segments are too long."""
 HALF, LONG_TAIL = 0.5, 2.0
 """Lanes that compute less, while runs vary more, are not what limits the load."""
 
@@ -47,11 +51,23 @@ def _won(asked: Asked, chosen: Chosen, ranked: Sequence[Finalist], predicted: Pr
         if each.twins:
             twins = ", ".join(twin.arrangement.label for twin in each.twins)
             yield f"The same as {each.trial.arrangement.label}: {twins}."
-    tried = 1 + len(chosen.others)
+    yield from asked.remarks
+    yield from _leaving(asked)
+    bounded = [each for each in chosen.left_out if each.why != NO_BETTER]
+    options = 1 + len(chosen.others) + len(chosen.left_out)
     yield (
-        f"Of {tried + len(chosen.left_out)} options {tried} were simulated; {len(chosen.left_out)} were not, "
+        f"Of {options} options {options - len(bounded)} were simulated; {len(bounded)} were not, "
         "as bounds show that they cannot win."
     )
+
+
+def _leaving(asked: Asked) -> Iterator[str]:
+    """Who is taken to leave early, as far as anything is said of that."""
+    for index, stream in enumerate(asked.workload.stream):
+        if rates := asked.workload.exit_rates(index):
+            shares = " / ".join(f"{rate:.0%}" for rate in rates)
+            sinks = "" if stream.exit_floor is None else ", and more while requests press"
+            yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{sinks}."
 
 
 def _kept(asked: Asked, predicted: Prediction) -> str:
@@ -80,14 +96,13 @@ def _beside(asked: Asked, rival: Finalist, best: Finalist) -> str:
 
 def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
-    found = blocking(asked, best.arrangement)
-    if found is not None and bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0):
+    if found := _blocked(asked, best, predicted):
         yield (
             f"One long operator: {found.segment} of {found.runs} keeps the only lane for {found.length_s * 1e3:.1f} ms "
             f"at a stretch, and {found.waits} has {found.spare_s * 1e3:.1f} ms to spare."
         )
-    for stream in asked.workload.stream:
-        alone_s = _alone_s(best, stream)
+    for sent in asked.sent:
+        stream, alone_s = sent.stream, _alone_s(best, sent)
         if alone_s > TIGHT * stream.deadline_s:
             yield (
                 f"A deadline close to the time alone: {stream.served_name} takes {alone_s * 1e3:.1f} ms of its "
@@ -97,6 +112,13 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
         yield _by_time(asked, best, busy)
     if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
+
+
+def _blocked(asked: Asked, best: OptionTrial, predicted: Prediction) -> Blocking | None:
+    """The segment that limits the load by keeping others waiting, if one does."""
+    found = blocking(asked, best.arrangement)
+    near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
+    return found if near else None
 
 
 def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
@@ -116,6 +138,7 @@ def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
 def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]) -> Iterator[str]:
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     full = (predicted.sustainable_factor or 0.0) < AMPLE
+    yield from _uncounted(asked, best)
     if full and asked.cores < usable_cores():
         yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
     elif full and used == asked.cores:
@@ -125,13 +148,43 @@ def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Seque
             f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
             "-o both.onnx --dynamic says whether one file for both pays."
         )
+    if found := _blocked(asked, best, predicted):
+        yield _cut_finer(asked, best, found)
     if full:
         dearest = max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0]
         yield f"A faster {dearest}: weft tune --target onnxruntime looks for number formats that are."
-    for stream in asked.workload.stream:
-        alone_s = _alone_s(best, stream)
-        if alone_s > TIGHT * stream.deadline_s:
-            yield f"More time for {stream.served_name}: a deadline of {2.5e3 * alone_s:.0f} ms."
+    for sent in asked.sent:
+        alone_s = _alone_s(best, sent)
+        if alone_s > TIGHT * sent.stream.deadline_s:
+            yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
+    if asked.isolation == THREADS:
+        yield (
+            "Models that may crash, or that are not yours: they share the server's process; --isolation process "
+            "measures and serves them in workers of their own."
+        )
+
+
+def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
+    """The words that measure a model in shorter segments."""
+    grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[found.runs] / 2)
+    source = next(sent.stream.model for sent in asked.sent if sent.name == found.runs)
+    return (
+        f"Shorter segments of {found.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps "
+        f"unless {found.segment} is a single operator."
+    )
+
+
+def _uncounted(asked: Asked, best: OptionTrial) -> Iterator[str]:
+    """Exits that nothing is said of, and the words that make them count."""
+    silent = {sent.name: sent.stream for sent in asked.sent if not sent.leaving}
+    for name, stream in silent.items():
+        exits = len(best.arrangement.host.model(name).exits)
+        if exits:
+            example = "+".join(["0.2"] * exits + [f"{1 - 0.2 * exits:g}"]) if exits < 5 else "SHARE+...+SHARE"
+            yield (
+                f"Early exits: {name} has {exits}, and all its requests are taken to go to the end; say "
+                f"how many leave by each, as -s {stream.model}:...,exit_rates={example}, or give exit_record=FILE.npz."
+            )
 
 
 def _dearest(asked: Asked, best: OptionTrial) -> str:
@@ -146,10 +199,9 @@ def _computing(best: OptionTrial) -> str:
     return "one lane computes" if count == 1 else f"{count} lanes compute"
 
 
-def _alone_s(best: OptionTrial, stream: Stream) -> float:
+def _alone_s(best: OptionTrial, sent: SentStream) -> float:
     """The p99 of a request with nothing else running."""
-    times_s = sorted(times_alone_s(best.arrangement.host, stream.served_name).tolist())
-    return float(times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))])
+    return times_alone(best.arrangement.host, sent.name, sent.leaving).quantile_s(0.99)
 
 
 def _mib(size: int) -> str:

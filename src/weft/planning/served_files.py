@@ -7,6 +7,7 @@ from typing import Any
 
 from weft.planning.asked import AskedModel
 from weft.planning.folder import ModelToServe
+from weft.planning.plan import AS_GIVEN
 from weft.serving.config import ModelConfig, TaskConfig
 
 
@@ -29,7 +30,7 @@ def files_to_serve(
 def stitched_from(models: Sequence[AskedModel], home: str) -> str:
     """What was done to the file in a folder, in words."""
     names = [model.name for model in models if model.body == home]
-    return f"stitched from {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "as given"
+    return f"stitched from {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else AS_GIVEN
 
 
 def _with_task(config: ModelConfig, model: AskedModel, settings: dict[str, Any]) -> ModelConfig:

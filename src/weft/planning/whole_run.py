@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from weft.devices import HOST, Host, read_host
 from weft.errors import InputError, WorkloadError
+from weft.planning.alone import times_alone
 from weft.planning.asked import LIMIT, Asked, AskedModel, ask
-from weft.planning.bounds import times_alone_s
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
+from weft.planning.eight_bits import with_int8
 from weft.planning.finals import FINALISTS, Finalist, finals, long_run, prediction
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.helpers import Helpers
@@ -25,9 +25,11 @@ from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
 from weft.planning.page import plan_page
 from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
 from weft.planning.reasons import reasons
+from weft.planning.segment_length import with_longer_segments
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
 from weft.planning.trials import LONG, STEP, OptionTrial
+from weft.serving.isolation import THREADS
 from weft.workloads.requests import Workload
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ def make_plan(
     objective: str = "deadlines",
     deadlines: str = "strict",
     limit: float = LIMIT,
+    isolation: str = THREADS,
+    int8: bool = False,
     devices: Sequence[str | Host] = (),
     seconds: float = SECONDS,
     cache: str | Path | None = None,
@@ -97,8 +101,9 @@ def make_plan(
 
     workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
     cores, memory_bytes: what may be used; all there is where left out. devices: measured machines, or files of them
-    (``weft profile --device host -o``), instead of measuring. cache: where measurements are kept. processes: how many
-    simulate side by side; the plan is the same.
+    (``weft profile --device host -o``), instead of measuring. isolation: where models run, in threads of the server or
+    in worker processes. int8: whether models that have samples are tried in 8 bits. cache: where measurements are kept.
+    processes: how many simulate side by side; the plan is the same.
     """
     told = on_progress or (lambda progress: None)
     kept = default_cache() if cache is None else Path(cache)
@@ -110,18 +115,18 @@ def make_plan(
         objective=objective,
         deadlines=deadlines,
         limit=limit,
+        isolation=isolation,
     )
+    if int8:
+        asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
     hosts = _hosts(asked, devices, kept, seconds, told)
+    check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
+    memory = partial(memory_of, asked)
     with Helpers(processes - 1) as helpers:
-        chosen = choose(
-            asked,
-            options,
-            lambda each: memory_of(asked, each),
-            lambda done, of: told(PlanProgress("choosing", "", done, of)),
-        )
-        return _made(asked, chosen, told, helpers)
+        chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
+        return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers)
 
 
 def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: float, told: OnProgress) -> list[Host]:
@@ -135,6 +140,11 @@ def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: fl
         )
     hosts = [each if isinstance(each, Host) else _read(each) for each in devices]
     for host in hosts:
+        if host.isolation != asked.isolation:
+            raise InputError(
+                f"isolation = {asked.isolation}: the device was measured with models in {host.isolation}, which takes "
+                "another time; leave the device out to measure it so"
+            )
         for model in asked.models:
             host.model(model.name)
     fitting = [host for host in hosts if host.lanes * host.threads <= asked.cores]
@@ -153,24 +163,37 @@ def _read(device: str) -> Host:
     return read_host(device)
 
 
+def check_exits(asked: Asked, hosts: Sequence[Host]) -> None:
+    """Refuse shares of requests that leave by other exits than were measured."""
+    for stream, _, leaving in asked.sent:
+        for host in hosts:
+            early = len(host.model(stream.served_name).exits)
+            if leaving and len(leaving) != early + 1:
+                raise WorkloadError(
+                    f"{stream.model}: {len(leaving) - 1} early exits are told of, and it was measured with {early}; "
+                    "measure it as it is served, or leave out exit_rates and exit_record"
+                )
+
+
 def check_deadlines(asked: Asked, hosts: Sequence[Host]) -> None:
-    """Refuse a deadline that nobody could keep, and tell what is possible instead."""
-    for stream in asked.workload.stream:
-        name = stream.served_name
-        fastest_s, host = min(
-            ((float(np.median(times_alone_s(host, name))), host) for host in hosts), key=lambda found: found[0]
-        )
-        if fastest_s > stream.deadline_s:
-            tail_s = float(np.quantile(times_alone_s(host, name), 0.99))
+    """Refuse a deadline that nobody could keep, and tell what is possible instead.
+
+    A strict one is judged by the way to the end, as the server does it: nobody is expected to leave early.
+    """
+    for stream, _, leaving in asked.sent:
+        rates = () if asked.deadlines == "strict" else leaving
+        found = min((times_alone(host, stream.served_name, rates) for host in hosts), key=lambda each: each.middle_s)
+        if found.middle_s > stream.deadline_s:
             raise WorkloadError(
                 f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
-                f"{fastest_s * 1e3:.3g} ms with nothing else running; plan with deadline={ceil(1.2e3 * tail_s)} or more"
+                f"{found.middle_s * 1e3:.3g} ms with nothing else running; plan with "
+                f"deadline={ceil(1.2e3 * found.quantile_s(0.99))} or more"
             )
 
 
 def memory_of(asked: Asked, arrangement: Arrangement) -> int:
-    """What the server would hold: as measured, else what the models' files do."""
-    return arrangement.host.memory_bytes or asked.bytes
+    """What the server would hold: as measured, else what the models' files do, which workers have twice: in a spare."""
+    return arrangement.host.memory_bytes or asked.bytes * (1 if asked.isolation == THREADS else 2)
 
 
 def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> MadePlan:
@@ -239,16 +262,25 @@ def _fell_short(trial: OptionTrial) -> str:
 def _settings(asked: Asked, model: AskedModel, arrangement: Arrangement) -> dict[str, Any]:
     """What was chosen for a model; its requests without a deadline get that of its streams."""
     due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
-    return {"max_batch": arrangement.batches[model.name], "slo_ms": min(each for each in due if each is not None)}
+    grain_ms = arrangement.grain_ms[model.name]
+    return {
+        "max_batch": arrangement.batches[model.name],
+        "slo_ms": min(each for each in due if each is not None),
+        **({} if grain_ms == model.config.grain_ms else {"grain_ms": grain_ms}),
+    }
 
 
 def _planned(asked: Asked, home: str, file: ModelToServe, host: Host) -> PlannedModel:
     """What the plan says of a file; all models in it are cut alike."""
     first = next(model for model in asked.models if model.home == home)
+    made = first.made
+    alike = None if made is None else made.alike
     return planned_model(
         home,
         file,
-        sources=source_digests(first.path),
+        sources=source_digests(made.of if made else first.path),
         segments=len(host.model(first.name).segments),
-        done=stitched_from(asked.models, home),
+        done=made.done if made else stitched_from(asked.models, home),
+        accuracy=alike,
+        accuracy_as_given=None if alike is None else 1.0,
     )

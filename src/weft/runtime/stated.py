@@ -1,4 +1,4 @@
-"""What a model file says of itself, read without running it: its inputs."""
+"""What a model file says of itself, read without running it: its inputs, its outputs and its exits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
 from weft.errors import ModelError
+from weft.runtime.exits import METADATA_KEY
 from weft.runtime.tensors import DATATYPES, TensorSpec
 
 _NAMES = {kind: name for name, kind in DATATYPES.items() if name != "BYTES"}
@@ -16,12 +17,27 @@ _NAMES = {kind: name for name, kind in DATATYPES.items() if name != "BYTES"}
 
 def stated_inputs(path: str | Path) -> tuple[TensorSpec, ...]:
     """The inputs of an ONNX file that requests fill; -1 where a dimension is free."""
-    try:
-        graph = onnx.load_model(str(path), load_external_data=False).graph
-    except Exception as error:  # protobuf and the file system each raise their own kinds
-        raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
+    graph = _loaded(path).graph
     constants = {each.name for each in graph.initializer}
     return tuple(_spec(path, each) for each in graph.input if each.name not in constants)
+
+
+def stated_outputs(path: str | Path) -> tuple[str, ...]:
+    """The names of the outputs of an ONNX file."""
+    return tuple(each.name for each in _loaded(path).graph.output)
+
+
+def stated_exits(path: str | Path) -> tuple[str, ...]:
+    """The outputs that an ONNX file names as exits, shallow to deep, the end last; none where it names none."""
+    text = next((entry.value for entry in _loaded(path).metadata_props if entry.key == METADATA_KEY), "")
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
+def _loaded(path: str | Path) -> onnx.ModelProto:
+    try:
+        return onnx.load_model(str(path), load_external_data=False)
+    except Exception as error:  # protobuf and the file system each raise their own kinds
+        raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
 
 
 def _spec(path: str | Path, info: ValueInfoProto) -> TensorSpec:

@@ -25,11 +25,13 @@ from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.runtime.stitched import tasks_in
+from weft.serving.isolation import THREADS
 from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
+from weft.survey.memory import held_bytes
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__
-from weft.workloads.requests import parse_workload, served_name
+from weft.workloads.requests import Workload, parse_workload, served_name
 
 Shapes = Mapping[str, Sequence[int]]
 Progress = Callable[[str, int, int], None]
@@ -49,6 +51,8 @@ BUSY, LEAST_RATE = 0.75, 0.2
 OVERHEADS = 25
 """Single requests, to see what they take besides their segments."""
 NO_HURRY_MS = 1e7
+NOBODY_SURE = 2.0
+"""How sure answers at exits must be while they are measured: no answer is, so that all requests go to the end."""
 
 
 def failures(result: LoadResult) -> list[str]:
@@ -104,11 +108,13 @@ def survey_lanes(
     seconds: float = TOGETHER_S,
     cache: Path | None = None,
     repository: Path | None = None,
+    isolation: str = THREADS,
     progress: Progress | None = None,
 ) -> dict[int, Host]:
     """Measure models with each of these numbers of lanes; what they have in common is measured once.
 
     repository: where the server finds the models, instead of in their sources.
+    isolation: where they run, as the server's setting of that name says.
     """
     names = [subject.name for subject in subjects]
     if not names:
@@ -125,7 +131,7 @@ def survey_lanes(
     measured = {subject.name: firsts[subject.file].name for subject in subjects}
     with _kept(cache) as folder:
         found = _Survey(
-            tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress
+            tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation
         ).hosts()
     return {count: with_stitched(host, measured) for count, host in found.items()}
 
@@ -194,6 +200,7 @@ class _Survey:
     cache: Path
     repository: Path | None
     progress: Progress | None
+    isolation: str = THREADS
     done: int = 0
     served: dict[str, Any] = field(default_factory=dict)
     """Model -> what the server says of it."""
@@ -209,7 +216,7 @@ class _Survey:
             watched = [self._watch(server, self._busy(server, 1, alone), "all models on one lane")]
             gaps_s = self._gaps(watched)
             overheads = {each.name: self._overhead(server, each, gaps_s) for each in self.subjects}
-            memory_bytes = _resident_bytes(server.url)
+            memory_bytes = self._held_bytes(server)
         models = {name: self._in_turns(each, name, watched) for name, each in alone.items()}
         found = {}
         for lanes in self.lanes:
@@ -227,6 +234,7 @@ class _Survey:
             cores=usable_cores(),
             lanes=lanes,
             threads=self.threads,
+            isolation=self.isolation,
             memory_bytes=seen.memory_bytes,
             hand_over_s=_rounded(self._gaps(seen.watched)[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
@@ -259,7 +267,9 @@ class _Survey:
             if not found:
                 raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
             times[batch] = mean_times(found)
-        return HostModel(segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times)
+        return HostModel(
+            segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times, exits=tuple(said["exits"])
+        )
 
     def _busy(self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]) -> list[dict[str, Any]]:
         """Streams that take most of what the lanes can do, every model the same part of it.
@@ -313,7 +323,7 @@ class _Survey:
                     streams, seconds = [self._closed(each, 1)], self.seconds / 3 / ROUNDS
                     single[each.name].append(self._watch(server, streams, f"{each.name} alone", seconds))
                 together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
-            memory_bytes = _resident_bytes(server.url)
+            memory_bytes = self._held_bytes(server)
         models = {}
         for name, model in in_turns.items():
             now = self._in_turns(alone[name], name, single[name])
@@ -346,7 +356,7 @@ class _Survey:
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
         raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
-        result = run_load(parse_workload(raw, "survey"), server.url, deadlines="none")
+        result = run_load(self._to_the_end(parse_workload(raw, "survey")), server.url, deadlines="none")
         if failed := failures(result):
             raise InputError(f"the server did not answer: {failed[0]}")
         seen = read_spans(_get(server.url, "weft/trace"), began_s)
@@ -354,6 +364,14 @@ class _Survey:
         self.done += 1
         since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
         return _Watched(spans, since_s, since_s + duration_s, result)
+
+    def _to_the_end(self, workload: Workload) -> Workload:
+        """The workload with requests that leave at no exit."""
+        streams = [
+            each.model_copy(update={"exit_threshold": NOBODY_SURE}) if self.served[each.served_name]["exits"] else each
+            for each in workload.stream
+        ]
+        return workload.model_copy(update={"stream": tuple(streams)})
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """How long it takes to see enough of each."""
@@ -385,9 +403,14 @@ class _Survey:
     def _server(self, lanes: int) -> Iterator[ServerProcess]:
         self._tell("starting the server; cutting models may take minutes the first time")
         arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
+        arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
+
+    def _held_bytes(self, server: ServerProcess) -> int | None:
+        """Memory of the server, and of its workers where it has some; None where the system does not tell."""
+        return _resident_bytes(server.url) if self.isolation == THREADS else held_bytes(server.pid)
 
     def _learn(self, server: ServerProcess) -> None:
         """What the server says of its models."""
@@ -396,8 +419,6 @@ class _Survey:
             found = models.get(subject.name)
             if found is None:
                 raise InputError(f"{subject.source}: the server could not measure it; give its shapes in NAME.toml")
-            if found["exits"]:
-                raise InputError(f"{subject.source}: has exits, which are not measured; weft simulate --bench can tell")
             self.bodies[found["body"] or subject.name] = subject.name
             self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
 

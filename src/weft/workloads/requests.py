@@ -91,6 +91,8 @@ class Stream(BaseModel):
     """The confidence at which a sample of the record leaves. Where it is stated, real servers are told, too."""
     exit_floor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     """How far the threshold of a record may sink while requests press, as in a server; None: it stays."""
+    grain_ms: Positive | None = None
+    """For ``weft plan``: how long a segment of the model should take; None: as the model's settings say."""
     samples: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
 

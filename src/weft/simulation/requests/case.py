@@ -100,18 +100,15 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
     terms, alone = [], []
-    for stream in workload.stream:
-        if stream.profiles or stream.leaves:
-            what = "profiles describe a device of kind 'npu'" if stream.profiles else "a host is measured without exits"
-            raise WorkloadError(f"{stream.model}: {what}; weft simulate --bench FILE predicts what a server did")
+    for index, stream in enumerate(workload.stream):
+        if stream.profiles:
+            raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {host.name} is a host")
         name = stream.served_name
         model = host.model(name)
+        rates = _leaving(workload, index, model)
         terms.append(_host_terms(stream, model, len(programs), clock))
         slower = slowed(lanes, list(host.models).index(name))
-        programs += [
-            _segments(name, model.segments, model.times_at(batch), slower, clock)
-            for batch in range(1, terms[-1].max_batch + 1)
-        ]
+        programs += [_segments(name, model, batch, slower, clock, rates) for batch in range(1, terms[-1].max_batch + 1)]
         alone.append(model.total_s(1))
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes)
     return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone))
@@ -124,9 +121,22 @@ def slowed(lanes: Lanes, kind: int) -> float:
     return len(speeds) / sum(speeds) if speeds else 1.0
 
 
-def _segments(name: str, segments: tuple[str, ...], times_s: Sequence[float], slower: float, clock: Clock) -> Program:
-    nothing = (0,) * len(segments)
-    return Program(name, segments, nothing, tuple(max(1, clock.ticks(each * slower)) for each in times_s), nothing)
+def _leaving(workload: Workload, index: int, model: HostModel) -> tuple[float, ...]:
+    """Share of a stream's requests that leaves by each exit; none where nothing is said: then all go to the end."""
+    stream = workload.stream[index]
+    if not stream.leaves:
+        return ()
+    if not model.exits:
+        raise WorkloadError(f"{stream.model}: was measured without exits; leave out exit_rates and exit_record")
+    return workload.exit_rates(index, len(model.exits))
+
+
+def _segments(
+    name: str, model: HostModel, batch: int, slower: float, clock: Clock, rates: tuple[float, ...]
+) -> Program:
+    nothing = (0,) * len(model.segments)
+    ticks = tuple(max(1, clock.ticks(each * slower)) for each in model.times_at(batch))
+    return Program(name, model.segments, nothing, ticks, nothing, model.exits if rates else (), rates)
 
 
 def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:

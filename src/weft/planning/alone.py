@@ -1,0 +1,54 @@
+"""How long requests take with nothing else running, by the exits at which they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.devices import Host
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimesAlone:
+    """Times from a request to its answer, one for each measured run and each exit at which requests leave."""
+
+    times_s: Floats
+    shares: Floats
+    """How many of the requests take each; they sum to 1."""
+
+    @property
+    def least_s(self) -> float:
+        return float(self.times_s.min())
+
+    @property
+    def middle_s(self) -> float:
+        """The time that half of the requests do not exceed."""
+        return self.quantile_s(0.5)
+
+    def quantile_s(self, share: float) -> float:
+        """The time that this share of the requests does not exceed."""
+        order = np.argsort(self.times_s)
+        reached = np.cumsum(self.shares[order])
+        place = int(np.searchsorted(reached, share - 1e-9))
+        return float(self.times_s[order][min(place, len(order) - 1)])
+
+    def later_than(self, deadline_s: float) -> float:
+        """The share of the requests that takes longer."""
+        return float(self.shares[self.times_s > deadline_s].sum())
+
+
+def times_alone(host: Host, name: str, rates: Sequence[float] = ()) -> TimesAlone:
+    """The times of a model's requests; *rates*: the share that leaves by each exit, none where all go to the end."""
+    model = host.model(name)
+    ends = [*model.exits, len(model.segments)] if rates else [len(model.segments)]
+    means_s = np.array(model.times_at(1))
+    runs = np.array(model.spread) if model.spread else np.ones((1, len(means_s)))
+    hand_over_s, overhead_s = min(host.hand_over_s, default=0.0), min(model.overhead_s, default=0.0)
+    taken = [(end, share) for end, share in zip(ends, rates or (1.0,), strict=True) if share > 0]
+    times_s = [runs[:, :end] @ means_s[:end] + end * hand_over_s + overhead_s for end, _ in taken]
+    shares = [np.full(len(runs), share / len(runs)) for _, share in taken]
+    return TimesAlone(np.concatenate(times_s), np.concatenate(shares))
