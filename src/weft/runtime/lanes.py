@@ -69,6 +69,8 @@ class LaneTask:
     aborted: bool = False
     told: bool = False
     """The source knows of its end already."""
+    doomed: bool = False
+    """It goes on from one that failed."""
     ended: bool = False
     after: Sequence[LaneTask] = ()
     """What runs on other lanes and has to end before it is started."""
@@ -86,9 +88,10 @@ class LaneTask:
     @property
     def goes_on(self) -> Sequence[StepOutput] | None:
         """What its batch can go on with though it runs; nothing where the source knows, or may take it back."""
-        if self.run is None or self.began is None or self.told or self.aborted or self.stoppable:
+        if self.run is None or self.began is None:
             return None
-        return self.run.onward
+        waited_for = self.told or self.aborted or self.doomed or self.stoppable
+        return None if waited_for else self.run.onward
 
 
 @dataclass(eq=False)
@@ -174,6 +177,8 @@ class LaneExecutor:
             self._take_off(lane, task, completion.times)
             if not task.told:
                 ended.append(completion)
+            elif completion.error:
+                self._doom(task.batch)
             self._show(lane.index, completion)
             if self.ahead:
                 self._start_waiting()
@@ -182,9 +187,10 @@ class LaneExecutor:
     def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
         """A segment leaves its lane, and the lane comes to the next."""
         task.ended = True
+        if task is lane.tasks[0]:
+            lane.free_since = max(lane.free_since, times.compute_end)
         lane.tasks.remove(task)
         lane.busy_ticks += times.compute_end - times.compute_start
-        lane.free_since = max(lane.free_since, times.compute_end)
         if lane.tasks:
             head = lane.tasks[0]
             if head.began is None and head.started:
@@ -193,6 +199,12 @@ class LaneExecutor:
             self._dismiss(lane)
         else:
             self._idle.append(lane)
+
+    def _doom(self, batch: BatchKey) -> None:
+        """A batch went on from a segment that failed: what it has on lanes fails as well, and is waited for."""
+        for lane in self.lanes:
+            for task in lane.tasks:
+                task.doomed |= task.batch == batch
 
     def _show(self, lane: int, completion: Completion) -> None:
         """Whoever watches must not be able to lose a completion."""
