@@ -306,6 +306,17 @@ def test_what_is_stopped_while_it_waits_takes_no_time_of_its_lane():
     assert one.lanes.lanes[0].busy_ticks == 100
 
 
+def test_spans_of_a_lane_do_not_overlap_where_its_device_counts_from_when_it_was_given_them():
+    one = Bench()
+    one.give(7)
+    one.give(8)
+    one.end()
+    one.backend.opened[0].free_since = 0
+    one.end()
+    assert [(done.times.compute_start, done.times.compute_end) for _, done in one.watched] == [(1000, 1100), (1100, 1200)]
+    assert one.lanes.lanes[0].busy_ticks == 200
+
+
 def test_a_batch_is_not_told_of_beforehand_that_is_being_stopped():
     one = Bench()
     one.give(7)
