@@ -313,7 +313,8 @@ def test_spans_of_a_lane_do_not_overlap_where_its_device_counts_from_when_it_was
     one.end()
     one.backend.opened[0].free_since = 0
     one.end()
-    assert [(done.times.compute_start, done.times.compute_end) for _, done in one.watched] == [(1000, 1100), (1100, 1200)]
+    spans = [(done.times.compute_start, done.times.compute_end) for _, done in one.watched]
+    assert spans == [(1000, 1100), (1100, 1200)]
     assert one.lanes.lanes[0].busy_ticks == 200
 
 
