@@ -177,7 +177,7 @@ class LaneExecutor:
             self._take_off(lane, task, completion.times)
             if not task.told:
                 ended.append(completion)
-            elif completion.error:
+            elif completion.error or completion.aborted:
                 self._doom(task.batch)
             self._show(lane.index, completion)
             if self.ahead:
