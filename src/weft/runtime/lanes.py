@@ -55,26 +55,26 @@ class LaneWork(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class LaneTask:
     """A segment that a lane was given and that has not ended."""
 
     candidate: Candidate
     work: LaneWork
-    began: int | None = None
+    began: int | None = field(default=None, init=False)
     """When its lane came to it; None while it waits for others."""
-    run: StartedStep | None = None
+    run: StartedStep | None = field(default=None, init=False)
     """How it is told to stop."""
-    started: bool = False
-    aborted: bool = False
-    told: bool = False
+    started: bool = field(default=False, init=False)
+    aborted: bool = field(default=False, init=False)
+    told: bool = field(default=False, init=False)
     """The source knows of its end already."""
-    doomed: bool = False
+    doomed: bool = field(default=False, init=False)
     """It goes on from one that failed."""
-    ended: bool = False
-    after: Sequence[LaneTask] = ()
+    ended: bool = field(default=False, init=False)
+    after: Sequence[LaneTask] = field(default=(), init=False)
     """What runs on other lanes and has to end before it is started."""
-    joined: BatchKey | None = None
+    joined: BatchKey | None = field(default=None, init=False)
     """The batch that its own became a part of."""
 
     @property
@@ -187,10 +187,11 @@ class LaneExecutor:
     def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
         """A segment leaves its lane, and the lane comes to the next."""
         task.ended = True
-        if task is lane.tasks[0]:
-            lane.free_since = max(lane.free_since, times.compute_end)
+        _, _, began, ended = times
+        if task is lane.tasks[0] and ended > lane.free_since:
+            lane.free_since = ended
         lane.tasks.remove(task)
-        lane.busy_ticks += times.compute_end - times.compute_start
+        lane.busy_ticks += ended - began
         if lane.tasks:
             head = lane.tasks[0]
             if head.began is None and head.started:
@@ -366,10 +367,10 @@ def _take(task: LaneTask, made: Sequence[StepOutput]) -> Exception | None:
 
 
 def _completion(task: LaneTask, end: StepEnd) -> Completion:
-    error = end.error
+    began, ended, made, error = end
     if error is None and not task.told:
-        error = _take(task, end.made)
-    times = LayerTimes(end.began, end.began, end.began, end.ended)
+        error = _take(task, made)
+    times = LayerTimes(began, began, began, ended)
     stopped = task.aborted and error is not None
     return Completion(task.candidate, times, stopped, None if stopped else error, task.work)
 
