@@ -94,6 +94,8 @@ class Live:
 class _Held:
     """A step that begins when a gate opens, if nobody stops it before."""
 
+    onward = None
+
     def __init__(
         self, opened: threading.Event, begin: Callable[[], StartedStep], end: Callable[[Exception], None]
     ) -> None:

@@ -101,6 +101,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     """How many threads each lane has."""
     isolation: Annotated[str, AfterValidator(printable)] = "threads"
     """Where models ran: in threads of the server, or in worker processes."""
+    ahead: Annotated[int, Field(ge=0, le=16)] = 0
+    """How many segments each lane takes besides the one that it computes."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """What the server held while it served all its models, its workers included; None: not known."""
     hand_over_s: tuple[Time, ...] = ()

@@ -6,12 +6,15 @@ refills is offered beginnings of every size at any time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running
+
+Abortable = Callable[[], tuple[Running, ...]]
+"""What runs on a device, if one of them could be stopped to make room."""
 
 BATCHES = 4
 """Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
@@ -27,8 +30,11 @@ def most_batches(late: LateWork) -> int:
 class Batcher:
     """Offers the next layer of every batch in flight, and the first layer of every batch that could begin."""
 
-    def __init__(self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]]) -> None:
-        self._setting, self._queues, self._remaining = policy.setting, queues, remaining
+    def __init__(
+        self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable
+    ) -> None:
+        """abortable: what runs, and what of it could be stopped."""
+        self._setting, self._queues, self._remaining, self._abortable = policy.setting, queues, remaining, abortable
         self._refills, self._waits = policy.traits.refills, policy.waits
 
     def ready_at(self, queue: StreamQueue) -> int:
@@ -51,7 +57,7 @@ class Batcher:
         heads = [self.head(queue, batch) for batch in batches if not batch.running]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
-        if ready and len(batches) < queue.places and self._may_begin(queue, batches):
+        if ready and len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)):
             members = list(islice(queue.waiting, most))
             heads.append(self.head(queue, _formed(queue, members)))
         return heads
@@ -62,6 +68,18 @@ class Batcher:
         return len(on_time) < self._setting.lanes or queue.waiting[0].due < min(
             min(t.due for t in batch.members) for batch in on_time
         )
+
+    def _unissued(self, batches: list[Batch]) -> list[Batch]:
+        """Those that need a lane again, or may: where lanes take layers ahead, the next begins behind a last layer."""
+        programs = self._setting.programs
+        if not self._setting.ahead or all(batch.layer < len(programs[batch.program]) for batch in batches):
+            return batches
+        back = {(each.candidate.program, each.candidate.query) for each in self._abortable() if each.stoppable}
+        return [
+            batch
+            for batch in batches
+            if batch.layer < len(programs[batch.program]) or (batch.program, batch.query) in back
+        ]
 
     def late_heads(self, queue: StreamQueue) -> list[Candidate]:
         """The batch of late requests that could begin, if there is one."""
@@ -76,7 +94,7 @@ class Batcher:
         Those that can still be on time begin first, then late ones.
         """
         batches, most = queue.batches, queue.terms.max_batch
-        begun = sum([len(batch.members) for batch in batches])
+        begun = sum([len(batch.members) for batch in self._unissued(batches)])
         standing = [batch for batch in batches if not batch.running]
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))

@@ -123,13 +123,31 @@ Ended = Callable[[StepEnd], None]
 class StartedStep(Protocol):
     """A step that was started."""
 
+    @property
+    def onward(self) -> Sequence[StepOutput] | None:
+        """What the next step can be started with before this one has ended.
+
+        None where its end must be waited for: its answers decide who goes on, it is the last segment, or the backend
+        cannot.
+        """
+        ...
+
     def stop(self) -> None:
         """Have it end soon, with an error; one that has ended stays as it is."""
         ...
 
 
 class DeviceLane(Protocol):
-    """Where a backend runs one step at a time."""
+    """Where a backend runs one step at a time, in the order in which they were started.
+
+    ``ended`` is called once for every step, when it has really ended. Where a step fails, those that were started on
+    what it was to make fail as well, with the same error.
+    """
+
+    @property
+    def ahead(self) -> int:
+        """How many steps it takes besides the one that it runs."""
+        ...
 
     def close(self, patience_s: float | None = None) -> bool:
         """Finish what runs, and take nothing more; False if it has not ended in time."""

@@ -158,6 +158,8 @@ class Held:
 class Running:
     """A step that was started."""
 
+    onward = None
+
     def __init__(self, link: Link, lane: ProcessLane, ended: Ended) -> None:
         self.number = 0
         self._link, self._lane, self._ended = link, lane, ended
@@ -174,6 +176,8 @@ class Running:
 
 class ProcessLane:
     """A lane of the process, by its number."""
+
+    ahead = 0
 
     def __init__(self, index: int, pin: bool) -> None:
         self.index, self.pin = index, pin

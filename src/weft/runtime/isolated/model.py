@@ -18,6 +18,8 @@ from weft.runtime.tensors import DATATYPES
 class _Ended:
     """A step that ended when it was started."""
 
+    onward = None
+
     def stop(self) -> None:
         """Nothing is left to stop."""
 

@@ -77,6 +77,7 @@ class WorkerRun:
     """A step that a worker was given."""
 
     __slots__ = ("_ended", "began", "lane", "model", "number", "over", "step", "worker")
+    onward = None
 
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended

@@ -39,12 +39,18 @@ class CpuRun(NamedTuple):
     lane: CpuLane
     number: int
 
+    @property
+    def onward(self) -> None:
+        """Nothing can go on before it has ended."""
+
     def stop(self) -> None:
         self.lane.stop(self.number)
 
 
 class CpuLane:
     """A thread that computes one step at a time, and gives scratch memory back when there is nothing to do."""
+
+    ahead = 0
 
     def __init__(
         self, index: int, now: Callable[[], int], core: int | None = None, scratch: Scratch | None = None
