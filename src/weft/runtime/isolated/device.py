@@ -1,0 +1,56 @@
+"""A GPU as a backend: one worker process that has all models, and one lane that takes a step ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from weft.errors import WorkerDied
+from weft.runtime.backend import LoadedModel, LoadOptions, Progress
+from weft.runtime.isolated.backend import IsolatingBackend
+from weft.runtime.isolated.ear import Ear
+from weft.runtime.isolated.lane import IsolatingLane
+from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.lane import own_core
+
+GRAIN_S = 0.00025
+"""How long a segment on a GPU should be, where nobody says."""
+
+
+class DeviceBackend(IsolatingBackend):
+    """Opens every model in the worker of a device; an error of the device ends that, and another one is started."""
+
+    grain_s = GRAIN_S
+
+    def __init__(self, device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> None:
+        """memory_bytes: what models may hold of the device's memory together."""
+        super().__init__(CpuBackend(), dataclasses.replace(limits, spare=False), device)
+        self.device, self.inline, self.memory_bytes = device, False, memory_bytes
+
+    def open(
+        self,
+        path: Path,
+        options: LoadOptions,
+        cache: Path | None = None,
+        say: Progress | None = None,
+        *,
+        learn: bool = True,
+    ) -> LoadedModel:
+        return super().open(path, dataclasses.replace(options, isolation=self.device), cache, say, learn=learn)
+
+    def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
+        self._ear = self._ear or Ear()
+        return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=1)
+
+    def told(self) -> dict[str, float]:
+        """What the device holds and how long it computed since its worker was started; nothing where there is none."""
+        group = self.groups().get(self.device)
+        worker = group.worker if group else None
+        if worker is None:
+            return {}
+        try:
+            found: dict[str, float] = worker.call("told")
+        except (WorkerDied, RuntimeError):
+            return {}
+        return found
