@@ -44,6 +44,17 @@ def isolating(backend: Backend, limits: WorkerLimits) -> Backend:
     return IsolatingBackend(backend, limits) if isinstance(backend, CpuBackend) else backend
 
 
+def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> Backend:
+    """A GPU in a worker process of its own; InputError that says what is missing here."""
+    if sys.platform != "linux":
+        raise InputError(f"{device}: devices are worked by processes that Linux alone has; leave out device")
+    from weft.runtime.cuda.requirements import check
+    from weft.runtime.isolated.device import DeviceBackend
+
+    check(device)
+    return DeviceBackend(device, limits, memory_bytes)
+
+
 def _loaded(entry: EntryPoint) -> Backend:
     try:
         made: Backend = entry.load()()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from weft.errors import WorkerDied
@@ -13,6 +15,8 @@ from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
+
+log = logging.getLogger("weft.workers")
 
 GRAIN_S = 0.00025
 """How long a segment on a GPU should be, where nobody says."""
@@ -27,6 +31,8 @@ class DeviceBackend(IsolatingBackend):
         """memory_bytes: what models may hold of the device's memory together."""
         super().__init__(CpuBackend(), dataclasses.replace(limits, spare=False), device)
         self.device, self.inline, self.memory_bytes = device, False, memory_bytes
+        self._asker = ThreadPoolExecutor(1, "asker")
+        self._asking, self._used_bytes = False, 0
 
     def open(
         self,
@@ -43,14 +49,24 @@ class DeviceBackend(IsolatingBackend):
         self._ear = self._ear or Ear()
         return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=1)
 
-    def told(self) -> dict[str, float]:
-        """What the device holds and how long it computed since its worker was started; nothing where there is none."""
-        group = self.groups().get(self.device)
-        worker = group.worker if group else None
-        if worker is None:
-            return {}
+    @property
+    def used_bytes(self) -> int:
+        """What of the device's memory is in use, as it was when this was last asked."""
+        if not self._asking:
+            self._asking = True
+            self._asker.submit(self._ask)
+        return self._used_bytes
+
+    def _ask(self) -> None:
         try:
-            found: dict[str, float] = worker.call("told")
-        except (WorkerDied, RuntimeError):
-            return {}
-        return found
+            group = self.groups().get(self.device)
+            if group is not None and group.worker is not None:
+                self._used_bytes = int(group.worker.call("told")["memory_bytes"])
+        except (WorkerDied, RuntimeError) as error:
+            log.debug("the memory of %s is not known: %s", self.device, error)
+        finally:
+            self._asking = False
+
+    def close(self) -> None:
+        super().close()
+        self._asker.shutdown()
