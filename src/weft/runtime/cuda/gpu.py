@@ -6,6 +6,7 @@ is replayed on the stream of computing, so a model can be opened while others ru
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ _TYPES = {
     TensorProto.INT8: torch.int8, TensorProto.UINT8: torch.uint8, TensorProto.BOOL: torch.bool,
     TensorProto.UINT16: torch.uint16, TensorProto.UINT32: torch.uint32, TensorProto.UINT64: torch.uint64,
 }  # fmt: skip
+ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would say it twice
+
 _WARM_RUNS = 3
 """How often something is run before it is captured: the first runs choose algorithms and lay out memory."""
 
@@ -62,6 +65,8 @@ class Gpu:
             "use_tf32": 0,
             "prefer_nhwc": int(channels_last),
             "arena_extend_strategy": "kSameAsRequested",
+            "cudnn_conv_algo_search": os.environ.get("ALGO", "HEURISTIC"),
+            "cudnn_conv_use_max_workspace": os.environ.get("MAXWS", "1"),
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 

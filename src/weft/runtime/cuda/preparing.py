@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from weft.runtime.cuda.device import FLOATS, Device
 from weft.runtime.cuda.model import DeviceModel, HostModel, ladder
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.segments import SegmentSession, SharedWeights, open_on, open_segments
+from weft.runtime.cuda.segments import SegmentSession, SharedWeights, mark_copies, open_on, open_segments
 from weft.runtime.exits import ExitSpec
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
@@ -136,11 +137,13 @@ def _on_host(
 def opened(device: Device, blueprint: Blueprint, folder: Path) -> DeviceModel:
     """A model that was prepared: its sessions, its weights, and every batch size captured."""
     with device.on():
+        free = device.memory()[0]
         channels_last = _channels_last(folder, blueprint.segments)
         sessions, weights = open_segments(device, folder, blueprint.segments, channels_last=channels_last)
         rungs = [_rung(device, blueprint, sessions, rows) for rows in ladder(blueprint.max_batch)]
         device.finish()
-    return DeviceModel(device, blueprint, sessions, weights, rungs)
+        used = max(weights.bytes, free - device.memory()[0])
+    return DeviceModel(device, blueprint.model_copy(update={"memory_bytes": used}), sessions, weights, rungs)
 
 
 def _channels_last(folder: Path, segments: Sequence[SegmentSpec]) -> bool:
@@ -172,6 +175,15 @@ class _DeviceWorkshop:
     allowance: Allowance
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
+    copied: frozenset[str] = frozenset()
+    """Tensors that ONNX Runtime copies between host and device."""
+
+    @property
+    def _host_folder(self) -> Path:
+        """Where the graph for the CPU lies: the weights beside it have another form than those for the device."""
+        folder = self.folder / "host"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def built(self) -> DeviceModel:
         free = self.device.memory()[0]
@@ -194,7 +206,7 @@ class _DeviceWorkshop:
 
     def _meaning(self) -> tuple[Blueprint, dict[str, Array], ModelProto]:
         """The model in one piece, what it gives on the CPU, and its graph as it is there."""
-        target = self.folder / "host.onnx"
+        target = self._host_folder / "host.onnx"
         session = open_model(self.path, max(4, self.options.threads), target)
         host = readied(onnx.load(str(target), load_external_data=False), session)
         _check_fit(session, host)
@@ -227,7 +239,7 @@ class _DeviceWorkshop:
         if reason is not None or self.options.independent_rows or self.options.max_batch == 1:
             return Verdict(reason)
         as_one = blueprint.model_copy(update={"batchable": True})
-        tracer = Tracer(self.folder, max(4, self.options.threads), self.allowance)
+        tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
         found = judged(host, [batch_of(as_one, rows) for rows in (2, 3)], tracer)
         if found.mixing is None and found.by_size:
             found = judged(host, [batch_of(as_one, rows) for rows in (4, 5, 7)], tracer)._replace(by_size=True)
@@ -244,7 +256,9 @@ class _DeviceWorkshop:
             session = open_on(self.device, source, optimise=True, channels_last=half, save=target)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             raise _Unfit(f"it cannot be opened there: {first_line(error)}") from error
-        graph = readied(_without_copies(onnx.load(str(target), load_external_data=False)), session)
+        loaded = onnx.load(str(target), load_external_data=False)
+        self.copied = _without_copies(loaded)
+        graph = readied(loaded, session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise _Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
@@ -366,6 +380,8 @@ class _DeviceWorkshop:
         types = {name: each.element_type for name, each in tensors.items()}
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
             file = f"segment{at}of{len(cuts) + 1}.onnx"
+            if any(self.copied.intersection((*node.input, *node.output)) for node in piece.model.graph.node):
+                mark_copies(piece.model)
             onnx.save(piece.model, self.folder / file)
             segments.append(
                 SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady)
@@ -407,6 +423,7 @@ class _DeviceWorkshop:
     def clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
         kept = {LOCK, WEIGHTS, *(each.file for each in blueprint.segments)}
+        shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -423,20 +440,19 @@ def _check_fit(session: Any, graph: ModelProto) -> None:
         raise _Unfit(f"it {reason}")
 
 
-def _without_copies(model: ModelProto) -> ModelProto:
-    """The graph without nodes that copy between host and device; sessions put in those that they need."""
+def _without_copies(model: ModelProto) -> frozenset[str]:
+    """Take out the nodes that copy between host and device, and say what they copied; sessions put in what they need."""
     graph = model.graph
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("MemcpyToHost", "MemcpyFromHost")}
     outputs = {each.name for each in graph.output}
-    kept = [node for node in graph.node if not (node.op_type.startswith("Memcpy") and node.output[0] not in outputs)]
+    kept = [node for node in graph.node if node.output[0] not in copies or node.output[0] in outputs]
     for node in kept:
         for at, name in enumerate(node.input):
             while name in copies and name not in outputs:
                 name = copies[name]
             node.input[at] = name
-    for node in kept:
-        if node.op_type.startswith("Memcpy"):  # an output of the model
+        if node.output[0] in copies:  # an output of the model
             node.op_type = "Identity"
     del graph.node[:]
     graph.node.extend(kept)
-    return model
+    return frozenset((*copies, *copies.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from weft.runtime.cuda.device import Device, Tensor
-from weft.runtime.cuda.segments import SegmentSession, loose, shapes_of
+from weft.runtime.cuda.segments import Bound, SegmentSession, loose, shapes_of
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
@@ -36,6 +36,7 @@ class Rung:
         self.types: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
+        self._bound: list[Bound] = []
         self._lay_out(segments, feed)
         self._runs = [self._captured(at, each) for at, each in enumerate(segments)]
 
@@ -60,10 +61,18 @@ class Rung:
     def _captured(self, at: int, segment: SegmentSession) -> Callable[[], None]:
         bound = segment.bound(self.tensors, self.types)
         try:
-            return self._device.capture(bound.run)
+            if segment.copies:
+                bound = segment.fixed(self.tensors, self.types).bound(self.tensors, self.types)
+            return self._kept(bound, self._device.capture(bound.run))
         except Exception as error:  # what cannot be captured can be run
             self.uncaptured[at] = first_line(error)
-            return lambda: self._device.plainly(bound.run)
+            plain = segment.bound(self.tensors, self.types)
+            return lambda: self._device.plainly(plain.run)
+
+    def _kept(self, bound: Bound, replay: Callable[[], None]) -> Callable[[], None]:
+        """Keep a session and its binding as long as what was captured of them."""
+        self._bound.append(bound)
+        return replay
 
     def run(self, segment: int) -> None:
         """Start a segment on what lies in the memory."""

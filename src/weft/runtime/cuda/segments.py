@@ -6,13 +6,14 @@ values that belong to somebody else; numbers that say sizes and axes stay in the
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from weft.runtime.cuda.device import FLOATS, Device, Tensor, numpy_type
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
@@ -20,6 +21,7 @@ from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 
 SHARED_FROM_BYTES = 1024
 """Smaller weights lie in every session."""
+_COPIES_KEY = "weft.copies"
 _SHARED_TYPES = frozenset({*FLOATS, TensorProto.INT8, TensorProto.UINT8})
 
 
@@ -67,25 +69,45 @@ def open_segments(
     for each in segments:
         assert each.file is not None
         path = folder / each.file
-        session = open_on(device, path, optimise=False, channels_last=channels_last, weights=weights.of(path))
-        opened.append(SegmentSession(device, session, each))
+        given = weights.of(path)
+        session = open_on(device, path, optimise=False, channels_last=channels_last, weights=given)
+        opened.append(SegmentSession(device, session, each, SegmentFile(path, given, channels_last)))
     return opened, weights
+
+
+class SegmentFile(NamedTuple):
+    """What a segment was opened from, to open it once more."""
+
+    path: Path
+    weights: Mapping[str, Any]
+    channels_last: bool
+
+
+def mark_copies(model: ModelProto) -> None:
+    """Note in a segment that it copies between host and device."""
+    entry = model.metadata_props.add()
+    entry.key, entry.value = _COPIES_KEY, "1"
 
 
 def open_on(
     device: Device,
     path: Path,
     *,
-    optimise: bool,
     channels_last: bool,
+    optimise: bool = False,
+    fold: bool = False,
     save: Path | None = None,
     profile: Path | None = None,
     weights: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A session on a device; *save* is where the optimised graph goes, *profile* how its trace file begins."""
+    """A session on a device; *save* is where the optimised graph goes, *profile* how its trace file begins.
+
+    fold: only work out what is the same in every run.
+    """
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    least = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -102,13 +124,44 @@ def open_on(
         return ort.InferenceSession(str(path), options, providers=device.providers(channels_last=channels_last))
 
 
+class StillCopies(Exception):
+    """A segment cannot be captured: what is copied from the host would be read again when it is long gone."""
+
+
 class SegmentSession:
     """One segment, run on memory that is bound to it."""
 
-    def __init__(self, device: Device, session: Any, spec: SegmentSpec) -> None:
-        self._device, self._session, self.spec = device, session, spec
+    def __init__(self, device: Device, session: Any, spec: SegmentSpec, file: SegmentFile) -> None:
+        self._device, self._session, self.spec, self._file = device, session, spec, file
         self._options = ort.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    @property
+    def copies(self) -> bool:
+        """Whether it copies between host and device: sizes that it computes on the host, for instance."""
+        return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map
+
+    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
+        """The segment for shapes that never change: what only they decide is known, and not computed or copied.
+
+        Raises ``StillCopies`` where something is copied all the same.
+        """
+        model = onnx.load(str(self._file.path), load_external_data=False)
+        for each in model.graph.input:
+            named = helper.make_tensor_value_info(each.name, types[each.name], list(tensors[each.name].shape))
+            each.CopyFrom(named)
+        with tempfile.TemporaryDirectory(dir=self._file.path.parent) as folder:
+            source, target = self._file.path.parent / f"{Path(folder).name}.onnx", Path(folder) / "fixed.onnx"
+            onnx.save(model, str(source))
+            try:
+                weights, last = self._file.weights, self._file.channels_last
+                session = open_on(self._device, source, fold=True, channels_last=last, save=target, weights=weights)
+                saved = onnx.load(str(target), load_external_data=False)
+            finally:
+                source.unlink()
+        if any(node.op_type.startswith("Memcpy") for node in saved.graph.node):
+            raise StillCopies("it copies between host and device in its middle")
+        return SegmentSession(self._device, session, self.spec, self._file)
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Bound:
         """The segment on tensors of the device, by name, which it reads and writes wherever it is run."""

@@ -21,8 +21,8 @@ CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVI
 
 CUDA_READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt", "/etc/nvidia", "/usr/share/nvidia")
 """What CUDA's libraries look at."""
-CUDA_WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg")
-"""The devices themselves."""
+CUDA_WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/proc/self")
+"""The devices themselves, and the names of the process's own threads."""
 
 
 class EngineLane(DeviceLane, Protocol):
