@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.engine.ahead import AheadBackend
 from tests.engine.naive import program
 from weft.costs.program import Program
 from weft.engine import Completion, SimulatedHost, request_engine
@@ -94,6 +95,8 @@ class Load:
     abort_ticks: int = 0
     places: int = NO_DEADLINE
     """Requests that may wait in all."""
+    ahead: int = 0
+    """Segments that a lane takes besides the one that it computes."""
 
     @property
     def terms(self) -> list[Terms]:
@@ -106,7 +109,7 @@ class Load:
     @property
     def setting(self) -> Setting:
         programs = tuple(one for each in self.kinds for one in each.programs)
-        return Setting(programs, NO_BUFFER, rounds=1 << 40, lanes=self.lanes)
+        return Setting(programs, NO_BUFFER, rounds=1 << 40, lanes=self.lanes, ahead=self.ahead)
 
     @property
     def abortable_programs(self) -> frozenset[int]:
@@ -502,13 +505,14 @@ class Sent:
 class Machine:
     """A dispatcher with real lanes, driven from instant to instant."""
 
-    def __init__(self, monkeypatch: Any, policy: str = "punctual", *, lanes: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, monkeypatch: Any, policy: str = "punctual", *, lanes: int = 1, ahead: int = 0, **settings: Any
+    ) -> None:
         self.clock = JumpingClock()
         self.start = self.clock.ticks
         self.loop, self.stage = JumpingLoop(self.clock), Stage(self.clock)
-        self.dispatcher = Dispatcher(  # type: ignore[arg-type]
-            self.loop, policy, backend=CpuBackend(self.clock.monotonic_ns), lanes=lanes, **settings
-        )
+        backend = AheadBackend(self.clock.monotonic_ns, ahead) if ahead else CpuBackend(self.clock.monotonic_ns)
+        self.dispatcher = Dispatcher(self.loop, policy, backend=backend, lanes=lanes, **settings)  # type: ignore[arg-type]
         self.issues: list[tuple[int, int, int]] = []
         """Stream, query and layer, in the order they were issued."""
         self._submit, self.dispatcher.lanes.submit = self.dispatcher.lanes.submit, self._issued  # type: ignore[method-assign]
@@ -594,7 +598,8 @@ class Machine:
 
     def close(self) -> None:
         for name in self._ends:
-            self.stage.gate(name).put(None)
+            for _ in range(1 + self.dispatcher.lanes.ahead):
+                self.stage.gate(name).put(None)
         self.dispatcher.close()
 
     def _issued(self, start: Start) -> None:
@@ -604,7 +609,8 @@ class Machine:
 
     def _meet(self) -> None:
         """Wait until every lane that was given something has begun it."""
-        tasks = {lane.device.thread.name: lane.task for lane in self.dispatcher.lanes.lanes if lane.task}
+        lanes = self.dispatcher.lanes.lanes
+        tasks = {lane.device.thread.name: lane.task for lane in lanes if lane.task and lane.task.started}
         for _ in range(sum(name not in self._ends for name in tasks)):
             name, ticks = self.stage.begun.get(timeout=PATIENCE_S)
             self._ends[name] = tasks[name], self.clock.ticks + ticks

@@ -78,7 +78,9 @@ LONG_MS = ABORT_FROM_TICKS // MS
 
 def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
     """The same requests at the same instants, through the server's dispatcher and its real threads."""
-    machine = Machine(monkeypatch, policy, lanes=load.lanes, late=load.late, most_waiting=load.places)
+    machine = Machine(
+        monkeypatch, policy, lanes=load.lanes, ahead=load.ahead, late=load.late, most_waiting=load.places
+    )
     try:
         models = [
             machine.model(
@@ -180,6 +182,17 @@ def shared_loads(draw: st.DrawFn) -> Load:
 @given(load=shared_loads())
 def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(policy, load, monkeypatch):
     assert_alike(monkeypatch, policy, load)
+
+
+@pytest.mark.parametrize("policy", SERVING)
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(load=shared_loads(), lanes=st.integers(1, 2))
+def test_that_holds_where_lanes_take_segments_ahead(policy, load, lanes, monkeypatch):
+    assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:

@@ -94,6 +94,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     lanes: Count
     threads: Count = 1
     """How many threads each lane has."""
+    ahead: Annotated[int, Field(ge=0, le=16)] = 0
+    """How many segments each lane takes besides the one that it computes."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """What the server's process held while it served all its models; None: not known."""
     hand_over_s: tuple[Time, ...] = ()

@@ -19,7 +19,7 @@ from weft.engine.tickets import Batch, Ticket, due
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Running, View
 
 Rests = Callable[[], Sequence[tuple[Candidate, int]]]
-"""What runs on a device, and how many ticks each is expected to run on."""
+"""What a device was given, and how many ticks each is expected to take from now on."""
 Abortable = Callable[[], tuple[Running, ...]]
 """What runs on it, if one of them could be stopped to make room."""
 
@@ -74,7 +74,7 @@ class Admission:
         """
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
-        ahead, begun = 0, {(candidate.stream, candidate.query): rest for candidate, rest in self._rests()}
+        ahead, begun = 0, _by_batch(self._rests())
         if newcomer and len(begun) >= self._lanes and (victim := self._stopped(newcomer)):
             begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
@@ -128,6 +128,15 @@ class _Newcomer:
             return False
         burden = self._policy.burden(other, self._now)
         return burden is not None and burden > self._burden
+
+
+def _by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
+    """Ticks that lanes still compute for each batch; a lane may hold several segments of one."""
+    begun: dict[tuple[int, int], int] = {}
+    for candidate, rest in rests:
+        key = candidate.stream, candidate.query
+        begun[key] = begun.get(key, 0) + rest
+    return begun
 
 
 def _poured(waiting: int, begun: Iterable[int], count: int) -> int:

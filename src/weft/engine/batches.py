@@ -51,7 +51,7 @@ class Batcher:
         heads = [self.head(queue, batch) for batch in batches if not batch.running]
         waiting = len(queue.waiting)
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
-        if ready and len(batches) < queue.places and self._may_begin(queue, batches):
+        if ready and len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)):
             members = [queue.waiting[i] for i in range(min(waiting, most))]
             heads.append(self.head(queue, _formed(queue, members)))
         return heads
@@ -62,6 +62,12 @@ class Batcher:
         return len(on_time) < self._setting.lanes or queue.waiting[0].due < min(
             min(t.due for t in batch.members) for batch in on_time
         )
+
+    def _unissued(self, batches: list[Batch]) -> list[Batch]:
+        """Those that will need a lane again; where lanes take layers ahead, the next may begin behind a last layer."""
+        if not self._setting.ahead:
+            return batches
+        return [batch for batch in batches if batch.layer < len(self._setting.programs[batch.program])]
 
     def late_heads(self, queue: StreamQueue) -> list[Candidate]:
         """The batch of late requests that could begin, if there is one."""
@@ -76,7 +82,7 @@ class Batcher:
         Those that can still be on time begin first, then late ones.
         """
         batches, most = queue.batches, queue.terms.max_batch
-        begun = sum([len(batch.members) for batch in batches])
+        begun = sum([len(batch.members) for batch in self._unissued(batches)])
         standing = [batch for batch in batches if not batch.running]
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))

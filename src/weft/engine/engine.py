@@ -33,6 +33,8 @@ class Completion(NamedTuple):
     """It was stopped half-way for something more urgent and has to be done again."""
     error: Exception | None = None
     """It could not be computed."""
+    work: object = None
+    """What the executor keeps for its batch."""
 
 
 class Source(Protocol):
@@ -98,7 +100,7 @@ class Executor(Protocol):
         ...
 
     def rests(self) -> Sequence[tuple[Candidate, int]]:
-        """What runs, and how many ticks each is expected to run on."""
+        """What was given and has not ended, and how many ticks each is expected to take from now on."""
         ...
 
 

@@ -7,12 +7,20 @@ They differ in their feed (simulated or real clients) and their executor (simula
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from weft.engine.engine import Engine, Executor
 from weft.engine.requests import Requests
 from weft.engine.tickets import Feed
 from weft.policies.base import NO_DEADLINE, Policy
+
+
+class RequestExecutor(Executor, Protocol):
+    """An executor of batches, which may be joined."""
+
+    def joined(self, stream: int, query: int, other: int) -> None:
+        """A batch of a stream goes on as part of another one, by their queries: from all that runs of both."""
+        ...
 
 
 class RequestEngine(NamedTuple):
@@ -25,7 +33,7 @@ class RequestEngine(NamedTuple):
 def request_engine(
     policy: Policy,
     feed: Feed,
-    executor: Executor,
+    executor: RequestExecutor,
     remaining: Sequence[Sequence[int]],
     *,
     late: str = "weave",
@@ -37,5 +45,14 @@ def request_engine(
     late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
     """
-    source = Requests(policy, feed, remaining, executor.rests, executor.abortable, late=late, places=places)
+    source = Requests(
+        policy,
+        feed,
+        remaining,
+        executor.rests,
+        executor.abortable,
+        joined=executor.joined,
+        late=late,
+        places=places,
+    )
     return RequestEngine(Engine(source, policy, executor), source)

@@ -9,7 +9,7 @@ answers go is the feed's affair: a simulated arrival process or real clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.devices.decoupled import DeviceClocks
 from weft.engine.admission import Abortable, Admission, Refusal, Rests
@@ -23,6 +23,9 @@ from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
 
 QUEUE_PLACES = 1 << 16
 
+Joined = Callable[[int, int, int], None]
+"""Told of a stream and two of its queries: the second goes on as part of the first."""
+
 
 class Requests:
     """Offers the next layer of every batch in flight, and the first layer of every batch that is ready.
@@ -30,6 +33,7 @@ class Requests:
     policy: for whom; it says how batches are made and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
     rests, abortable: what runs on the device it is for, and what of it could be stopped.
+    joined: told which batch, by its stream and query, goes on with another one, where the device must know.
     late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
     """
@@ -42,10 +46,11 @@ class Requests:
         rests: Rests,
         abortable: Abortable,
         *,
+        joined: Joined | None = None,
         late: str = "weave",
         places: int = NO_DEADLINE,
     ) -> None:
-        self._feed, self._remaining = feed, remaining
+        self._feed, self._remaining, self._joined = feed, remaining, joined
         self._rests, self._abortable = rests, abortable
         self.queues = Queues(remaining, places)
         self._asked: dict[int, Terms] = {}
@@ -86,9 +91,14 @@ class Requests:
         return terms if self._shares_batches else terms._replace(max_batch=1)
 
     def _places(self, terms: Terms) -> int:
-        """Batches of a stream that may be in flight; where they are refilled, each may be of one request."""
-        lanes = self._setting.lanes
-        return max(most_batches(self._late_work), 2 * lanes, terms.max_batch * lanes if self._refills else 0)
+        """Batches of a stream that may be in flight; where they are refilled, each may be of one request.
+
+        Where lanes take layers ahead, others begin while some have all of theirs on lanes.
+        """
+        lanes, ahead = self._setting.lanes, self._setting.ahead
+        ending = (1 + ahead) * lanes if ahead else 0
+        refilled = terms.max_batch * lanes + ending if self._refills else 0
+        return max(most_batches(self._late_work), 2 * lanes + ending, refilled)
 
     def done(self) -> bool:
         return self._feed.exhausted() and not self.queues.busy()
@@ -225,6 +235,8 @@ class Requests:
                 continue
             kept, joining = (batch, other) if batch.query < other.query else (other, batch)
             self._feed.merged(kept, joining)
+            if self._joined:
+                self._joined(queue.stream, kept.query, joining.query)
             queue.end(joining)
             kept.late = kept.late and joining.late
             kept.deadline = min(kept.deadline, joining.deadline)

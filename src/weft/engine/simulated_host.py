@@ -1,24 +1,29 @@
 """An executor in which time jumps: a host whose lanes each compute one segment at a time.
 
 The twin of ``runtime.lanes``. A lane is given a segment when it is free, so unlike on an NPU no segment
-of a query is issued before the last one has ended. Lanes that run together may slow each other down: a segment is an
-amount of work, done at a speed that changes whenever another lane begins or ends one (``devices.lanes``).
+of a query is issued before the last one has ended. Lanes that take segments ahead (``Setting.ahead``) tell the source
+of an end when they come to a segment, and the next one of its batch waits behind it. Lanes that run together may slow
+each other down: a segment is an amount of work, done at a speed that changes whenever another lane begins or ends one
+(``devices.lanes``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.devices.lanes import Lanes
 from weft.engine.engine import Completion
-from weft.policies.base import Candidate, Running, Setting, Start
+from weft.engine.lane_queues import BatchKey, awaited, has_room, lane_for
+from weft.policies.base import NO_DEADLINE, Candidate, Running, Setting, Start
 
 AT_ONCE = 1e-6
 """Ticks of work that count as none."""
+NOT_YET = NO_DEADLINE
+"""When something begins, and ends, that waits for others."""
 
 
 class DrawnWork(NamedTuple):
@@ -43,12 +48,37 @@ class Crowd:
 @dataclass(eq=False, slots=True)
 class _Segment:
     candidate: Candidate
-    begin: int
-    end: int
+    before: int
+    """Ticks until its lane begins with it."""
+    ticks: int
+    """What it takes, as far as that is known when it begins."""
     rest: float = 0.0
     """Work that is left."""
+    begin: int = NOT_YET
+    end: int = NOT_YET
     speed: float = 1.0
     aborted: bool = False
+    stoppable: bool = False
+    told: bool = False
+    """The source knows of its end already."""
+    after: Sequence[_Segment] = ()
+    """What runs on other lanes and has to end before it begins."""
+    joined: BatchKey | None = None
+    """The batch that its own became a part of."""
+
+    @property
+    def batch(self) -> BatchKey:
+        return self.joined or (self.candidate.stream, self.candidate.query)
+
+    def begin_at(self, now: int) -> None:
+        self.begin = now + self.before
+        self.end = self.begin + self.ticks
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    tasks: list[_Segment] = field(default_factory=list)
+    """What it computes, and what waits behind that."""
 
 
 class SimulatedHost:
@@ -67,13 +97,16 @@ class SimulatedHost:
 
         abort_ticks: how long that takes. crowd: where layers do not take what is expected of them.
         """
-        self._lanes = setting.lanes
+        self._lanes, self._ahead, self._programs = setting.lanes, setting.ahead, setting.programs
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
         self._crowd = crowd
         self._now = 0
         self._settled = 0
         """Up to when the work that is done was taken off."""
         self._running: list[_Segment] = []
+        """What the lanes hold."""
+        self._queues = [_Lane() for _ in range(setting.lanes if setting.ahead else 0)]
+        """The same by lanes, where they take segments ahead."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
         """What was issued and not aborted, in order of its end."""
 
@@ -81,16 +114,45 @@ class SimulatedHost:
         return self._now
 
     def ready(self) -> DeviceClocks | None:
-        return DeviceClocks.at(self._now) if len(self._running) < self._lanes else None
+        return DeviceClocks.at(self._now) if len(self._running) < self._lanes or self._roomy() else None
+
+    def _roomy(self) -> list[_Lane]:
+        return [lane for lane in self._queues if has_room(lane, self._ahead)]
 
     def completions(self) -> list[Completion]:
-        ended = [_completion(each) for each in self._running if each.end <= self._now]
-        if ended:
+        over = [each for each in self._running if each.end <= self._now]
+        if over:
             self._settle()
             self._running = [each for each in self._running if each.end > self._now]
+            for lane in self._queues:
+                lane.tasks = [each for each in lane.tasks if each.end > self._now]
+            self._begin_waiting()
             self._regulate()
-            self.log += [(done.candidate, done.times) for done in ended if not done.aborted]
-        return ended
+            self.log += [(each.candidate, _times(each)) for each in over if not each.aborted]
+        ended = [Completion(each.candidate, _times(each), each.aborted) for each in over if not each.told]
+        return ended + self._known() if self._ahead else ended
+
+    def _begin_waiting(self) -> None:
+        """Let lanes begin what they have come to, if all it goes on from has ended."""
+        for lane in self._queues:
+            head = lane.tasks[0] if lane.tasks else None
+            if head and head.begin == NOT_YET and all(each.end <= self._now for each in head.after):
+                head.begin_at(self._now)
+
+    def _known(self) -> list[Completion]:
+        """What lanes have come to and batches can go on from: its end is known beforehand."""
+        heads = [lane.tasks[0] for lane in self._queues if lane.tasks]
+        found = [each for each in heads if each.begin < NOT_YET and self._goes_on(each)]
+        for each in found:
+            each.told = True
+        expected = [LayerTimes(self._now, self._now, self._now, self._now + each.candidate.compute) for each in found]
+        return [Completion(each.candidate, times) for each, times in zip(found, expected, strict=True)]
+
+    def _goes_on(self, segment: _Segment) -> bool:
+        """Whether its batch goes on from a segment that runs: no answer decides on that, and nobody takes it back."""
+        program, after = self._programs[segment.candidate.program], segment.candidate.layer + 1
+        decides = after == len(program) or after in program.exits
+        return not (segment.told or segment.aborted or segment.stoppable or decides)
 
     def idle_until(self, tick: int) -> None:
         """Let time pass until then, or to the next end where that has passed."""
@@ -106,22 +168,44 @@ class SimulatedHost:
             self._regulate()
 
     def submit(self, start: Start) -> None:
-        begin = max(self._now, start.not_before)
-        if self._crowd is None:
-            self._running.append(_Segment(start.candidate, begin, begin + start.candidate.compute))
-            return
-        work = self._crowd.work_of(start.candidate)
+        segment = self._drawn(start.candidate)
         self._settle()
-        begin += work.before
-        self._running.append(_Segment(start.candidate, begin, begin + max(1, ceil(work.ticks)), work.ticks))
+        self._running.append(segment)
+        if self._ahead:
+            self._queue(segment)
+        else:
+            segment.begin_at(max(self._now, start.not_before))
         self._regulate()
 
+    def _drawn(self, candidate: Candidate) -> _Segment:
+        if self._crowd is None:
+            return _Segment(candidate, 0, candidate.compute)
+        work = self._crowd.work_of(candidate)
+        return _Segment(candidate, work.before, max(1, ceil(work.ticks)), work.ticks)
+
+    def _queue(self, segment: _Segment) -> None:
+        """Give a segment to the lane that is to take it."""
+        segment.stoppable = self._stoppable(segment)
+        lane = lane_for(segment.batch, self._roomy(), self._lane_rest)
+        segment.after = awaited(segment.batch, lane, self._queues)
+        lane.tasks.append(segment)
+        self._begin_waiting()
+
     def abortable(self) -> tuple[Running, ...]:
-        found = tuple(Running(each.candidate, self._rest(each), self._stoppable(each)) for each in self._running)
+        """What runs; where lanes take more than that, the last of each, which is free when that has ended."""
+        last = [(lane.tasks[-1], self._lane_rest(lane)) for lane in self._queues if lane.tasks]
+        running = last if self._ahead else [(each, self._rest(each)) for each in self._running]
+        found = tuple(Running(each.candidate, rest, self._stoppable(each)) for each, rest in running)
         return found if any(layer.stoppable for layer in found) else ()
+
+    def _lane_rest(self, lane: _Lane) -> int:
+        """When a lane is free."""
+        return sum([0 if each.aborted else self._rest(each) for each in lane.tasks])
 
     def _rest(self, layer: _Segment) -> int:
         """How many ticks it runs on, as far as one knows who expects what it usually takes."""
+        if layer.begin == NOT_YET:
+            return layer.candidate.compute
         if self._crowd is None or layer.aborted:
             return layer.end - self._now
         return max(0, layer.begin + layer.candidate.compute - self._now)
@@ -131,13 +215,22 @@ class SimulatedHost:
         return candidate.program in self._abortable and candidate.compute >= self._abort_from and not layer.aborted
 
     def stop(self, stream: int, query: int) -> None:
+        """Stop what runs of a query, and what waits; what the source knows to have ended goes on."""
         for running in self._running:
-            if (running.candidate.stream, running.candidate.query) == (stream, query) and not running.aborted:
+            if running.batch == (stream, query) and not running.aborted and not running.told:
                 self._settle()
                 running.end, running.aborted = min(running.end, self._now + self._abort_ticks), True
+                running.begin = min(running.begin, running.end)
                 self._regulate()
 
+    def joined(self, stream: int, query: int, other: int) -> None:
+        """A batch became part of another, which goes on from what runs of it."""
+        for running in self._running:
+            if running.batch == (stream, other):
+                running.joined = (stream, query)
+
     def rests(self) -> list[tuple[Candidate, int]]:
+        """What the lanes hold, and how many ticks each is expected to take from now on, those before it not counted."""
         return [(each.candidate, 0 if each.aborted else self._rest(each)) for each in self._running]
 
     def _settle(self) -> None:
@@ -158,6 +251,5 @@ class SimulatedHost:
                 each.end = self._now + ceil(max(0.0, each.rest - AT_ONCE) / speed)
 
 
-def _completion(segment: _Segment) -> Completion:
-    times = LayerTimes(segment.begin, segment.begin, segment.begin, segment.end)
-    return Completion(segment.candidate, times, segment.aborted)
+def _times(segment: _Segment) -> LayerTimes:
+    return LayerTimes(segment.begin, segment.begin, segment.begin, segment.end)

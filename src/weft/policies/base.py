@@ -135,6 +135,8 @@ class Setting:
     """Ticks of computing that every piece but the first adds to its layer."""
     whole: Sequence[Program] | None = None
     """The programs before layers were cut."""
+    ahead: int = 0
+    """How many more layers each lane of a host takes, which are computed when their turn comes."""
 
     @property
     def uncut(self) -> Sequence[Program]:

@@ -2,6 +2,10 @@
 
 All scheduling state lives on the thread that drives the engine; a backend only runs what it was given and tells when it
 has ended. The twin in which time jumps is ``engine.simulated_host``.
+
+A lane whose device takes steps ahead holds more than it computes. The source is told of the end of a segment when its
+lane comes to it, so that the next one of its batch can be queued behind it; where the backend cannot go on from it
+before it has ended, when it has. Those who watch hear of every segment when it has really ended.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from threading import get_ident
@@ -18,6 +22,7 @@ from typing import Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
+from weft.engine.lane_queues import BatchKey, awaited, has_room, lane_for
 from weft.policies.base import Candidate, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
@@ -43,18 +48,47 @@ class LaneWork(Protocol):
         ...
 
     def take(self, segment: int, made: Sequence[StepOutput]) -> None:
-        """It has ended; called on whatever thread told of it."""
+        """It has ended, or the batch can go on from what it will make.
+
+        Called on whatever thread told of it, and of a lane that takes steps ahead on the engine's.
+        """
         ...
 
 
-@dataclass(eq=False)
-class _LaneTask:
+@dataclass(eq=False, slots=True)
+class LaneTask:
+    """A segment that a lane was given and that has not ended."""
+
     candidate: Candidate
     work: LaneWork
-    submitted: int
+    began: int | None = None
+    """When its lane came to it; None while it waits for others."""
     run: StartedStep | None = None
     """How it is told to stop."""
+    started: bool = False
     aborted: bool = False
+    told: bool = False
+    """The source knows of its end already."""
+    ended: bool = False
+    after: Sequence[LaneTask] = ()
+    """What runs on other lanes and has to end before it is started."""
+    joined: BatchKey | None = None
+    """The batch that its own became a part of."""
+
+    @property
+    def batch(self) -> BatchKey:
+        return self.joined or (self.candidate.stream, self.candidate.query)
+
+    @property
+    def stoppable(self) -> bool:
+        return self.candidate.compute >= ABORT_FROM_TICKS
+
+    @property
+    def goes_on(self) -> Sequence[StepOutput] | None:
+        """What its batch can go on with though it runs; nothing where the source knows, or may take it back."""
+        if self.run is None or self.began is None or self.told or self.aborted or self.stoppable:
+            return None
+        return self.run.onward
 
 
 @dataclass(eq=False)
@@ -63,10 +97,18 @@ class Lane:
 
     index: int
     device: DeviceLane
-    task: _LaneTask | None = None
+    tasks: list[LaneTask] = field(default_factory=list)
+    """What it computes, and what waits behind that."""
     busy_ticks: int = 0
+    free_since: int = 0
+    """When the last one that it computed ended."""
     leaving: bool = False
     """It takes nothing more."""
+
+    @property
+    def task(self) -> LaneTask | None:
+        """What it computes."""
+        return self.tasks[0] if self.tasks else None
 
 
 class LaneExecutor:
@@ -87,8 +129,10 @@ class LaneExecutor:
         self._starting = False
         """Whether the engine is told of an end without being woken."""
         self.lanes = [Lane(index, backend.lane(index, pin=pin)) for index in range(count)]
+        self.ahead = max((lane.device.ahead for lane in self.lanes), default=0)
+        """How many segments a lane takes besides the one that it computes."""
         self._idle, self._pin = list(reversed(self.lanes)), pin
-        self._ended: deque[tuple[Lane, Completion]] = deque()
+        self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         self.watch: Callable[[int, Completion], None] | None = None
         """Told of every segment that ended, with the number of its lane."""
 
@@ -98,7 +142,7 @@ class LaneExecutor:
             lane.leaving = False
         for lane in self.lanes[count:]:
             lane.leaving = True
-            if lane.task is None:
+            if not lane.tasks:
                 self._idle.remove(lane)
                 self._dismiss(lane)
         taken = {lane.index for lane in self.lanes}
@@ -114,21 +158,41 @@ class LaneExecutor:
         lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
-        return DeviceClocks.at(self.now()) if self._idle else None
+        return DeviceClocks.at(self.now()) if self._idle or (self.ahead and self._roomy()) else None
+
+    def _roomy(self) -> list[Lane]:
+        """The lanes that take something more."""
+        return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
 
     def completions(self) -> list[Completion]:
         ended: list[Completion] = []
         while self._ended:
-            lane, completion = self._ended.popleft()
-            lane.task = None
-            lane.busy_ticks += completion.times.compute_end - completion.times.compute_start
-            if lane.leaving:
-                self._dismiss(lane)
-            else:
-                self._idle.append(lane)
-            ended.append(completion)
+            lane, task, end = self._ended.popleft()
+            if task.ended:  # a step that could not be started may have ended all the same
+                continue
+            completion = self._judged(lane, task, end) if isinstance(end, StepEnd) else end
+            self._take_off(lane, task, completion.times)
+            if not task.told:
+                ended.append(completion)
             self._show(lane.index, completion)
-        return ended
+            if self.ahead:
+                self._start_waiting()
+        return ended + self._known() if self.ahead else ended
+
+    def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
+        """A segment leaves its lane, and the lane comes to the next."""
+        task.ended = True
+        lane.tasks.remove(task)
+        lane.busy_ticks += times.compute_end - times.compute_start
+        lane.free_since = max(lane.free_since, times.compute_end)
+        if lane.tasks:
+            head = lane.tasks[0]
+            if head.began is None and head.started:
+                head.began = lane.free_since
+        elif lane.leaving:
+            self._dismiss(lane)
+        else:
+            self._idle.append(lane)
 
     def _show(self, lane: int, completion: Completion) -> None:
         """Whoever watches must not be able to lose a completion."""
@@ -143,13 +207,52 @@ class LaneExecutor:
 
     def runs_here(self, candidate: Candidate, work: LaneWork) -> bool:
         """Whether a segment is computed on the engine's own thread; it cannot be stopped there, so it must be sure."""
-        return self.backend.inline and candidate.compute < INLINE_TICKS and work.steady(candidate.layer)
+        if not self.backend.inline or self.ahead:
+            return False
+        return candidate.compute < INLINE_TICKS and work.steady(candidate.layer)
 
     def submit(self, start: Start) -> None:
         candidate = start.candidate
-        work = self._work_of(candidate)
+        task = LaneTask(candidate, self._work_of(candidate))
+        if self.ahead:
+            self._queue(task)
+            return
         lane = self._idle.pop()
-        task = lane.task = _LaneTask(candidate, work, self.now())
+        lane.tasks.append(task)
+        self._start(lane, task)
+
+    def _queue(self, task: LaneTask) -> None:
+        """Give a segment to the lane that is to take it."""
+        lane = lane_for(task.batch, self._roomy(), self._lane_rest)
+        task.after = awaited(task.batch, lane, self.lanes)
+        if not lane.tasks:
+            self._idle.remove(lane)
+        lane.tasks.append(task)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start what nothing stands in the way of any more; steps of a lane are started in order."""
+        for lane in self.lanes:
+            for task in lane.tasks:
+                if not task.started and not task.aborted:
+                    if not all(each.ended for each in task.after):
+                        break
+                    self._start_queued(lane, task)
+
+    def _start_queued(self, lane: Lane, task: LaneTask) -> None:
+        """Start a segment; what has ended meanwhile must not be lost where that fails."""
+        task.after = ()
+        try:
+            self._start(lane, task)
+        except Exception as problem:
+            now = self.now()
+            self._end(lane, task, StepEnd(now, now, error=problem))
+
+    def _start(self, lane: Lane, task: LaneTask) -> None:
+        task.started = True
+        if task is lane.tasks[0]:
+            task.began = self.now()
+        candidate, work = task.candidate, task.work
         here = self.runs_here(candidate, work)
         self._starting = True
         try:
@@ -157,43 +260,82 @@ class LaneExecutor:
         finally:
             self._starting = False
 
-    def _end(self, lane: Lane, task: _LaneTask, end: StepEnd) -> None:
-        """A segment has ended; called on any thread, and on our own while it starts."""
-        error = end.error
-        if error is None:
-            try:
-                task.work.take(task.candidate.layer, end.made)
-            except Exception as problem:  # its own requests hear of it and the lane goes on
-                error = problem
-        times = LayerTimes(end.began, end.began, end.began, end.ended)
-        stopped = task.aborted and error is not None
-        self._ended.append((lane, Completion(task.candidate, times, stopped, None if stopped else error)))
+    def _end(self, lane: Lane, task: LaneTask, end: StepEnd) -> None:
+        """A segment has ended; called on any thread, and on our own while it starts.
+
+        Of a lane that takes steps ahead the source may know already; only our own thread can tell.
+        """
+        self._ended.append((lane, task, end if self.ahead else _completion(task, end)))
         if not self._starting or get_ident() != self._thread:
             self._wake()
 
+    def _judged(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
+        """The end of a segment on a lane that takes steps ahead; one runs when the one before it has ended."""
+        began = max(end.began, lane.free_since) if task is lane.tasks[0] else end.ended
+        return _completion(task, end._replace(began=began, ended=max(began, end.ended)))
+
+    def _known(self) -> list[Completion]:
+        """What lanes have come to and batches can go on from: its end is known beforehand."""
+        found = []
+        for lane in self.lanes:
+            made = lane.tasks[0].goes_on if lane.tasks else None
+            if made is not None:
+                task, now = lane.tasks[0], self.now()
+                task.told, error = True, _take(task, made)
+                times = LayerTimes(now, now, now, now + task.candidate.compute)
+                found.append(Completion(task.candidate, times, error=error, work=task.work))
+        return found
+
     def abortable(self) -> tuple[Running, ...]:
+        """The last segment of every lane: where a lane takes more than one, nothing waits behind one that may be
+        stopped, and the lane is free when its last one has ended."""
         found = tuple(
-            Running(lane.task.candidate, self._rest(lane.task), _abortable(lane.task))
+            Running(lane.tasks[-1].candidate, self._lane_rest(lane), _abortable(lane.tasks[-1]))
             for lane in self.lanes
-            if lane.task
+            if lane.tasks
         )
         return found if any(layer.stoppable for layer in found) else ()
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop what runs of a query."""
+        """Stop what runs of a query, and what waits; what the source knows to have ended goes on."""
         for lane in self.lanes:
-            task = lane.task
-            if task and (task.candidate.stream, task.candidate.query) == (stream, query):
-                task.aborted = True
-                if task.run:
-                    task.run.stop()
+            for task in lane.tasks:
+                if task.batch == (stream, query) and not task.told:
+                    self.halt(lane, task)
+
+    def halt(self, lane: Lane, task: LaneTask) -> None:
+        """Stop a segment."""
+        waiting, task.aborted = not (task.started or task.aborted), True
+        if task.run:
+            task.run.stop()
+        elif waiting:
+            now = self.now()
+            self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
+
+    def joined(self, stream: int, query: int, other: int) -> None:
+        """A batch became part of another, which goes on from what runs of it."""
+        for lane in self.lanes if self.ahead else ():
+            for task in lane.tasks:
+                if task.batch == (stream, other):
+                    task.joined = (stream, query)
+
+    def holds(self, index: int, batch: BatchKey) -> bool:
+        """Whether something of a batch is on the lane of this number."""
+        return any(task.batch == batch for lane in self.lanes if lane.index == index for task in lane.tasks)
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """What runs, and how many ticks each is expected to run on."""
-        return [(lane.task.candidate, self._rest(lane.task)) for lane in self.lanes if lane.task]
+        """What the lanes hold, and how many ticks each is expected to take from now on, those before it not counted."""
+        return [(task.candidate, self._rest(task)) for lane in self.lanes for task in lane.tasks]
 
-    def _rest(self, task: _LaneTask) -> int:
-        return 0 if task.aborted else max(0, task.submitted + task.candidate.compute - self.now())
+    def _lane_rest(self, lane: Lane) -> int:
+        """When a lane is free."""
+        return sum([self._rest(task) for task in lane.tasks])
+
+    def _rest(self, task: LaneTask) -> int:
+        if task.aborted:
+            return 0
+        compute = task.candidate.compute
+        return compute if task.began is None else max(0, task.began + compute - self.now())
 
     def close(self, patience_s: float | None = None) -> bool:
         """Let every lane finish what it runs, and end it; False if one has not ended in time."""
@@ -202,5 +344,23 @@ class LaneExecutor:
         return all(left)
 
 
-def _abortable(task: _LaneTask) -> bool:
-    return task.candidate.compute >= ABORT_FROM_TICKS and not task.aborted
+def _take(task: LaneTask, made: Sequence[StepOutput]) -> Exception | None:
+    """Hand on what a segment makes; what is wrong with it, if anything: its own requests hear of it."""
+    try:
+        task.work.take(task.candidate.layer, made)
+    except Exception as problem:
+        return problem
+    return None
+
+
+def _completion(task: LaneTask, end: StepEnd) -> Completion:
+    error = end.error
+    if error is None and not task.told:
+        error = _take(task, end.made)
+    times = LayerTimes(end.began, end.began, end.began, end.ended)
+    stopped = task.aborted and error is not None
+    return Completion(task.candidate, times, stopped, None if stopped else error, task.work)
+
+
+def _abortable(task: LaneTask) -> bool:
+    return task.stoppable and not task.aborted

@@ -23,7 +23,7 @@ from weft.policies import Candidate, Option, Setting, make_request_policy
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.runtime.backend import Backend
 from weft.runtime.breaker import breaker_of
-from weft.runtime.lanes import LaneExecutor
+from weft.runtime.lanes import Lane, LaneExecutor, LaneTask
 from weft.runtime.tensors import Array
 from weft.serving.leaving import EXIT
 from weft.serving.recorder import LaneSpan, Recorder
@@ -55,10 +55,10 @@ class Dispatcher:
     ) -> None:
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
-        self._setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
-        self.policy = make_request_policy(policy, self._setting, options)
         self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
-        self.lanes.watch = self._observed
+        self.lanes.watch = self._let_go if self.lanes.ahead else self._observed
+        self._setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes, ahead=self.lanes.ahead)
+        self.policy = make_request_policy(policy, self._setting, options)
         self._engine, self._source = request_engine(
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
         )
@@ -223,15 +223,26 @@ class Dispatcher:
         """Answer who was computed for too long, and stop what nobody waits for then; strict ones have deadlines."""
         now, limit = self.lanes.now(), NO_DEADLINE
         for lane in self.lanes.lanes:
-            batch = self._source.queues.batch_of(lane.task.candidate) if lane.task else None
-            if lane.task is None or batch is None or not isinstance(batch.work, BatchWork):
-                continue
-            work, began = batch.work, lane.task.submitted
+            for task in lane.tasks:
+                limit = min(limit, self._end_if_endless(lane, task, now))
+        self._watch_limit(limit)
+
+    def _end_if_endless(self, lane: Lane, task: LaneTask, now: int) -> int:
+        """The same for what a lane was given; returns when to look again. What the source knows to have ended is
+        stopped when it has run for that long and nobody goes on from it."""
+        (stream, query), began = task.batch, now if task.began is None else task.began
+        batch = self._source.queues[stream].by_query.get(query)
+        work, limit = batch.work if batch else None, NO_DEADLINE
+        if isinstance(work, BatchWork):
             while began + work.left_ns() <= now:
                 oldest = max(work.waiting(), key=lambda ticket: ticket.compute_ns)
                 self.withdraw(oldest, _too_long(oldest.model))
-            limit = min(limit, began + work.left_ns())
-        self._watch_limit(limit)
+            limit = began + work.left_ns()
+        if task.told and (batch is None or batch.forsaken):
+            limit = began + _body(task).max_compute_ns
+            if limit <= now:
+                self.lanes.halt(lane, task)
+        return limit if limit > now else NO_DEADLINE
 
     # The feed of ``Requests``
 
@@ -378,9 +389,31 @@ class Dispatcher:
             batch.work = self._begin(candidate, batch)
         if self.lanes.runs_here(candidate, batch.work):  # answers shall not wait for it
             self._post()
-        elif (limit := self.lanes.now() + batch.work.left_ns()) < self._limit_at:
+        elif (limit := self.lanes.now() + self._left_ns(batch.work)) < self._limit_at:
             self._watch_limit(limit)
+        if self.lanes.ahead:
+            self._hold(candidate)
         return batch.work
+
+    def _left_ns(self, work: BatchWork) -> int:
+        """When to look at what is computed; where it may be stopped although nobody waits for it any more, too."""
+        left = work.left_ns()
+        return min(left, work.model.max_compute_ns) if self.lanes.ahead else left
+
+    def _hold(self, candidate: Candidate) -> None:
+        """Keep the stream and the body of a segment until it has ended; its batch may be given up before."""
+        stream = self.streams[candidate.stream]
+        stream.on_lanes += 1
+        stream.model.leases += 1
+
+    def _let_go(self, lane: int, completion: Completion) -> None:
+        """A segment ended that was held."""
+        stream = self.streams[completion.candidate.stream]
+        try:
+            self._observed(lane, completion)
+        finally:
+            stream.on_lanes -= 1
+            self._release(stream.model)
 
     def _begin(self, candidate: Candidate, batch: Batch) -> BatchWork:
         tickets = [ticket for ticket in batch.members if isinstance(ticket, ClientTicket)]
@@ -400,13 +433,13 @@ class Dispatcher:
 
     def _observed(self, lane: int, completion: Completion) -> None:
         """A segment ended: count it, show it, and learn how long it takes."""
-        candidate, times = completion.candidate, completion.times
+        candidate, times, work = completion.candidate, completion.times, completion.work
         stream, batch = self.streams[candidate.stream], self._source.queues.batch_of(candidate)
         took = times.compute_end - times.compute_start
-        assert batch is not None and isinstance(batch.work, BatchWork)
+        assert isinstance(work, BatchWork)
         self._note_hand_over(lane, batch, times)
         self._note_preemption(lane, batch)
-        batch.work.compute_ns += took
+        work.compute_ns += took
         self.recorder.add(
             LaneSpan(
                 lane,
@@ -418,10 +451,10 @@ class Dispatcher:
                 candidate.size * stream.rows,
                 candidate.query,
                 "aborted" if completion.aborted else "failed" if completion.error else "done",
-                any([ticket.traced for ticket in batch.work.tickets]),
+                any([ticket.traced for ticket in work.tickets]),
             )
         )
-        shares = batch.work.shares()
+        shares = work.shares()
         for model in shares:
             model.statistics.aborts += completion.aborted
         if not completion.aborted and not completion.error:
@@ -429,8 +462,9 @@ class Dispatcher:
                 round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
             )  # what small batches cost beside
             error = abs(took + between - candidate.compute) if stream.measured else 0
-            for model, rows in shares.items():
-                model.statistics.computed(candidate.size * stream.rows, rows, took, error)
+            computed = candidate.size * stream.rows
+            for model, rows in shares.items():  # others may have joined it while it was computed
+                model.statistics.computed(computed, min(rows, computed), took, error)
             self.streams.learn(stream, candidate, took, between)
 
     @property
@@ -439,22 +473,28 @@ class Dispatcher:
         count, total = self._hand_overs
         return total / count / 1e9 if count else 0.0
 
-    def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
-        if self._last_batch.get(lane) is batch:
+    def _note_hand_over(self, lane: int, batch: Batch | None, times: LayerTimes) -> None:
+        if batch and self._last_batch.get(lane) is batch:
             self._hand_overs[0] += 1
             self._hand_overs[1] += times.compute_start - self._last_end[lane]
         self._last_end[lane] = times.compute_end
 
-    def _note_preemption(self, lane: int, batch: Batch) -> None:
+    def _note_preemption(self, lane: int, batch: Batch | None) -> None:
         """Whether this lane left another batch half-way for this one."""
+        if batch is None:
+            return
         before, self._last_batch[lane] = self._last_batch.get(lane), batch
-        if before is None or before is batch or before.running:
+        if before is None or before is batch or (before.running and not self._waits_on(lane, before)):
             return
         if self.policy.traits.refills and before.members[0].stream == batch.members[0].stream:
             return  # it waits for others to catch up with it
         if before in self._source.queues[before.members[0].stream].batches and isinstance(before.work, BatchWork):
             for model in before.work.shares():
                 model.statistics.preemptions += 1
+
+    def _waits_on(self, lane: int, batch: Batch) -> bool:
+        """Whether a batch goes on on a lane, behind what that computes."""
+        return self.lanes.holds(lane, (batch.members[0].stream, batch.query))
 
     def forget(self, body: ServedModel) -> None:
         """A body nobody needs leaves."""
@@ -464,6 +504,11 @@ class Dispatcher:
         """End the lanes; what they run is finished first, if that does not take longer than so."""
         if not self.lanes.close(patience_s):
             log.warning("a segment could not be stopped: it is in the middle of a single operator")
+
+
+def _body(task: LaneTask) -> ServedModel:
+    assert isinstance(task.work, BatchWork)
+    return task.work.model
 
 
 def _too_long(model: ServedModel) -> Expired:

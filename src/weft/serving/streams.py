@@ -134,6 +134,8 @@ class ServedStream:
     """Whether its times were ever seen; a guess until then."""
     seen: int = 0
     """Batches computed."""
+    on_lanes: int = 0
+    """Segments that lanes were given, where those take some ahead."""
     sums: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Requests in a batch -> of each segment: how many were computed, and their time."""
 
@@ -257,7 +259,7 @@ class ServedStreams:
         if len(self._by_use) < STREAMS:
             return
         for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:
-            if self._source.queues[stream.index].idle:
+            if self._source.queues[stream.index].idle and not stream.on_lanes:
                 self._close(stream)
 
     def forget(self, model: ServedModel) -> None:

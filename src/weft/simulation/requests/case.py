@@ -113,7 +113,7 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
             for batch in range(1, terms[-1].max_batch + 1)
         ]
         alone.append(model.total_s(1))
-    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes)
+    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead)
     return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone))
 
 

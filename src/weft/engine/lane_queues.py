@@ -1,0 +1,63 @@
+"""What a lane holds that takes segments ahead: the rules that simulated and real lanes share.
+
+A lane computes what it was given in order, the first now and the others when their turn comes. A batch goes on where
+its last segment runs, if there is room. Elsewhere its next one has to wait until what it goes on from has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+BatchKey = tuple[int, int]
+"""A batch by its stream and its query."""
+
+
+class Queued(Protocol):
+    """A segment that a lane was given and that has not ended."""
+
+    @property
+    def batch(self) -> BatchKey:
+        """The batch that goes on from it."""
+        ...
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether it is long enough to be stopped for something urgent."""
+        ...
+
+
+Q = TypeVar("Q", bound=Queued, covariant=True)
+
+
+class LaneQueue(Protocol[Q]):
+    """A lane and what it was given."""
+
+    @property
+    def tasks(self) -> Sequence[Q]: ...
+
+
+L = TypeVar("L", bound=LaneQueue[Queued])
+
+
+def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
+    """Whether a lane that takes so many segments ahead takes one more.
+
+    Nothing waits behind one that may be stopped: whoever is urgent is weighed against it first.
+    """
+    tasks = lane.tasks
+    return not tasks or (len(tasks) <= ahead and not tasks[-1].stoppable)
+
+
+def lane_for(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L:
+    """Which of the lanes with room takes the next segment of a batch.
+
+    That which computes its last one; else one with nothing to do; else the one that is expected to end first.
+    """
+    own = [lane for lane in lanes if any(task.batch == batch for task in lane.tasks)]
+    return min(own or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
+
+
+def awaited(batch: BatchKey, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]]) -> list[Q]:
+    """What a segment that is given to a lane goes on from, and runs on others."""
+    return [task for other in lanes if other is not lane for task in other.tasks if task.batch == batch]
