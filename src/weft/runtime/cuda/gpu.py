@@ -6,7 +6,6 @@ is replayed on the stream of computing, so a model can be opened while others ru
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,8 +64,7 @@ class Gpu:
             "use_tf32": 0,
             "prefer_nhwc": int(channels_last),
             "arena_extend_strategy": "kSameAsRequested",
-            "cudnn_conv_algo_search": os.environ.get("ALGO", "HEURISTIC"),
-            "cudnn_conv_use_max_workspace": os.environ.get("MAXWS", "1"),
+            "cudnn_conv_algo_search": "HEURISTIC",
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 

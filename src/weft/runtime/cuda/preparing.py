@@ -27,7 +27,7 @@ from weft.runtime.cuda.device import FLOATS, Device
 from weft.runtime.cuda.model import DeviceModel, HostModel, ladder
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.segments import SegmentSession, SharedWeights, mark_copies, open_on, open_segments
+from weft.runtime.cuda.segments import COPIES, SegmentSession, SharedWeights, copies_in, mark_copies, open_on, open_segments
 from weft.runtime.exits import ExitSpec
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
@@ -42,6 +42,7 @@ from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, wh
 from weft.runtime.own_folder import LOCK, remove
 from weft.runtime.rows import Verdict, judged
 from weft.runtime.tensors import Array
+from weft.runtime.values import Follower, inputs_of
 
 LARGEST_UNASKED = 32
 """The largest batch that is tried where none is asked for."""
@@ -175,8 +176,8 @@ class _DeviceWorkshop:
     allowance: Allowance
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
-    copied: frozenset[str] = frozenset()
-    """Tensors that ONNX Runtime copies between host and device."""
+    half: bool = False
+    """Whether it computes with 16 bits."""
 
     @property
     def _host_folder(self) -> Path:
@@ -250,15 +251,13 @@ class _DeviceWorkshop:
     def _optimised(self) -> ModelProto:
         """The graph as ONNX Runtime optimises it for the device, without what copies between that and the host."""
         source = converted(self.path, self.options.precision, self.folder)
-        half = is_half(onnx.load(str(source), load_external_data=False))
+        self.half = is_half(onnx.load(str(source), load_external_data=False))
         target = self.folder / "optimised.onnx"
         try:
-            session = open_on(self.device, source, optimise=True, channels_last=half, save=target)
+            session = open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             raise _Unfit(f"it cannot be opened there: {first_line(error)}") from error
-        loaded = onnx.load(str(target), load_external_data=False)
-        self.copied = _without_copies(loaded)
-        graph = readied(loaded, session)
+        graph = readied(_without_copies(onnx.load(str(target), load_external_data=False)), session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise _Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
@@ -316,7 +315,9 @@ class _DeviceWorkshop:
             return None
         found = self._outputs(blueprint, rung, batch_of(blueprint, rung.rows))
         for name, got in found.items():
-            if not close_enough(np.concatenate([alone[row % 2][name] for row in range(rung.rows)]), got):
+            kind = np.float16 if self.half and got.dtype.kind == "f" else got.dtype
+            wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
+            if not close_enough(wanted.astype(kind), got.astype(kind)):
                 return f"output {name!r} of batch {rung.rows} is not that of its samples"
         return None
 
@@ -340,8 +341,9 @@ class _DeviceWorkshop:
     ) -> Blueprint:
         """The model in segments, by guesses at first and then by what those segments take."""
         grain_s, body = self.options.grain_s, graph.graph
-        floats = {name: each for name, each in tensors.items() if each.element_type in FLOATS}
-        crossing = cutting.crossing_bytes(body, floats)
+        computed = _computed_on(graph)
+        fit = {name: each for name, each in tensors.items() if each.element_type in FLOATS and name in computed}
+        crossing = cutting.crossing_bytes(body, fit)
         if any(crossing[cut] is None for cut in forced):
             raise _Unfit("a tensor that crosses an exit is none of floating-point numbers")
         weight_s = max(sizes[1], sizes[max(sizes)] / GRAINS_AT_MOST)
@@ -380,9 +382,10 @@ class _DeviceWorkshop:
         types = {name: each.element_type for name, each in tensors.items()}
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
             file = f"segment{at}of{len(cuts) + 1}.onnx"
-            if any(self.copied.intersection((*node.input, *node.output)) for node in piece.model.graph.node):
-                mark_copies(piece.model)
             onnx.save(piece.model, self.folder / file)
+            if copies_in(self.device, self.folder / file, channels_last=self.half):
+                mark_copies(piece.model)
+                onnx.save(piece.model, self.folder / file)
             segments.append(
                 SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady)
             )
@@ -440,10 +443,10 @@ def _check_fit(session: Any, graph: ModelProto) -> None:
         raise _Unfit(f"it {reason}")
 
 
-def _without_copies(model: ModelProto) -> frozenset[str]:
-    """Take out the nodes that copy between host and device, and say what they copied; sessions put in what they need."""
+def _without_copies(model: ModelProto) -> ModelProto:
+    """The graph without nodes that copy between host and device; sessions put in those that they need."""
     graph = model.graph
-    copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("MemcpyToHost", "MemcpyFromHost")}
+    copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in COPIES}
     outputs = {each.name for each in graph.output}
     kept = [node for node in graph.node if node.output[0] not in copies or node.output[0] in outputs]
     for node in kept:
@@ -455,4 +458,11 @@ def _without_copies(model: ModelProto) -> frozenset[str]:
             node.op_type = "Identity"
     del graph.node[:]
     graph.node.extend(kept)
-    return frozenset((*copies, *copies.values()))
+    return model
+
+
+def _computed_on(graph: ModelProto) -> frozenset[str]:
+    """Tensors that depend on the values of the inputs; others follow from shapes, and are worked out on the host."""
+    facts = inputs_of(graph.graph)
+    Follower(graph.functions).through(graph.graph.node, facts)
+    return frozenset(name for name, fact in facts.items() if fact.valued)

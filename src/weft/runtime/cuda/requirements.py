@@ -11,7 +11,11 @@ from importlib.util import find_spec
 
 from weft.errors import InputError
 
-INSTALL = "pip install torch, then pip uninstall onnxruntime and pip install onnxruntime-gpu (docs/gpu.md)"
+INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu (docs/gpu.md)"
+TWICE = (
+    "onnxruntime and onnxruntime-gpu are both installed and write the same files; pip uninstall both, then pip install "
+    "onnxruntime-gpu"
+)
 
 
 def folder_of(package: str) -> str | None:
@@ -34,23 +38,25 @@ def gpus() -> int:
     return count.value
 
 
-def check(device: str) -> None:
-    """``InputError`` that says what is missing for a device such as ``cuda:0``."""
+def installed_twice() -> bool:
+    """Whether the two packages that write the same folder are both there."""
+    found = folder_of("onnxruntime-gpu")
+    return found is not None and found == folder_of("onnxruntime")
+
+
+def check(device: str) -> str | None:
+    """``InputError`` that says what is missing for a device such as ``cuda:0``; else what is worth a line, if anything."""
     import onnxruntime as ort
 
-    index = int(device.partition(":")[2])
-    twice = folder_of("onnxruntime-gpu")
-    if twice is not None and twice == folder_of("onnxruntime"):
-        raise InputError(
-            f"{device}: onnxruntime and onnxruntime-gpu are both installed and write the same files; "
-            "pip uninstall both, then pip install onnxruntime-gpu"
-        )
+    index, twice = int(device.partition(":")[2]), installed_twice()
     if "CUDAExecutionProvider" not in ort.get_available_providers():
-        raise InputError(f"{device}: onnxruntime {ort.__version__} has no CUDA; {INSTALL}")
+        why = TWICE if twice else f"onnxruntime {ort.__version__} has no CUDA; {INSTALL}"
+        raise InputError(f"{device}: {why}")
     if find_spec("torch") is None:
-        raise InputError(f"{device}: torch is not installed; {INSTALL}")
+        raise InputError(f"{device}: torch is not installed; pip install 'weft[cuda]'")
     found = gpus()
     if not found:
         raise InputError(f"{device}: no NVIDIA driver with a GPU was found; see that nvidia-smi shows one")
     if index >= found:
         raise InputError(f"{device}: this machine has {found} GPU(s), the last is cuda:{found - 1}")
+    return TWICE if twice else None

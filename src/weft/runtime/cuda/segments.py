@@ -21,6 +21,8 @@ from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 
 SHARED_FROM_BYTES = 1024
 """Smaller weights lie in every session."""
+COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
+"""Nodes that ONNX Runtime puts where host and device meet."""
 _COPIES_KEY = "weft.copies"
 _SHARED_TYPES = frozenset({*FLOATS, TensorProto.INT8, TensorProto.UINT8})
 
@@ -81,6 +83,15 @@ class SegmentFile(NamedTuple):
     path: Path
     weights: Mapping[str, Any]
     channels_last: bool
+
+
+def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = False) -> bool:
+    """Whether a session over a file copies between host and device: its graph as it is saved tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "seen.onnx"
+        open_on(device, path, fold=fold, channels_last=channels_last, save=target)
+        saved = onnx.load(str(target), load_external_data=False)
+    return any(node.op_type in COPIES for node in saved.graph.node)
 
 
 def mark_copies(model: ModelProto) -> None:
@@ -150,17 +161,13 @@ class SegmentSession:
         for each in model.graph.input:
             named = helper.make_tensor_value_info(each.name, types[each.name], list(tensors[each.name].shape))
             each.CopyFrom(named)
-        with tempfile.TemporaryDirectory(dir=self._file.path.parent) as folder:
-            source, target = self._file.path.parent / f"{Path(folder).name}.onnx", Path(folder) / "fixed.onnx"
-            onnx.save(model, str(source))
-            try:
-                weights, last = self._file.weights, self._file.channels_last
-                session = open_on(self._device, source, fold=True, channels_last=last, save=target, weights=weights)
-                saved = onnx.load(str(target), load_external_data=False)
-            finally:
-                source.unlink()
-        if any(node.op_type.startswith("Memcpy") for node in saved.graph.node):
-            raise StillCopies("it copies between host and device in its middle")
+        with tempfile.NamedTemporaryFile(dir=self._file.path.parent, suffix=".onnx") as source:
+            source.write(model.SerializeToString())
+            source.flush()
+            path, weights, last = Path(source.name), self._file.weights, self._file.channels_last
+            if copies_in(self._device, path, channels_last=last, fold=True):
+                raise StillCopies("it copies between host and device in its middle")
+            session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
         return SegmentSession(self._device, session, self.spec, self._file)
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Bound:
