@@ -5,6 +5,8 @@ The name keeps it out of ``make test``; without a GPU, or what it needs, everyth
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +93,7 @@ def test_samples_leave_at_exits_on_the_device(gpu: Any, tmp_path: Path) -> None:
 
 
 def test_control_flow_runs_on_the_cpu(gpu: Any, tmp_path: Path) -> None:
-    model = opened(gpu, choosing(tmp_path / "choosing.onnx"))
+    model = opened(gpu, choosing(tmp_path / "choosing.onnx"), LoadOptions())
     assert any("runs on the CPU" in each for each in model.remarks)
 
 
@@ -128,3 +130,24 @@ def test_a_confined_worker_has_the_device_and_is_replaced(backend: DeviceBackend
         threading.Event().wait(0.1)
     np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
     assert lane.close(60.0)
+
+
+FAULT = """
+import torch, time
+from weft.runtime.cuda.engine import CudaEngine
+from weft.runtime.cuda.lane import Launched
+from weft.runtime.backend import Step
+engine = CudaEngine("cuda:0")
+class Bad:
+    def launch(self, step):
+        torch.zeros(4, device="cuda")[torch.tensor([1 << 40], device="cuda")]
+        mark = engine.device.mark()
+        return Launched([], mark, mark, False)
+engine.lane(0).start(Bad(), Step(0, [], 1), print)
+time.sleep(60)
+"""
+
+
+def test_a_fault_of_the_device_ends_the_process(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 70 and "weft: cuda:0 was lost: " in done.stderr

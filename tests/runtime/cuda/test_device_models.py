@@ -11,8 +11,9 @@ import pytest
 
 from tests.runtime.cuda.nets import WIDTH, chain, choosing, drawn, leaving, wanted
 from weft.errors import ModelError, NotLearned
-from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.model import DeviceModel, HostModel, ladder
 from weft.runtime.cuda.node_costs import scaled
 from weft.runtime.cuda.preparing import prepare_on
@@ -185,3 +186,26 @@ def test_weights_are_uploaded_once_for_all_segments(path: Path, monkeypatch: pyt
     model = prepare_on(HostDevice(), path, FINE)
     assert isinstance(model, DeviceModel) and model._weights.bytes == 3 * WIDTH * WIDTH * 4
     np.testing.assert_allclose(through(model, drawn(3))["y"], wanted(path, drawn(3)), rtol=1e-5)
+
+
+class Fault:
+    """A mark that the device never reaches."""
+
+    def wait(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class Faulty:
+    """A model whose steps end the device."""
+
+    def launch(self, step: Step) -> Launched:
+        return Launched([], Fault(), Fault(), False)
+
+
+def test_a_fault_of_the_device_is_told_to_who_ends_the_process() -> None:
+    lost: list[Exception] = []
+    ends: list[StepEnd] = []
+    lane = CudaLane(0, HostDevice(), lambda: 0, lost.append)
+    lane.start(Faulty(), Step(0, [], 1), ends.append)
+    assert lane.close(60.0)
+    assert len(lost) == len(ends) == 1 and ends[0].error is lost[0]

@@ -17,6 +17,7 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto
 
+from weft.runtime.cuda.captured import check_replayable
 from weft.runtime.cuda.device import REPEATS, Mark, Tensor
 from weft.runtime.tensors import Array
 
@@ -122,12 +123,14 @@ class Gpu:
             for _ in range(_WARM_RUNS):
                 run()
             self._sessions.synchronize()
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
             graph.capture_begin(capture_error_mode="relaxed")
             try:
                 run()
             finally:
                 graph.capture_end()
+            check_replayable(graph.raw_cuda_graph())
+            graph.instantiate()
             self._sessions.synchronize()
         replay: Callable[[], None] = graph.replay
         return replay
