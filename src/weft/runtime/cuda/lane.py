@@ -66,6 +66,7 @@ class CudaLane:
         self._device, self._now, self._lost = device, now, lost
         self.busy_ns = 0
         self._last = 0
+        self._threads = threading.local()
         self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._tell, name=f"device-lane-{index}", daemon=True)
         self.thread.start()
@@ -74,12 +75,18 @@ class CudaLane:
         """Start a step; its end is told on the lane's own thread."""
         began, launched, error = self._now(), None, None
         try:
-            with self._device.on():
-                launched = model.launch(step)
+            self._settle()
+            launched = model.launch(step)
         except Exception as problem:  # its own requests hear of it and the lane goes on
             error = problem
         self._flights.put(_Flight(began, launched, error, ended))
         return DeviceRun(launched.made if launched and launched.onward else None, error)
+
+    def _settle(self) -> None:
+        """Have the calling thread work with the device from now on: to enter and leave it takes as long as a step."""
+        if not hasattr(self._threads, "settled"):
+            self._threads.settled = self._device.on()
+            self._threads.settled.__enter__()
 
     def stop(self, step: int) -> None:
         """What was started runs to its end."""

@@ -37,8 +37,9 @@ class Rung:
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
         self._bound: list[Bound] = []
-        self._lay_out(segments, feed)
-        self._runs = [self._captured(at, each) for at, each in enumerate(segments)]
+        own = [each.again() for each in segments]
+        self._lay_out(own, feed)
+        self._runs = [self._captured(at, each) for at, each in enumerate(own)]
 
     def _lay_out(self, segments: Sequence[SegmentSession], feed: Mapping[str, Array]) -> None:
         """Run once to see what there is, and have memory for it."""

@@ -152,6 +152,16 @@ class SegmentSession:
         """Whether it copies between host and device: sizes that it computes on the host, for instance."""
         return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map
 
+    def again(self) -> SegmentSession:
+        """The segment in a session of its own, over the same weights.
+
+        What was captured of a session holds as long as the session meets no other shapes: those would have cuDNN's plans
+        made anew, and the old ones, whose kernels the graph has, would go.
+        """
+        path, weights, last = self._file
+        session = open_on(self._device, path, channels_last=last, weights=weights)
+        return SegmentSession(self._device, session, self.spec, self._file)
+
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
         """The segment for shapes that never change: what only they decide is known, and not computed or copied.
 

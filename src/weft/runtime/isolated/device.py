@@ -43,7 +43,9 @@ class DeviceBackend(IsolatingBackend):
         *,
         learn: bool = True,
     ) -> LoadedModel:
-        return super().open(path, dataclasses.replace(options, isolation=self.device), cache, say, learn=learn)
+        found = super().open(path, dataclasses.replace(options, isolation=self.device), cache, say, learn=learn)
+        self._ask()
+        return found
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
         self._ear = self._ear or Ear()
@@ -64,8 +66,7 @@ class DeviceBackend(IsolatingBackend):
                 self._used_bytes = int(group.worker.call("told")["memory_bytes"])
         except (WorkerDied, RuntimeError) as error:
             log.debug("the memory of %s is not known: %s", self.device, error)
-        finally:
-            self._asking = False
+        self._asking = False
 
     def close(self) -> None:
         super().close()
