@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -57,38 +58,44 @@ def exported(name: str) -> Path:
 # Without a server
 
 
-def bare(name: str, rows: int, seconds: float) -> dict[str, Any]:
-    """A model in one piece and in segments, replayed as fast as Python can, one batch size."""
-    import torch
-
+def bare(name: str, seconds: float) -> dict[int, dict[str, Any]]:
+    """A model in one piece and in segments, replayed as fast as Python can, at each number of rows."""
     from weft.runtime.backend import LoadOptions
     from weft.runtime.cuda.gpu import Gpu
     from weft.runtime.cuda.preparing import prepare_on
 
-    device, found = Gpu(0), {}
+    device: Any = Gpu(0)
+    found: dict[int, dict[str, Any]] = {rows: {} for rows in ROWS}
     for label, grain_s in (("whole", 1.0), ("cut", 0.00025)):
-        options = LoadOptions(grain_s=grain_s, precision=MODELS[name], max_batch=32)
-        model = prepare_on(device, exported(name), options, FOLDER / "bare")
-        rung = next(each for each in model._rungs if each.rows >= rows)
-        with device.on():
-            replays, began_s = 0, time.perf_counter()
-            while time.perf_counter() - began_s < seconds:
-                for _ in range(50):
-                    for segment in range(len(model.segments)):
-                        rung.run(segment)
-                torch.cuda.synchronize()
-                replays += 50
-            took_s = time.perf_counter() - began_s
-        found[label] = {
-            "segments": len(model.segments),
-            "ms": took_s / replays * 1e3,
-            "rows_per_s": replays * rows / took_s,
-            "longest_ms": max(model.times_s[rows]) * 1e3,
-            "memory_mib": model.memory_bytes >> 20,
-            "remarks": list(model.remarks),
-        }
+        options = LoadOptions(grain_s=grain_s, precision=MODELS[name], max_batch=max(ROWS))
+        prepare_on(device, exported(name), options, FOLDER / "bare").close()
+        model: Any = prepare_on(device, exported(name), options, FOLDER / "bare", learn=False)
+        for rows in ROWS:
+            found[rows][label] = {
+                "segments": len(model.segments),
+                **_replayed(device, model, rows, seconds),
+                "longest_ms": max(model.times_s[rows]) * 1e3,
+                "memory_mib": model.memory_bytes >> 20,
+                "remarks": list(model.remarks),
+            }
         model.close()
-    return found | {"cutting_costs": found["cut"]["ms"] / found["whole"]["ms"] - 1}
+    for each in found.values():
+        each["cutting_costs"] = each["cut"]["ms"] / each["whole"]["ms"] - 1
+    return found
+
+
+def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, float]:
+    rung = next(each for each in model._rungs if each.rows >= rows)
+    with device.on():
+        replays, began_s = 0, time.perf_counter()
+        while time.perf_counter() - began_s < seconds:
+            for _ in range(50):
+                for segment in range(len(model.segments)):
+                    rung.run(segment)
+            device.finish()
+            replays += 50
+        took_s = time.perf_counter() - began_s
+    return {"ms": took_s / replays * 1e3, "rows_per_s": replays * rows / took_s}
 
 
 # A server and its clients
@@ -290,7 +297,7 @@ def served(server: Served, name: str, wire: str, rows: int, seconds: float) -> d
     if memory is not None:
         _register(server.port, memory)
     best: dict[str, Any] = {}
-    for clients in (4, 12) if rows > 1 else (16, 48):
+    for clients in (4, 12) if rows > 1 else (48,):
         found = _started(_in_a_loop, clients, server.port, request, seconds)()
         found |= {"clients": clients, "rows_per_s": found["requests"] * rows / seconds}
         best = max(best, found, key=lambda each: each.get("rows_per_s", 0.0))
@@ -346,8 +353,7 @@ def main() -> None:
     if given.serve:
         serve(given.serve)
     elif given.bare:
-        name, rows = given.bare.split("/")
-        print(json.dumps(bare(name, int(rows), given.seconds)))
+        print(json.dumps(bare(given.bare, given.seconds)))
     else:
         measure(given.only, given.seconds, given.results)
 
@@ -369,14 +375,17 @@ def measure(only: str, seconds: float, results: Path) -> None:
 
     for name in MODELS:
         for count in ROWS:
-            row(f"bare/{name}/{count}", lambda name=name, count=count: _apart(name, count, seconds))
+            row(f"bare/{name}/{count}", lambda name=name, count=count: _apart(name, seconds)[str(count)])
     slo = {"resnet50": {"slo_ms": 1000.0, "max_batch": 32}, "bert-base": {"slo_ms": 2.0, "max_batch": 32}}
     server = Served(slo)
     try:
         for name in MODELS:
             for wire in ("memory", "http"):
                 for count in ROWS:
-                    row(f"served/{name}/{wire}/{count}", lambda n=name, w=wire, c=count: served(server, n, w, c, seconds))
+                    row(
+                        f"served/{name}/{wire}/{count}",
+                        lambda n=name, w=wire, c=count: served(server, n, w, c, seconds),
+                    )
         for name in MODELS:
             graph_ms = rows[f"bare/{name}/1"]["whole"]["ms"]
             row(f"alone/{name}", lambda name=name, ms=graph_ms: alone(server, name, ms, seconds))
@@ -399,9 +408,10 @@ def _beside_cut_at(grain_ms: float, settings: dict[str, Any], graph_ms: float, s
         server.close()
 
 
-def _apart(name: str, count: int, seconds: float) -> dict[str, Any]:
-    """A bare row in a process of its own, which gives the device's memory back."""
-    command = [sys.executable, __file__, "--bare", f"{name}/{count}", "--seconds", str(seconds)]
+@cache
+def _apart(name: str, seconds: float) -> dict[str, Any]:
+    """Bare rows in a process of its own, which gives the device's memory back."""
+    command = [sys.executable, __file__, "--bare", name, "--seconds", str(seconds)]
     found: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return found
 

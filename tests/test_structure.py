@@ -157,7 +157,13 @@ def test_a_heavy_package_is_imported_only_where_it_is_used(package):
 
 def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
     users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
-    within = ("runtime/onnxruntime_cpu/", "runtime/isolated/", "runtime/cuda/", "tuning/quantised/", "tuning/runtime_target/")
+    within = (
+        "runtime/onnxruntime_cpu/",
+        "runtime/isolated/",
+        "runtime/cuda/",
+        "tuning/quantised/",
+        "tuning/runtime_target/",
+    )
     assert {name for name in users if not name.startswith(within)} == ROOM_USERS
 
 

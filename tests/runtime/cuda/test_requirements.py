@@ -27,7 +27,9 @@ def complaint(monkeypatch: pytest.MonkeyPatch, device: str = "cuda:0", **there: 
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complaint(monkeypatch) == ""
-    assert "has no CUDA; pip uninstall onnxruntime, then pip install onnxruntime-gpu" in complaint(monkeypatch, cuda=False)
+    assert "has no CUDA; pip uninstall onnxruntime, then pip install onnxruntime-gpu" in complaint(
+        monkeypatch, cuda=False
+    )
     assert complaint(monkeypatch, torch=False) == "cuda:0: torch is not installed; pip install 'weft[cuda]'"
     assert "no NVIDIA driver with a GPU was found" in complaint(monkeypatch, gpus=0)
     assert complaint(monkeypatch, "cuda:2", gpus=2) == "cuda:2: this machine has 2 GPU(s), the last is cuda:1"

@@ -1,7 +1,7 @@
 """Whether a captured graph can be replayed: it must not look at the host again.
 
-ONNX Runtime lays some operators' tables out in host memory, copies them and has a callback free that memory. Both become
-nodes of a graph, and a replay would read and free what is long gone.
+ONNX Runtime lays tables of some operators out in host memory, copies them and has a callback free that memory. Both
+become nodes of a graph, and a replay would read and free what is long gone.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ is replayed on the stream of computing, so a model can be opened while others ru
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -21,7 +21,7 @@ from weft.runtime.cuda.captured import check_replayable
 from weft.runtime.cuda.device import REPEATS, Mark, Tensor
 from weft.runtime.tensors import Array
 
-_TYPES = {
+_TYPES: Mapping[int, Any] = {
     TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16, TensorProto.DOUBLE: torch.float64,
     TensorProto.INT64: torch.int64, TensorProto.INT32: torch.int32, TensorProto.INT16: torch.int16,
     TensorProto.INT8: torch.int8, TensorProto.UINT8: torch.uint8, TensorProto.BOOL: torch.bool,

@@ -177,7 +177,9 @@ class DeviceModel:
         made = {name: rung.tensors[name] for name in self._sessions[segment].spec.outputs}
         live = {name: made[name] if name in made else values.tensors[name] for name in self._live[segment]}
         if segment == len(self.segments) - 1:
-            return StepOutput({}, {spec.name: self._answer(rung, live[spec.name], values.rows) for spec in self.outputs})
+            return StepOutput(
+                {}, {spec.name: self._answer(rung, live[spec.name], values.rows) for spec in self.outputs}
+            )
         left = DeviceValues(rung, values.rows, live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:

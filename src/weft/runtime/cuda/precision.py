@@ -39,8 +39,8 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
 
 def is_half(model: ModelProto) -> bool:
     """Whether most of the weights of a model have 16 bits."""
-    halves = sum(each.data_type == TensorProto.FLOAT16 for each in model.graph.initializer)
-    return 2 * halves > len(model.graph.initializer)
+    halves: int = sum(each.data_type == TensorProto.FLOAT16 for each in model.graph.initializer)
+    return 2 * halves > len(list(model.graph.initializer))
 
 
 def difference(wanted: Mapping[str, Array], found: Mapping[str, Array]) -> float:

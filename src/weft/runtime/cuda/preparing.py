@@ -1,6 +1,6 @@
 """Loading a model for a device: convert and optimise it as a whole, cut it, and capture and measure its segments.
 
-``prepare_on`` is all there is to call. What a file means (its exits, which rows may be computed together, what it gives)
+``prepare_on`` is all there is to call. What a file means (its exits, which rows may be computed together, its outputs)
 is found on the CPU, as for any model; ONNX Runtime then optimises it for the device. What cannot run there runs on the
 CPU, with a remark.
 """
@@ -27,7 +27,15 @@ from weft.runtime.cuda.device import FLOATS, Device
 from weft.runtime.cuda.model import DeviceModel, HostModel, ladder
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.segments import COPIES, SegmentSession, SharedWeights, copies_in, mark_copies, open_on, open_segments
+from weft.runtime.cuda.segments import (
+    COPIES,
+    SegmentSession,
+    SharedWeights,
+    copies_in,
+    mark_copies,
+    open_on,
+    open_segments,
+)
 from weft.runtime.exits import ExitSpec
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching

@@ -45,7 +45,7 @@ def installed_twice() -> bool:
 
 
 def check(device: str) -> str | None:
-    """``InputError`` that says what is missing for a device such as ``cuda:0``; else what is worth a line, if anything."""
+    """``InputError`` that says what is missing for a device such as ``cuda:0``; else what is worth a line, or None."""
     import onnxruntime as ort
 
     index, twice = int(device.partition(":")[2]), installed_twice()

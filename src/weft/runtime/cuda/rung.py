@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.segments import Bound, SegmentSession, loose, shapes_of
 from weft.runtime.onnxruntime_cpu.sessions import first_line
@@ -104,4 +105,3 @@ class Rung:
     def same_rows(self) -> bool:
         """Whether every tensor has as many rows as the batch."""
         return all(tuple(each.shape)[:1] == (self.rows,) for each in self.tensors.values())
-

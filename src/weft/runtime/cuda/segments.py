@@ -155,8 +155,8 @@ class SegmentSession:
     def again(self) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
 
-        What was captured of a session holds as long as the session meets no other shapes: those would have cuDNN's plans
-        made anew, and the old ones, whose kernels the graph has, would go.
+        What was captured of a session holds as long as it meets no other shapes: those would have cuDNN's plans made
+        anew, and the old ones, whose kernels the graph has, would go.
         """
         path, weights, last = self._file
         session = open_on(self._device, path, channels_last=last, weights=weights)

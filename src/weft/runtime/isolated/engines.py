@@ -81,8 +81,9 @@ def warm_up(name: str) -> None:
     """Import what an engine needs, and touch no device: a process that has cannot be forked."""
     if name == CPU:
         import weft.runtime.isolated.cpu_engine
+
         return
-    import weft.runtime.cuda.engine  # noqa: F401
+    import weft.runtime.cuda.engine
 
     if name != TWIN:
         import weft.runtime.cuda.gpu  # noqa: F401

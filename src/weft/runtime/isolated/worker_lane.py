@@ -45,8 +45,8 @@ class _Order(NamedTuple):
     keep: int
     onward: bool
     """Whether the next step may name them before this one has ended."""
-    count: int
-    """How many numbers there are."""
+    numbers: int
+    """How many there are."""
     borrowed: frozenset[int] = frozenset()
     """The arrays of this step that lie in memory which a later one writes over."""
 
@@ -144,7 +144,7 @@ class WorkerLane:
     def _break_promise(self, order: _Order, error: Exception | None) -> None:
         """What was sent ahead on what a step was to leave fails as it did."""
         why = error or RuntimeError("the step before it left nothing")
-        self._worker.values.update(dict.fromkeys(range(order.keep, order.keep + order.count), why))
+        self._worker.values.update(dict.fromkeys(range(order.keep, order.keep + order.numbers), why))
 
     def _fail(self, order: _Order, end: StepEnd) -> None:
         """A step was not started."""

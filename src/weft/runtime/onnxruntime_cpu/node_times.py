@@ -87,7 +87,9 @@ class Tracer:
         return list(self._allowance.run(session, None, dict(feed)))
 
 
-def seen_tensors(model: ModelProto, folder: Path, feed: Mapping[str, Array], opened: OpenProfiled) -> dict[str, SeenTensor]:
+def seen_tensors(
+    model: ModelProto, folder: Path, feed: Mapping[str, Array], opened: OpenProfiled
+) -> dict[str, SeenTensor]:
     """The tensors that *model* makes of *feed* in one run, by name; *opened* opens it where it shall run."""
     session = _opened(model, folder, opened)
     session.run(None, dict(feed))
