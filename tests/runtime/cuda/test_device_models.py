@@ -14,7 +14,7 @@ from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.lane import CudaLane, Launched
-from weft.runtime.cuda.model import DeviceModel, HostModel, ladder
+from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.node_costs import scaled
 from weft.runtime.cuda.preparing import prepare_on
 
@@ -151,7 +151,7 @@ def test_what_no_device_takes_runs_on_the_cpu_also_from_the_cache(tmp_path: Path
     path = choosing(tmp_path / "choosing.onnx")
     for learn in (True, False):
         model = prepare_on(HostDevice(), path, LoadOptions(), tmp_path, learn=learn)
-        assert isinstance(model, HostModel) and "runs on the CPU: it has control flow (If)" in model.remarks
+        assert isinstance(model, ModelOnHost) and "runs on the CPU: it has control flow (If)" in model.remarks
         made = model.launch(Step(0, [BatchPart(drawn(1))], 1)).made
         np.testing.assert_array_equal(made[0].answers["y"], wanted(path, drawn(1)))
 

@@ -223,7 +223,7 @@ class DeviceModel:
         return dict(values)
 
 
-class HostModel:
+class ModelOnHost:
     """A model that cannot run on the device: ONNX Runtime computes it on the cores, on the device's lane."""
 
     def __init__(self, inner: CpuModel, reason: str) -> None:

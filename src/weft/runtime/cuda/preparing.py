@@ -24,7 +24,7 @@ from weft.runtime import cutting
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.device import FLOATS, Device
-from weft.runtime.cuda.model import DeviceModel, HostModel, ladder
+from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.cuda.segments import (
@@ -98,7 +98,7 @@ def _reopened(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
 ) -> LoadedModel:
     if blueprint.segments[0].file is None:
-        return HostModel(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
+        return ModelOnHost(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
     return opened(device, blueprint, place)
 
 
@@ -133,7 +133,7 @@ def _on_host(
     path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str, allowance: Allowance
 ) -> LoadedModel:
     """The model on the CPU; that it runs there is kept in its place."""
-    found = HostModel(prepare(path, _for_host(options), cache, allowance=allowance), reason)
+    found = ModelOnHost(prepare(path, _for_host(options), cache, allowance=allowance), reason)
     if place is not None:
         whole = SegmentSpec(name="whole", inputs=(), outputs=())
         told = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))
