@@ -128,7 +128,7 @@ def numpy_type(element_type: int) -> np.dtype[Any]:
     return found
 
 
-class Reached:
+class AlreadyReached:
     """A mark of something that has ended."""
 
     def wait(self) -> None:
@@ -176,7 +176,7 @@ class HostDevice:
         return found
 
     def mark(self, *, answers: bool = False) -> Mark:
-        return Reached()
+        return AlreadyReached()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         return run

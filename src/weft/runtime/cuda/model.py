@@ -10,10 +10,10 @@ import numpy as np
 
 from weft.devices.measured import times_at
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
-from weft.runtime.cuda.device import Device, Reached, Tensor
+from weft.runtime.cuda.device import AlreadyReached, Device, Tensor
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
-from weft.runtime.cuda.segments import SegmentSession, SharedWeights, loose
+from weft.runtime.cuda.segments import DeviceWeights, SegmentSession, loose
 from weft.runtime.exits import join, keep
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, live_after
 from weft.runtime.tensors import Array
@@ -44,7 +44,7 @@ class DeviceModel:
         device: Device,
         blueprint: Blueprint,
         sessions: Sequence[SegmentSession],
-        weights: SharedWeights,
+        weights: DeviceWeights,
         rungs: Sequence[Rung],
     ) -> None:
         self._device, self.blueprint = device, blueprint
@@ -242,4 +242,4 @@ class ModelOnHost:
         """Compute a step on the calling thread."""
         made = self._inner.compute(step)
         told = {each.segment for each in self._inner.exits} | {len(self._inner.segments) - 1}
-        return Launched(made, Reached(), Reached(), step.segment not in told)
+        return Launched(made, AlreadyReached(), AlreadyReached(), step.segment not in told)

@@ -29,8 +29,8 @@ from weft.runtime.cuda.precision import FP32, converted, difference, is_half, re
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.cuda.segments import (
     COPIES,
+    DeviceWeights,
     SegmentSession,
-    SharedWeights,
     copies_in,
     mark_copies,
     open_on,
@@ -119,7 +119,7 @@ def _learned(
             caching.store(folder, model.blueprint, place)
         return model
     except _Unfit as reason:
-        return _on_host(path, options, cache, place, str(reason), allowance)
+        return _on_host(path, options, cache, place, str(reason))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except MemoryError as error:
@@ -129,11 +129,9 @@ def _learned(
             remove(folder)
 
 
-def _on_host(
-    path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str, allowance: Allowance
-) -> LoadedModel:
+def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> LoadedModel:
     """The model on the CPU; that it runs there is kept in its place."""
-    found = ModelOnHost(prepare(path, _for_host(options), cache, allowance=allowance), reason)
+    found = ModelOnHost(prepare(path, _for_host(options), cache), reason)
     if place is not None:
         whole = SegmentSpec(name="whole", inputs=(), outputs=())
         told = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))
@@ -399,7 +397,7 @@ class _DeviceWorkshop:
             )
         return blueprint.model_copy(update={"segments": tuple(segments)})
 
-    def _opened(self, blueprint: Blueprint) -> tuple[list[SegmentSession], SharedWeights]:
+    def _opened(self, blueprint: Blueprint) -> tuple[list[SegmentSession], DeviceWeights]:
         last = _channels_last(self.folder, blueprint.segments)
         return open_segments(self.device, self.folder, blueprint.segments, channels_last=last)
 

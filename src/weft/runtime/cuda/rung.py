@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from weft.runtime.cuda.device import Device, Tensor
-from weft.runtime.cuda.segments import Bound, SegmentSession, loose, shapes_of
+from weft.runtime.cuda.segments import BoundSegment, SegmentSession, loose, shapes_of
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
@@ -37,7 +37,7 @@ class Rung:
         self.types: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
-        self._bound: list[Bound] = []
+        self._bound: list[BoundSegment] = []
         own = [each.again() for each in segments]
         self._lay_out(own, feed)
         self._runs = [self._captured(at, each) for at, each in enumerate(own)]
@@ -71,7 +71,7 @@ class Rung:
             plain = segment.bound(self.tensors, self.types)
             return lambda: self._device.plainly(plain.run)
 
-    def _kept(self, bound: Bound, replay: Callable[[], None]) -> Callable[[], None]:
+    def _kept(self, bound: BoundSegment, replay: Callable[[], None]) -> Callable[[], None]:
         """Keep a session and its binding as long as what was captured of them."""
         self._bound.append(bound)
         return replay

@@ -27,7 +27,7 @@ _COPIES_KEY = "weft.copies"
 _SHARED_TYPES = frozenset({*FLOATS, TensorProto.INT8, TensorProto.UINT8})
 
 
-class SharedWeights:
+class DeviceWeights:
     """The weights of one model on a device, by name; whatever the number of segments and batch sizes, once."""
 
     def __init__(self, device: Device) -> None:
@@ -64,9 +64,9 @@ def _is_shared(weight: TensorProto) -> bool:
 
 def open_segments(
     device: Device, folder: Path, segments: Iterable[SegmentSpec], *, channels_last: bool
-) -> tuple[list[SegmentSession], SharedWeights]:
+) -> tuple[list[SegmentSession], DeviceWeights]:
     """Sessions over the files of segments, and the weights, which live as long."""
-    weights = SharedWeights(device)
+    weights = DeviceWeights(device)
     opened = []
     for each in segments:
         assert each.file is not None
@@ -180,7 +180,7 @@ class SegmentSession:
             session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
         return SegmentSession(self._device, session, self.spec, self._file)
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Bound:
+    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> BoundSegment:
         """The segment on tensors of the device, by name, which it reads and writes wherever it is run."""
         device, binding = self._device, self._session.io_binding()
         for names, bind in ((self.spec.inputs, binding.bind_input), (self.spec.outputs, binding.bind_output)):
@@ -188,7 +188,7 @@ class SegmentSession:
                 tensor = tensors[name]
                 kind, shape = numpy_type(types[name]), list(tensor.shape)
                 bind(name, device.kind, device.index, kind, shape, device.address(tensor))
-        return Bound(self._session, binding, self._options)
+        return BoundSegment(self._session, binding, self._options)
 
     def run_loose(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run it on values of ONNX Runtime's own, of whatever shapes, and return such; they lie on the device."""
@@ -201,7 +201,7 @@ class SegmentSession:
         return dict(zip(self.spec.outputs, binding.get_outputs(), strict=True))
 
 
-class Bound:
+class BoundSegment:
     """A segment with its memory."""
 
     def __init__(self, session: Any, binding: Any, options: Any) -> None:
