@@ -1,4 +1,4 @@
-"""A backend whose lanes take steps ahead, on the processor: a step begins with what the one before it will have made."""
+"""A backend on the processor whose lanes take steps ahead: a step begins with what the one before it will make."""
 
 from __future__ import annotations
 

@@ -371,7 +371,8 @@ class JumpingLoop:
         self._clock = clock
         self._soon: list[Callable[[], None]] = []
         self._timers: list[Timer] = []
-        self.woken: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.woken: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What lanes say: callbacks, and of a ``Stage`` what they begin with."""
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         self._soon.append(lambda: callback(*args))
@@ -383,9 +384,13 @@ class JumpingLoop:
         self._timers.append(Timer(self._clock.ticks + round(delay_s * 1e9), lambda: callback(*args)))
         return self._timers[-1]
 
-    def await_wake(self) -> None:
-        """A lane is about to call; wait for it."""
-        self._soon.append(self.woken.get(timeout=PATIENCE_S))
+    def hear(self) -> Any:
+        """Wait for what a lane says next: callbacks run in the next turn, anything else is returned."""
+        said = self.woken.get(timeout=PATIENCE_S)
+        if not callable(said):
+            return said
+        self._soon.append(said)
+        return None
 
     def next_timer(self) -> int:
         return min((timer.due for timer in self._timers if not timer.cancelled), default=NO_DEADLINE)
@@ -408,9 +413,9 @@ class JumpingLoop:
 class Stage:
     """Where the segments of scripted models take their time: on a lane until the test lets it go on."""
 
-    def __init__(self, clock: JumpingClock) -> None:
-        self._clock = clock
-        self.begun: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    def __init__(self, clock: JumpingClock, begun: queue.SimpleQueue[Any]) -> None:
+        """*begun*: told of a lane's name and how long it will take what it begins with."""
+        self._clock, self.begun = clock, begun
         self._gates: dict[str, queue.SimpleQueue[Exception | None]] = {}
 
     def gate(self, lane: str) -> queue.SimpleQueue[Exception | None]:
@@ -510,12 +515,15 @@ class Machine:
     ) -> None:
         self.clock = JumpingClock()
         self.start = self.clock.ticks
-        self.loop, self.stage = JumpingLoop(self.clock), Stage(self.clock)
+        self.loop = JumpingLoop(self.clock)
+        self.stage = Stage(self.clock, self.loop.woken)
         backend = AheadBackend(self.clock.monotonic_ns, ahead) if ahead else CpuBackend(self.clock.monotonic_ns)
         self.dispatcher = Dispatcher(self.loop, policy, backend=backend, lanes=lanes, **settings)  # type: ignore[arg-type]
         self.issues: list[tuple[int, int, int]] = []
         """Stream, query and layer, in the order they were issued."""
         self._submit, self.dispatcher.lanes.submit = self.dispatcher.lanes.submit, self._issued  # type: ignore[method-assign]
+        self._begun: dict[str, int] = {}
+        """Lanes that have begun something that is not known here yet, and how long it takes."""
         self._ends: dict[str, tuple[Any, int]] = {}
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self.sent: list[Sent] = []
@@ -608,12 +616,26 @@ class Machine:
         self._submit(start)
 
     def _meet(self) -> None:
-        """Wait until every lane that was given something has begun it."""
+        """Wait until every lane that was given something has begun it, or has failed at once."""
+        while waiting := [name for name in self._heads() if name not in self._ends]:
+            while waiting[0] not in self._begun and not self._hear():
+                pass
+            self.loop.turn()
+            for name, task in self._heads().items():
+                if name in self._begun:
+                    self._ends[name] = task, self.clock.ticks + self._begun.pop(name)
+
+    def _heads(self) -> dict[str, Any]:
+        """What each lane computes, by its name."""
         lanes = self.dispatcher.lanes.lanes
-        tasks = {lane.device.thread.name: lane.task for lane in lanes if lane.task and lane.task.started}
-        for _ in range(sum(name not in self._ends for name in tasks)):
-            name, ticks = self.stage.begun.get(timeout=PATIENCE_S)
-            self._ends[name] = tasks[name], self.clock.ticks + ticks
+        return {lane.device.thread.name: lane.task for lane in lanes if lane.task and lane.task.started}
+
+    def _hear(self) -> bool:
+        """Wait for what a lane says next: whether something has ended."""
+        begun = self.loop.hear()
+        if begun:
+            self._begun[begun[0]] = begun[1]
+        return begun is None
 
     def _let_go(self) -> int:
         """Let lanes go on whose segment ends now, and wait until they have reported."""
@@ -621,7 +643,8 @@ class Machine:
         for name in over:
             task, _ = self._ends.pop(name)
             self.stage.gate(name).put(InterruptedError("stopped") if task.aborted else None)
-            self.loop.await_wake()
+            while not self._hear():
+                pass
         return len(over)
 
 

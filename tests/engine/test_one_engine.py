@@ -78,9 +78,7 @@ LONG_MS = ABORT_FROM_TICKS // MS
 
 def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
     """The same requests at the same instants, through the server's dispatcher and its real threads."""
-    machine = Machine(
-        monkeypatch, policy, lanes=load.lanes, ahead=load.ahead, late=load.late, most_waiting=load.places
-    )
+    machine = Machine(monkeypatch, policy, lanes=load.lanes, ahead=load.ahead, late=load.late, most_waiting=load.places)
     try:
         models = [
             machine.model(
@@ -184,15 +182,54 @@ def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(pol
     assert_alike(monkeypatch, policy, load)
 
 
+@st.composite
+def crowded_loads(draw: st.DrawFn) -> Load:
+    """More short segments than lanes, so that much is queued, batches meet, and some go on on another lane."""
+    models = []
+    for _ in range(draw(st.integers(1, 3))):
+        ticks = draw(st.lists(st.integers(1, 4), min_size=2, max_size=5))
+        exits = tuple(sorted(draw(st.sets(st.integers(1, len(ticks) - 1), max_size=1))))
+        sizes = range(draw(st.integers(1, 4)))
+        steering = Steering(0.75) if exits else None
+        models.append(Kind(tuple(tuple(t + size for t in ticks) for size in sizes), 0, exits, steering, 256))
+    one = st.tuples(
+        st.integers(0, 12), st.integers(5, 60), st.sampled_from([1, 3]), st.booleans(), st.sampled_from([0.0, 1.0])
+    )
+    orders = draw(st.lists(st.tuples(st.integers(0, len(models) - 1), one), min_size=4, max_size=20))
+    orders.sort(key=lambda order: order[1][0])
+    numbers: dict[int, int] = {}
+    for model, _ in orders:
+        numbers.setdefault(model, len(numbers))
+    return Load(
+        tuple(models[model] for model in numbers),
+        tuple(
+            Order(numbers[model], at, at + allowed, priority, strict, sure=(sure,) * len(models[model].exits))
+            for model, (at, allowed, priority, strict, sure) in orders
+        ),
+        late=draw(st.sampled_from(SOFT)),
+    )
+
+
 @pytest.mark.parametrize("policy", SERVING)
 @settings(
     max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-@given(load=shared_loads(), lanes=st.integers(1, 2))
+@given(load=shared_loads() | crowded_loads(), lanes=st.integers(1, 2))
 def test_that_holds_where_lanes_take_segments_ahead(policy, load, lanes, monkeypatch):
     assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
+
+
+@pytest.mark.parametrize("policy", ["edf", "top-up"])
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(load=crowded_loads(), ahead=st.integers(1, 2))
+def test_that_holds_where_batches_meet_and_go_on_elsewhere(policy, load, ahead, monkeypatch):
+    assert_alike(monkeypatch, policy, replace(load, lanes=2, ahead=ahead))
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:

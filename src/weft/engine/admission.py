@@ -13,15 +13,13 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from weft.devices.decoupled import DeviceClocks
-from weft.engine.batches import Batcher
+from weft.engine.batches import Abortable, Batcher
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket, due
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Running, View
 
 Rests = Callable[[], Sequence[tuple[Candidate, int]]]
 """What a device was given, and how many ticks each is expected to take from now on."""
-Abortable = Callable[[], tuple[Running, ...]]
-"""What runs on it, if one of them could be stopped to make room."""
 
 
 class Refusal(NamedTuple):

@@ -6,12 +6,15 @@ refills is offered beginnings of every size at any time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running
+
+Abortable = Callable[[], tuple[Running, ...]]
+"""What runs on a device, if one of them could be stopped to make room."""
 
 BATCHES = 4
 """Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
@@ -27,8 +30,11 @@ def most_batches(late: LateWork) -> int:
 class Batcher:
     """Offers the next layer of every batch in flight, and the first layer of every batch that could begin."""
 
-    def __init__(self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]]) -> None:
-        self._setting, self._queues, self._remaining = policy.setting, queues, remaining
+    def __init__(
+        self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable
+    ) -> None:
+        """abortable: what runs, and what of it could be stopped."""
+        self._setting, self._queues, self._remaining, self._abortable = policy.setting, queues, remaining, abortable
         self._refills, self._waits = policy.traits.refills, policy.waits
 
     def ready_at(self, queue: StreamQueue) -> int:
@@ -64,10 +70,16 @@ class Batcher:
         )
 
     def _unissued(self, batches: list[Batch]) -> list[Batch]:
-        """Those that will need a lane again; where lanes take layers ahead, the next may begin behind a last layer."""
-        if not self._setting.ahead:
+        """Those that need a lane again, or may: where lanes take layers ahead, the next begins behind a last layer."""
+        programs = self._setting.programs
+        if not self._setting.ahead or all(batch.layer < len(programs[batch.program]) for batch in batches):
             return batches
-        return [batch for batch in batches if batch.layer < len(self._setting.programs[batch.program])]
+        back = {(each.candidate.program, each.candidate.query) for each in self._abortable() if each.stoppable}
+        return [
+            batch
+            for batch in batches
+            if batch.layer < len(programs[batch.program]) or (batch.program, batch.query) in back
+        ]
 
     def late_heads(self, queue: StreamQueue) -> list[Candidate]:
         """The batch of late requests that could begin, if there is one."""

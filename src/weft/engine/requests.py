@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.devices.decoupled import DeviceClocks
-from weft.engine.admission import Abortable, Admission, Refusal, Rests
-from weft.engine.batches import Batcher, most_batches
+from weft.engine.admission import Admission, Refusal, Rests
+from weft.engine.batches import Abortable, Batcher, most_batches
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
@@ -65,7 +65,7 @@ class Requests:
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
         self._foresight, self._refills = policy.foresight, policy.traits.refills
         self._shares_batches = policy.traits.batches
-        self._batcher = Batcher(policy, self.queues, self._remaining)
+        self._batcher = Batcher(policy, self.queues, self._remaining, self._abortable)
         self.admission = Admission(
             self.queues, self._batcher, policy, self._rests, self._abortable, late_gives_way=self._demote
         )

@@ -55,24 +55,26 @@ class LaneWork(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class LaneTask:
     """A segment that a lane was given and that has not ended."""
 
     candidate: Candidate
     work: LaneWork
-    began: int | None = None
+    began: int | None = field(default=None, init=False)
     """When its lane came to it; None while it waits for others."""
-    run: StartedStep | None = None
+    run: StartedStep | None = field(default=None, init=False)
     """How it is told to stop."""
-    started: bool = False
-    aborted: bool = False
-    told: bool = False
+    started: bool = field(default=False, init=False)
+    aborted: bool = field(default=False, init=False)
+    told: bool = field(default=False, init=False)
     """The source knows of its end already."""
-    ended: bool = False
-    after: Sequence[LaneTask] = ()
+    doomed: bool = field(default=False, init=False)
+    """It goes on from one that failed."""
+    ended: bool = field(default=False, init=False)
+    after: Sequence[LaneTask] = field(default=(), init=False)
     """What runs on other lanes and has to end before it is started."""
-    joined: BatchKey | None = None
+    joined: BatchKey | None = field(default=None, init=False)
     """The batch that its own became a part of."""
 
     @property
@@ -86,9 +88,10 @@ class LaneTask:
     @property
     def goes_on(self) -> Sequence[StepOutput] | None:
         """What its batch can go on with though it runs; nothing where the source knows, or may take it back."""
-        if self.run is None or self.began is None or self.told or self.aborted or self.stoppable:
+        if self.run is None or self.began is None:
             return None
-        return self.run.onward
+        waited_for = self.told or self.aborted or self.doomed or self.stoppable
+        return None if waited_for else self.run.onward
 
 
 @dataclass(eq=False)
@@ -174,6 +177,8 @@ class LaneExecutor:
             self._take_off(lane, task, completion.times)
             if not task.told:
                 ended.append(completion)
+            elif completion.error or completion.aborted:
+                self._doom(task.batch)
             self._show(lane.index, completion)
             if self.ahead:
                 self._start_waiting()
@@ -182,9 +187,11 @@ class LaneExecutor:
     def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
         """A segment leaves its lane, and the lane comes to the next."""
         task.ended = True
+        _, _, began, ended = times
+        if task is lane.tasks[0] and ended > lane.free_since:
+            lane.free_since = ended
         lane.tasks.remove(task)
-        lane.busy_ticks += times.compute_end - times.compute_start
-        lane.free_since = max(lane.free_since, times.compute_end)
+        lane.busy_ticks += ended - began
         if lane.tasks:
             head = lane.tasks[0]
             if head.began is None and head.started:
@@ -193,6 +200,12 @@ class LaneExecutor:
             self._dismiss(lane)
         else:
             self._idle.append(lane)
+
+    def _doom(self, batch: BatchKey) -> None:
+        """A batch went on from a segment that failed: what it has on lanes fails as well, and is waited for."""
+        for lane in self.lanes:
+            for task in lane.tasks:
+                task.doomed |= task.batch == batch
 
     def _show(self, lane: int, completion: Completion) -> None:
         """Whoever watches must not be able to lose a completion."""
@@ -354,10 +367,10 @@ def _take(task: LaneTask, made: Sequence[StepOutput]) -> Exception | None:
 
 
 def _completion(task: LaneTask, end: StepEnd) -> Completion:
-    error = end.error
+    began, ended, made, error = end
     if error is None and not task.told:
-        error = _take(task, end.made)
-    times = LayerTimes(end.began, end.began, end.began, end.ended)
+        error = _take(task, made)
+    times = LayerTimes(began, began, began, ended)
     stopped = task.aborted and error is not None
     return Completion(task.candidate, times, stopped, None if stopped else error, task.work)
 

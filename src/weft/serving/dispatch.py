@@ -55,9 +55,11 @@ class Dispatcher:
     ) -> None:
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
+        setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
+        make_request_policy(policy, setting, options)  # before there are lanes that would have to end
         self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._let_go if self.lanes.ahead else self._observed
-        self._setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes, ahead=self.lanes.ahead)
+        self._setting = replace(setting, ahead=self.lanes.ahead)
         self.policy = make_request_policy(policy, self._setting, options)
         self._engine, self._source = request_engine(
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
