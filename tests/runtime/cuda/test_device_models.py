@@ -13,10 +13,12 @@ from tests.runtime.cuda.nets import WIDTH, chain, choosing, drawn, leaving, want
 from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.node_costs import scaled
 from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.isolated.engines import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4)
 """Every node is a segment of its own."""
@@ -209,3 +211,22 @@ def test_a_fault_of_the_device_is_told_to_who_ends_the_process() -> None:
     lane.start(Faulty(), Step(0, [], 1), ends.append)
     assert lane.close(60.0)
     assert len(lost) == len(ends) == 1 and ends[0].error is lost[0]
+
+
+class Full(HostDevice):
+    """A twin without room for what crosses cuts."""
+
+    def empty(self, shape: Any, element_type: int) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more")
+
+    def memory(self) -> tuple[int, int]:
+        return 3 << 20, 80 << 20
+
+
+def test_a_model_that_the_memory_has_no_room_for_is_refused(path: Path) -> None:
+    engine = CudaEngine(TWIN)
+    engine._device = Full()
+    with pytest.raises(
+        ModelError, match=r"needs more memory than cuda:twin has, of whose 80 MiB 3 are free; lower max"
+    ):
+        engine.open(path, FINE, None, learn=True)

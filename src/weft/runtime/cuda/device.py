@@ -128,6 +128,11 @@ def numpy_type(element_type: int) -> np.dtype[Any]:
     return found
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error of torch or of ONNX Runtime says that the device's memory is used up."""
+    return any(words in str(error) for words in ("out of memory", "Failed to allocate memory"))
+
+
 class AlreadyReached:
     """A mark of something that has ended."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions
-from weft.runtime.cuda.device import Device, HostDevice
+from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.preparing import prepare_on
 
@@ -56,14 +56,14 @@ class CudaEngine:
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
         try:
             return prepare_on(self.device, path, options, cache, learn=learn)
-        except RuntimeError as error:
-            if "out of memory" in str(error) or "Failed to allocate" in str(error):
-                free, total = self.device.memory()
-                raise ModelError(
-                    f"{path}: needs more memory than {self.name} has: {free >> 20} of {total >> 20} MiB are free; "
-                    "lower max_batch, or serve fewer models"
-                ) from error
-            raise
+        except Exception as error:  # torch and ONNX Runtime raise kinds of their own
+            if not lacks_memory(error):
+                raise
+            free, total = self.device.memory()
+            raise ModelError(
+                f"{path}: needs more memory than {self.name} has, of whose {total >> 20} MiB {free >> 20} are free; "
+                "lower max_batch, or serve fewer models"
+            ) from error
 
     def lane(self, index: int) -> CudaLane:
         lane = CudaLane(index, self.device, time.monotonic_ns, self._lost)

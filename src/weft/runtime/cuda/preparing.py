@@ -23,7 +23,7 @@ from weft.errors import ModelError, NotLearned
 from weft.runtime import cutting
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda import node_costs
-from weft.runtime.cuda.device import FLOATS, Device
+from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
 from weft.runtime.cuda.rung import Rung
@@ -121,8 +121,6 @@ def _learned(
     except _Unfit as reason:
         return _on_host(path, options, cache, place, str(reason))
     except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-    except MemoryError as error:
         raise ModelError(f"{path}: {error}") from error
     finally:
         if place is None or folder.exists():
@@ -262,6 +260,8 @@ class _DeviceWorkshop:
         try:
             session = open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
+            if lacks_memory(error):
+                raise
             raise _Unfit(f"it cannot be opened there: {first_line(error)}") from error
         graph = readied(_without_copies(onnx.load(str(target), load_external_data=False)), session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
@@ -277,6 +277,8 @@ class _DeviceWorkshop:
         try:
             return seen_tensors(graph, self.folder, batch_of(blueprint, 1), profiled)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            if lacks_memory(error):
+                raise
             raise _Unfit(f"it fails there: {first_line(error)}") from error
 
     def _climbed(
