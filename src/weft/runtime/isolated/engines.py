@@ -19,7 +19,7 @@ TWIN = "cuda:twin"
 CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
 """What a worker with a GPU has of the environment besides."""
 
-CUDA_READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt", "/etc/nvidia", "/usr/share/nvidia")
+CUDA_READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")
 """What CUDA's libraries look at."""
 CUDA_WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/proc/self")
 """The devices themselves, and the names of the process's own threads."""
