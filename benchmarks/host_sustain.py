@@ -24,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from awake import awake
 from bisecting import largest
 from machine import machine
 from rich.console import Console
@@ -236,4 +237,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from awake import awake
 from machine import machine
 from open_loop import Ask, Seen, run_open_loop
 from peer_servers import PEERS, Model, Peer, Running, Weft, install, versions
@@ -223,4 +224,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

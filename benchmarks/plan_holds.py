@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from awake import awake
 from bisecting import largest
 from machine import machine
 from rich.console import Console
@@ -198,4 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from awake import awake
 from machine import machine
 from rich.console import Console
 from rich.table import Table
@@ -139,4 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

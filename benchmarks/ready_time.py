@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
+from awake import awake
 from machine import machine
 from modes import as_served, settings_known
 from verdicts import show_table, told
@@ -290,4 +291,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from awake import awake
 from machine import machine
 from onnx import TensorProto, helper, numpy_helper
 from processes import cpu_s
@@ -354,4 +355,5 @@ def _order(key: Key) -> tuple[bool, Key]:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -3,10 +3,10 @@
 Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and give ten scores: one looks at a
 thumbnail of it, the other at every pixel. The same is done with images of 448 and 896 pixels, four and sixteen times as
 large. They are asked over HTTP, in a closed loop, by tritonclient (one client, and two in threads of one process) and
-over four plain sockets. Every request carries another image: it is copied into the
-region, or into the body. Rounds alternate, so that both ways meet the same machine; shown are the medians of the
-rounds, and of the ratios within a round. Processor time is that of the server and all its children, from /proc; the
-client's is not counted.
+over four plain sockets. Every request carries another image. tritonclient copies it into the region, or into the body;
+for the sockets images lie in the region, or in bodies, beforehand, as those of a camera would that writes there.
+Rounds alternate, so that both ways meet the same machine; shown are the medians of the rounds, and of the ratios within
+a round. Processor time is that of the server and all its children, from /proc; the client's is not counted.
 
 Below it stands what one copy out of the region takes, by ``preadv`` (which the server does, as a region that is cut off
 meanwhile then gives an error) and out of mapped memory (where it would give SIGBUS).
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import tritonclient.http as triton
+from awake import awake
 from machine import machine
 from onnx import TensorProto, helper, numpy_helper
 from processes import cpu_s
@@ -181,15 +182,16 @@ class Tritonclient:
 class Sockets:
     """Connections that do next to nothing themselves: what comes back as fast as it can shows what the server can.
 
-    Bodies with an image are made beforehand, so that the binary way has no copy of its own; for the other way the image
-    is copied into the region for every request.
+    Bodies with an image are made beforehand, and the images lie in the region beforehand: neither way has a copy of its
+    own.
     """
 
     def __init__(self, address: str, number: int, images: Images) -> None:
         host, _, port = address.partition(":")
         name, key = f"images-{number}", f"/weft-benchmark-{os.getpid()}-{number}"
-        whole = CONNECTIONS * images.byte_size
+        whole = IMAGES * images.byte_size
         self._region = shared_memory.create_shared_memory_region(name, key, whole)
+        shared_memory.set_shared_memory_region(self._region, images.arrays)
         self._owner = triton.InferenceServerClient(address)
         self._owner.register_system_shared_memory(name, key, whole)
         self._name, self._images = name, images
@@ -221,9 +223,7 @@ class Sockets:
         body, size = b"", self._images.byte_size
         place: dict[str, str | int] = {"binary_data_size": size}
         if way == "shared":
-            offset = slot * size
-            shared_memory.set_shared_memory_region(self._region, [self._images.arrays[at]], offset)
-            place = RegionPart(self._name, offset, size).parameters()
+            place = RegionPart(self._name, at * size, size).parameters()
         else:
             body = self._bodies[at]
         tensor = {"name": "x", "shape": self._images.shape, "datatype": "FP32", "parameters": place}
@@ -431,4 +431,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -42,6 +42,7 @@ from attacks import (
     loop_request,
     write_models,
 )
+from awake import awake
 from chaos import infer_tensors
 from hostile_models import write_expand
 from machine import machine
@@ -490,4 +491,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
 from weft.errors import ModelError
+from weft.runtime import external
 from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files, external_tensors, read_weights
 from weft.runtime.onnxruntime_cpu.preparing import prepare
@@ -111,3 +113,22 @@ def test_tensors_of_nodes_and_of_types_that_numpy_lacks_are_checked_and_left_alo
 def test_what_is_no_model_has_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     assert external_tensors(tmp_path / "m.onnx") == []
+
+
+@pytest.mark.parametrize("piece", range(8, 24))
+def test_the_word_is_found_wherever_a_file_is_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(external, "_PIECE_BYTES", piece)
+    assert external_files(outside(tmp_path)) == (tmp_path / "weights.data",)
+
+
+def test_a_large_file_without_such_weights_is_looked_through_in_little_memory(tmp_path: Path) -> None:
+    path = live.heavy(tmp_path / "model.onnx", layers=8, rows=1)
+    assert path.stat().st_size > 8 << 20
+    tracemalloc.start()
+    try:
+        assert external_files(path) == ()
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()

@@ -311,6 +311,24 @@ def test_batching_goes_as_far_as_it_pays(tmp_path, monkeypatch):
     assert (none.max_batch, sorted(none.times_s), none.remarks) == (1, [1], ("not batched: batch 2 gains 50%",))
 
 
+def test_putting_samples_together_counts(tmp_path, monkeypatch):
+    path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
+    passed_s, gather, run_segment = [0.0], CpuModel.gather, CpuModel.run_segment
+
+    def gathered(model, samples):
+        passed_s[0] += len(samples) - 1
+        return gather(model, samples)
+
+    def run(model, *given):
+        passed_s[0] += 1
+        return run_segment(model, *given)
+
+    monkeypatch.setattr(CpuModel, "gather", gathered)
+    monkeypatch.setattr(CpuModel, "run_segment", run)
+    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.preparing.clock", lambda threads: lambda: passed_s[0])
+    assert prepare(path, LoadOptions()).remarks[-1] == "not batched: batch 2 gains 0%"
+
+
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 

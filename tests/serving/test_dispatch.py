@@ -931,6 +931,7 @@ def test_the_window_is_the_last_seconds():
     assert (window.p50_ms, window.p99_ms) == (2.0, 2.0)
     assert (window.met, window.missed) == (5, 7)
     assert (statistics.met, statistics.missed) == (15, 16)
+    assert len(statistics.recent) == kept + 1, "nothing older is held"
 
 
 def test_latencies_are_counted_by_their_bounds():

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -20,8 +20,8 @@ from weft.errors import ModelError
 from weft.runtime.tensors import Array
 from weft.runtime.wire_format import Bytes, Glance, fields
 
-_READ_WHOLE_BYTES = 64 << 20
-"""Model files up to this size are looked through in memory, larger ones where they lie."""
+_PIECE_BYTES = 1 << 20
+"""Model files are read in pieces of this size: what a thread reads at once stays in its memory when it is done."""
 _MODEL, _MAIN, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR = range(8)
 _INSIDE = {
     (_MODEL, 7): _MAIN,
@@ -46,6 +46,8 @@ _INSIDE = {
 """Message and field number -> the message inside, on the way to tensors."""
 _EXTERNAL_DATA = 13
 """The field of a tensor that names a file."""
+_WORD = b"location"
+"""Stands in every such field."""
 
 
 class ExternalTensor(NamedTuple):
@@ -66,15 +68,24 @@ def external_tensors(model: Path) -> list[ExternalTensor]:
     ``ModelError`` if one lies outside the model's folder, or its file is missing or too short.
     """
     with open(model, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data: Bytes = file.read() if size <= _READ_WHOLE_BYTES else Glance(file)
-        if isinstance(data, bytes) and b"location" not in data:
+        if not _has_word(file):
             return []
+        size = os.fstat(file.fileno()).st_size
         try:
-            found = list(_tensors(data, 0, size, _MODEL, _MODEL))
+            found = list(_tensors(Glance(file), 0, size, _MODEL, _MODEL))
         except Exception:  # whatever protocol buffers raise: it is no model, and ONNX Runtime will say so
             return []
     return [_placed(model, tensor, replaceable) for tensor, replaceable in found]
+
+
+def _has_word(file: BinaryIO) -> bool:
+    """Whether there may be such tensors at all, which is soon seen."""
+    end = b""
+    while piece := file.read(_PIECE_BYTES):
+        if _WORD in end + piece[: len(_WORD)] or _WORD in piece:
+            return True
+        end = piece[1 - len(_WORD) :]
+    return False
 
 
 def external_files(model: Path) -> tuple[Path, ...]:

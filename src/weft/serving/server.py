@@ -17,6 +17,7 @@ from weft.errors import InputError, Overloaded, RequestError
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
 from weft.runtime.own_folder import make_folder, remove
+from weft.serving.allocation import keep_freed_memory
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.ending import AT_ONCE_S, GRACE_S, LastResort
@@ -307,6 +308,7 @@ async def serve(
     *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
     answered at the end. *again* reads the settings once more, which SIGHUP asks for.
     """
+    keep_freed_memory()
     signals = _Signals(config.drain_s)
     server = signals.server = Server(config, again)
     signals.reread_keys(server)

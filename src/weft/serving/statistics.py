@@ -103,7 +103,7 @@ class Statistics:
         self.latencies[bisect_left(LATENCY_BOUNDS_NS, latency_ns)] += 1
         self.last_ms = time.time_ns() // 1_000_000
         self._judge(met)
-        self.recent.append(Recent(now, latency_ns, met))
+        self._remember(Recent(now, latency_ns, met))
 
     def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> None:
         """A request has none; whoever went away is not counted against the deadlines."""
@@ -113,7 +113,7 @@ class Statistics:
         met = False if had_deadline and reason not in ("cancelled", "bad_request") else None
         self._judge(met)
         if met is not None:
-            self.recent.append(Recent(now, -1, met))
+            self._remember(Recent(now, -1, met))
 
     def executed(self, rows: int, infer_ns: int) -> None:
         """A batch that began with so many rows was computed, or joined another one."""
@@ -140,6 +140,13 @@ class Statistics:
         p50, p90, p99 = (np.percentile(latencies, (50, 90, 99)) / 1e6).tolist() if latencies else (None, None, None)
         met = sum(1 for recent in rows if recent.met)
         return RecentWindow(len(latencies) / span_s, p50, p90, p99, met, sum(1 for r in rows if r.met is False))
+
+    def _remember(self, answer: Recent) -> None:
+        """Keep an answer for the window, and none from before it: a quiet model shall not hold more and more."""
+        recent, oldest_ns = self.recent, answer.end_ns - WINDOW_NS
+        while recent and recent[0].end_ns < oldest_ns:
+            recent.popleft()
+        recent.append(answer)
 
     def _judge(self, met: bool | None) -> None:
         if met is not None:

@@ -2,9 +2,10 @@
 
 A model can be batched if the first dimension of all its inputs and outputs is free, a run of several samples gives
 the rows that each sample gives alone, and every row is kept apart from the others (``rows``). It should be as far as
-time per sample falls. Samples of other shapes than the measured ones are batched if rows are kept apart whatever their
-shape. Batches can be shrunk and joined between segments if the same holds of all that crosses the cuts. The samples of
-a stitched model are of all its tasks in turn, so that a measured batch is as mixed as it can be.
+time per sample falls, with what it takes to put samples together. Samples of other shapes than the measured ones are
+batched if rows are kept apart whatever their shape. Batches can be shrunk and joined between segments if the same holds
+of all that crosses the cuts. The samples of a stitched model are of all its tasks in turn, so that a measured batch is
+as mixed as it can be.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class _Workbench:
         self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
         self.samples = _samples(model, shapes)
         self._kinds = len(model.tasks) or 1
-        self.feeds = {1: [model.gather([each]) for each in self.samples[: self._kinds]]}
+        self.mixes = {1: [[each] for each in self.samples[: self._kinds]]}
+        """Batch size -> the samples of every batch that is timed."""
         self.timings: dict[int, list[tuple[float, ...]]] = {}
         self._alone: list[dict[str, Array]] = []
         self._verdicts: dict[int, str | None] = {}
@@ -98,8 +100,8 @@ class _Workbench:
         began_s, rounds = perf_counter(), 0
         while rounds < _wanted(rounds, perf_counter() - began_s):
             for size in sizes:
-                mixes = [_timed(self.model, feed, self.clock_s) for feed in self.feeds[size]]
-                self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*mixes, strict=True))))
+                times_s = [_timed(self.model, mix, self.clock_s) for mix in self.mixes[size]]
+                self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*times_s, strict=True))))
             rounds += 1
 
     def fastest_s(self, size: int) -> float:
@@ -124,11 +126,13 @@ class _Workbench:
 
     def _compared(self, size: int) -> str | None:
         self._alone = self._alone or [self._answer(index) for index in range(len(self.samples))]
-        self.feeds[size] = []
+        self.mixes[size] = []
         for first in range(0, self._kinds, size):
             chosen = [(first + index) % len(self.samples) for index in range(size)]
-            self.feeds[size].append(self.model.gather([self.samples[index] for index in chosen]))
-            reason = self._mismatch(self.model.run(self.feeds[size][-1]), [self._alone[index] for index in chosen])
+            mix = [self.samples[index] for index in chosen]
+            self.mixes[size].append(mix)
+            found = self.model.run(self.model.gather(mix))
+            reason = self._mismatch(found, [self._alone[index] for index in chosen])
             if reason is not None:
                 return reason
         return None
@@ -339,11 +343,13 @@ def close_enough(wanted: Array, got: Array) -> bool:
     return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
 
 
-def _timed(model: CpuModel, feed: dict[str, Array], clock_s: Clock) -> tuple[float, ...]:
-    values: dict[str, Any] = feed
-    times_s = []
+def _timed(model: CpuModel, samples: list[Feed], clock_s: Clock) -> tuple[float, ...]:
+    """Seconds of each segment of a batch; to put its samples together is a part of the first."""
+    times_s, began_s = [], clock_s()
+    values: dict[str, Any] = model.gather(samples)
     for index in range(len(model.segments)):
-        began_s = clock_s()
         values = model.run_segment(index, values)
-        times_s.append(clock_s() - began_s)
+        ended_s = clock_s()
+        times_s.append(ended_s - began_s)
+        began_s = ended_s
     return tuple(times_s)
