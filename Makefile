@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 # The tests start many processes; each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test strain lint check docs bench soak attack ready peers clean
+.PHONY: demo test test-gpu strain lint check docs bench soak attack ready peers clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ demo: $(READY) ## Weave real models on two simulated NPUs, then serve real ones 
 
 test: $(READY) ## The tests, on all cores.
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+test-gpu: ## The tests that need an NVIDIA GPU, with the packages that PYTHON has (docs/gpu.md); skipped without one.
+	$(PYTHON) -m pytest -q tests/gpu/on_device.py
 
 strain: $(READY) ## The tests on machines that this one is not: busy, of one core, slow, fast, with a slow disk.
 	$(BIN)/python tests/strain.py

@@ -62,13 +62,13 @@ ONLY_IN = {
     ),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "onnxruntime": ("runtime/onnxruntime_cpu/", "tuning/quantised/", "tuning/runtime_target/"),
+    "onnxruntime": ("runtime/onnxruntime_cpu/", "runtime/cuda/", "tuning/quantised/", "tuning/runtime_target/"),
     "grpc": ("serving/",),
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),
     "ortools": ("mapping/",),
     "z3": ("mapping/z3_model.py",),
-    "torch": ("stitching/running/", "stitching/reading/torch_", "stitching/making/torch_"),
+    "torch": ("runtime/cuda/gpu.py", "stitching/running/", "stitching/reading/torch_", "stitching/making/torch_"),
     "triton": ("stitching/running/kernel.py", "stitching/running/kernel_shapes.py"),
 }
 """Where a package may be imported."""
@@ -157,7 +157,13 @@ def test_a_heavy_package_is_imported_only_where_it_is_used(package):
 
 def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
     users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
-    within = ("runtime/onnxruntime_cpu/", "runtime/isolated/", "tuning/quantised/", "tuning/runtime_target/")
+    within = (
+        "runtime/onnxruntime_cpu/",
+        "runtime/isolated/",
+        "runtime/cuda/",
+        "tuning/quantised/",
+        "tuning/runtime_target/",
+    )
     assert {name for name in users if not name.startswith(within)} == ROOM_USERS
 
 

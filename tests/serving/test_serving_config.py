@@ -275,8 +275,10 @@ def test_a_file_may_set_everything_with_paths_from_its_folder(tmp_path):
     assert [type(value) for value in config.policy_options.values()] == [float, int, bool]
     defaults = ServerConfig()
     same = [each.name for each in fields(config) if getattr(config, each.name) == getattr(defaults, each.name)]
-    assert same == ["pin"]  # which cannot go with threads
+    assert same == ["pin", "device", "precision", "device_memory_bytes"]  # which cannot go with threads and isolation
     assert server(tmp_path, "pin = true").pin is True
+    on_gpu = server(tmp_path, 'device = "cuda:1"\nprecision = "fp16"\ndevice_memory_bytes = 7000')
+    assert (on_gpu.device, on_gpu.precision, on_gpu.device_memory_bytes) == ("cuda:1", "fp16", 7000)
 
 
 def test_a_file_may_set_nothing(tmp_path):

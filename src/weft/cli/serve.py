@@ -72,6 +72,15 @@ def command(
     backend: Annotated[
         str | None, machine(show_default="onnxruntime", help="What runs the models: onnxruntime, or one installed.")
     ] = None,
+    device: Annotated[
+        str | None, machine(show_default="the cores", help="A GPU that runs the models, as cuda:0 (docs/gpu.md).")
+    ] = None,
+    precision: Annotated[
+        str | None, machine(show_default="fp32", help="What the device computes with: fp32 or fp16.")
+    ] = None,
+    device_memory: Annotated[
+        str | None, machine(show_default="no limit", help="Of the device, for loaded models together, as 20g.")
+    ] = None,
     isolation: Annotated[
         str | None,
         machine(show_default="threads", help="Where models run: threads, process (a worker each) or group:NAME (one)."),
@@ -164,6 +173,7 @@ def command(
         "policy_options": parse_options(option) or None,
         "memory_budget_bytes": parse_bytes("--memory-budget", memory_budget),
         "worker_memory_bytes": parse_bytes("--worker-memory", worker_memory),
+        "device_memory_bytes": parse_bytes("--device-memory", device_memory),
         "max_body_bytes": parse_bytes("--max-body", max_body),
         "max_json_bytes": parse_bytes("--max-json", max_json),
         "max_inflight_bytes": parse_bytes("--max-inflight", max_inflight),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -9,6 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from weft.errors import InputError, unknown_name
 from weft.runtime.backend import Backend
 from weft.runtime.isolated.limits import WorkerLimits
+
+log = logging.getLogger("weft.device")
 
 ENTRY_POINTS = "weft.backends"
 """The group in which other packages name theirs: something that is called without arguments and gives a ``Backend``."""
@@ -42,6 +45,18 @@ def isolating(backend: Backend, limits: WorkerLimits) -> Backend:
     from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
     return IsolatingBackend(backend, limits) if isinstance(backend, CpuBackend) else backend
+
+
+def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> Backend:
+    """A GPU in a worker process of its own; InputError that says what is missing here."""
+    if sys.platform != "linux":
+        raise InputError(f"{device}: devices are worked by processes that Linux alone has; leave out device")
+    from weft.runtime.cuda.requirements import check
+    from weft.runtime.isolated.device import DeviceBackend
+
+    if remark := check(device):
+        log.warning("%s", remark)
+    return DeviceBackend(device, limits, memory_bytes)
 
 
 def _loaded(entry: EntryPoint) -> Backend:

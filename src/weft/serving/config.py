@@ -45,6 +45,10 @@ FileName = Annotated[str, Field(pattern=r"^[^/\\]+$", strict=True), AfterValidat
 Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-]{1,64})$", strict=True)]
 """Where a model runs: in threads of the server, in a worker process of its own, or in that of a group."""
 
+DeviceName = Annotated[str, Field(pattern=r"^cuda:[0-9]{1,2}$", strict=True)]
+"""A GPU by its number."""
+Precision = Literal["fp32", "fp16"]
+
 LARGEST_BATCH = 256
 """Rows; the engine keeps the times of every size up to a model's largest."""
 
@@ -105,6 +109,8 @@ class ModelConfig(BaseModel):
     """How long a request without a strict deadline may be computed, 0 without end; the server's where left out."""
     isolation: Isolation | None = None
     """Where it runs; as the server says where left out."""
+    precision: Precision | None = None
+    """What a device computes it with; as the server says where left out."""
     labels: dict[Name, FileName] = {}
     """Output -> a text file beside the model with the labels of its classes, one to a line."""
 
@@ -175,6 +181,12 @@ class ServerConfig:
     """What runs the models (``runtime.backends``)."""
     pin: StrictBool = False
     """Keep every lane on cores of its own."""
+    device: DeviceName | None = None
+    """A GPU that runs the models, in a worker process of its own; the cores where left out."""
+    precision: Precision = "fp32"
+    """What a device computes with where the model does not say."""
+    device_memory_bytes: Bytes | None = None
+    """What models may hold of the device's memory together; no limit where left out."""
     policy: Name = "punctual"
     policy_options: Mapping[str, Option] = field(default_factory=dict)
     late: Literal["weave", "keep", "demote"] = "weave"
@@ -394,11 +406,27 @@ def _check(config: ServerConfig) -> None:
             f"max_inflight_bytes = {config.max_inflight_bytes} is less than max_body_bytes = {config.max_body_bytes}: "
             "such a body could never come; raise the one or lower the other"
         )
+    _check_device(config)
     if config.pin and config.threads > 1:
         raise InputError(
             f"pin cannot go with threads = {config.threads}: only lanes are kept on cores, not the threads that help "
             "them; use more lanes instead, or leave out pin"
         )
+
+
+def _check_device(config: ServerConfig) -> None:
+    """A device has one lane; what only it can do needs one."""
+    if config.device is None:
+        for name, usual in (("precision", "fp32"), ("device_memory_bytes", None)):
+            if getattr(config, name) != usual:
+                raise InputError(f"{name} = {getattr(config, name)} needs a device; set device, or leave it out")
+        return
+    if config.isolation != "threads":
+        raise InputError(
+            f"isolation = {config.isolation} cannot go with device = {config.device}, whose worker has all models; "
+            "leave one of them out"
+        )
+    object.__setattr__(config, "lanes", 1)
 
 
 def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:

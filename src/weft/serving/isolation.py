@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from weft.errors import ModelError
 from weft.runtime.backend import Backend
+from weft.runtime.backends import isolating, make_backend, on_device
 from weft.runtime.breaker import Endurance
 from weft.runtime.isolated.limits import WorkerLimits
-from weft.serving.config import ServerConfig
+from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.repository import ModelEntry
 
 THREADS, PROCESS = "threads", "process"
@@ -14,6 +15,9 @@ THREADS, PROCESS = "threads", "process"
 
 def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
     """The group of workers that a model runs in; None where it runs in the server."""
+    device: str | None = getattr(backend, "device", None)
+    if device is not None:
+        return device
     wanted = entry.config.isolation or default
     if wanted == THREADS:
         return None
@@ -22,6 +26,28 @@ def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
             f'isolation = "{wanted}" cannot be had with this backend on this system; set isolation = "{THREADS}"'
         )
     return f"model:{entry.body or entry.name}" if wanted == PROCESS else wanted
+
+
+def grain_s_of(config: ModelConfig, backend: Backend) -> float:
+    """How long a segment should be: what the model says, or what is usual on the device."""
+    usual: float | None = getattr(backend, "grain_s", None)
+    return config.grain_ms / 1e3 if usual is None or "grain_ms" in config.model_fields_set else usual
+
+
+def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
+    """What a model is computed with; only a device converts it."""
+    wanted = config.precision or default
+    if wanted != "fp32" and getattr(backend, "device", None) is None:
+        raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
+    return wanted
+
+
+def backend_of(config: ServerConfig) -> Backend:
+    """What runs the models of a server; InputError where this machine does not have it."""
+    limits = limits_of(config)
+    if config.device is not None:
+        return on_device(config.device, limits, config.device_memory_bytes)
+    return isolating(make_backend(config.backend), limits)
 
 
 def limits_of(config: ServerConfig) -> WorkerLimits:

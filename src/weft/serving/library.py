@@ -23,7 +23,7 @@ from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
-from weft.serving.isolation import group_of
+from weft.serving.isolation import grain_s_of, group_of, precision_of
 from weft.serving.learning import Learner, close_unwanted
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
@@ -52,13 +52,15 @@ class Library:
         learn_first: bool = True,
         max_compute_s: float | None = None,
         isolation: str = "threads",
+        precision: str = "fp32",
     ) -> None:
         """learn_s: how long a model may be tried out; 0: not at all. learn_first: before it is served.
 
         max_compute_s: how long a request may be computed, where neither it nor its model says otherwise.
         isolation: where models run that do not say so themselves (``isolation.group_of``).
         """
-        self.repository, self.backend, self._isolation = repository, backend, isolation
+        self.repository, self.backend = repository, backend
+        self._isolation, self._precision = isolation, precision
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
@@ -262,7 +264,7 @@ class Library:
         config = entry.config
         steering = Steering(config.exit_threshold, config.exit_floor)
         options = LoadOptions(
-            grain_s=config.grain_ms / 1e3,
+            grain_s=grain_s_of(config, self.backend),
             max_pieces=config.max_pieces,
             threads=self._threads,
             max_batch=config.max_batch,
@@ -273,6 +275,7 @@ class Library:
             independent_rows=config.rows is not None,
             learn_s=learn_s,
             isolation=group_of(entry, self._isolation, self.backend),
+            precision=precision_of(config, self._precision, self.backend),
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)
         try:

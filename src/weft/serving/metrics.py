@@ -403,6 +403,16 @@ FAMILIES = (
         _server(lambda s: getattr(s.library.backend, "scratch_bytes", 0)),
     ),
     _gauge(
+        "weft_device_memory_bytes",
+        "Memory of the device that is in use; 0 without one.",
+        _server(lambda s: getattr(s.library.backend, "used_bytes", 0)),
+    ),
+    _counter(
+        "weft_device_busy_seconds_total",
+        "Time that the device computed; 0 without one.",
+        _server(lambda s: sum(_lanes(s).values()) if hasattr(s.library.backend, "device") else 0),
+    ),
+    _gauge(
         "weft_memory_budget_bytes",
         "Memory that loaded models may have; infinite without a limit.",
         _server(_budget_bytes),

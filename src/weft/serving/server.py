@@ -16,7 +16,6 @@ from typing import Any
 from weft.errors import InputError, Overloaded, RequestError
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
-from weft.runtime.backends import isolating, make_backend
 from weft.runtime.own_folder import make_folder, remove
 from weft.serving.allocation import keep_freed_memory
 from weft.serving.config import ServerConfig
@@ -27,7 +26,7 @@ from weft.serving.grpc_service import GrpcFace, credentials
 from weft.serving.history import STEP_S
 from weft.serving.http import ClientLimits, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
-from weft.serving.isolation import limits_of
+from weft.serving.isolation import backend_of
 from weft.serving.keys import Keys
 from weft.serving.library import Library
 from weft.serving.repository import Repository
@@ -59,7 +58,7 @@ class Server:
         self.config, self._again = config, again
         self.keys = Keys(config.api_key, config.keys_file)
         make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
-        self.backend = isolating(make_backend(config.backend), limits_of(config))
+        self.backend = backend_of(config)
         self._hurry = asyncio.Event()
         self._scratch = make_folder() if config.cache is None else None
         cache = self._scratch or config.cache
@@ -137,6 +136,7 @@ class Server:
             learn_first=learn_first or config.learn_first,
             max_compute_s=config.max_compute_s or None,
             isolation=config.isolation,
+            precision=config.precision,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
         if self._again:

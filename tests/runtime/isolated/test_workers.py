@@ -51,7 +51,7 @@ def made(template: LastingTemplate) -> Iterator[list[IsolatingBackend]]:
     """Where backends are put that fork their workers from one template, so that all are closed."""
     backends: list[IsolatingBackend] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.runtime.isolated.backend.Template", lambda: template)
+        patch.setattr("weft.runtime.isolated.backend.Template", lambda engine: template)
         yield backends
     for each in backends:
         each.close()
@@ -190,7 +190,7 @@ def test_what_a_worker_has_of_the_environment_is_no_secret(calm: IsolatingBacken
 def test_a_server_that_has_no_files_left_fails_the_request_and_spares_the_worker(
     calm: IsolatingBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_left(_: int) -> Any:
+    def none_left(*_: int) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
     path = live.heavy(folder / "wide.onnx", layers=2, width=512, rows="n")  # type: ignore[arg-type]
@@ -777,7 +777,7 @@ def test_memory_that_the_worker_was_not_given_is_not_written_to_again() -> None:
     laid.add(np.zeros(8, np.uint8))
     with pytest.raises(OSError, match="references"):
         line.send([], laid)
-    assert line._outward is None
+    assert line._outward == {}
 
 
 class FailingLine:

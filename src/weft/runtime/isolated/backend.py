@@ -1,4 +1,7 @@
-"""ONNX Runtime on the CPU, in threads of the server or in worker processes, as each model is to have it."""
+"""ONNX Runtime on the CPU, in threads of the server or in worker processes, as each model is to have it; or a device.
+
+A device is worked by a process of its own that has all models: a fault there is the end of that process alone.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.breaker import Breaker
 from weft.runtime.isolated.ear import Ear
+from weft.runtime.isolated.engines import CPU
 from weft.runtime.isolated.group import Hands, ModelFile, WorkerGroup, signature
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
@@ -27,15 +31,16 @@ class IsolatingBackend:
 
     isolates = True
 
-    def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None) -> None:
-        self._inner, self.limits = inner, limits or WorkerLimits()
+    def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None, engine: str = CPU) -> None:
+        """engine: what the workers run models with (``engines``)."""
+        self._inner, self.limits, self.engine = inner, limits or WorkerLimits(), engine
         self.name, self.platform, self.inline = inner.name, inner.platform, inner.inline
         self.memory_bytes = inner.memory_bytes
         self.now = inner.now
         self._watchman = Watchman(self.limits.kill_s)
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._spawner.submit(int)  # its thread, and so all workers, are as urgent as whoever makes this
-        self._template = Template()
+        self._template = Template(engine)
         self._carrier = ThreadPoolExecutor(1, "carrier")
         self._ear: Ear | None = None
         self._numbers = itertools.count(1)

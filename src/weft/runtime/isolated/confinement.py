@@ -48,6 +48,8 @@ class Confinement:
     readable: tuple[str, ...]
     """Folders of models."""
     writable: tuple[str, ...]
+    device: tuple[str, ...] = ()
+    """Files of an accelerator."""
 
 
 @dataclass(slots=True)
@@ -72,11 +74,13 @@ def confine(wanted: Confinement) -> Outcome:
     outcome.attempt("first to be killed for memory", _volunteer)
     outcome.attempt("no core dumps", lambda: _limit(resource.RLIMIT_CORE, 0))
     outcome.attempt(f"{wanted.open_files} open files", lambda: _limit(resource.RLIMIT_NOFILE, wanted.open_files))
-    if wanted.memory_bytes is not None:
+    if wanted.memory_bytes is not None and wanted.device:
+        outcome.lacking.append(f"{wanted.memory_bytes >> 20} MiB of memory (a driver maps more than is used)")
+    elif wanted.memory_bytes is not None:
         size = wanted.memory_bytes
         outcome.attempt(f"{size >> 20} MiB of memory", lambda: _limit(resource.RLIMIT_DATA, size))
     outcome.attempt("no network", _leave_network)
-    outcome.attempt("files of its models only", lambda: _see_only(wanted.readable, wanted.writable))
+    outcome.attempt("files of its models only", lambda: _see_only(wanted.readable, (*wanted.writable, *wanted.device)))
     return outcome
 
 

@@ -27,6 +27,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
+from weft.runtime.isolated.engines import device_files
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
@@ -284,10 +285,10 @@ class WorkerGroup:
     def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
         folders = frozenset[str]().union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
-        wanted = Confinement(
-            os.getpid(), self.limits.memory_bytes, self.limits.open_files, tuple(sorted(folders)), writable
-        )
         hands = self._hands
+        read, device = device_files(hands.template.engine)
+        limits, readable = self.limits, (*sorted(folders), *read)
+        wanted = Confinement(os.getpid(), limits.memory_bytes, limits.open_files, readable, writable, device)
         return WorkerProcess(
             self.name,
             wanted,

@@ -27,37 +27,49 @@ class StepReport(NamedTuple):
     weight: int
     """How long it takes to read, in bytes that are copied."""
 
+    def lasting(self) -> StepReport:
+        """The same, where the next report does not write over it."""
+        return self if self.weight else self._replace(source=bytes(self.source))
+
 
 class LaneLine:
-    """One end of it."""
+    """One end of it; steps and reports have as many places in memory as steps may be under way, in turn."""
 
-    def __init__(self, line: Line, ear: Ear) -> None:
+    def __init__(self, line: Line, ear: Ear, places: int = 1, kept_bytes: int = memory.KEPT_BYTES) -> None:
         self.line, self.ear = line, ear
         self.hearing = threading.Lock()
         """Held by whoever hears: the ear, who waits for a step at the end, and who sees the worker to its end."""
-        self._outward: memory.TensorMemory | None = None
-        self._inward: memory.TensorMemory | None = None
+        self.beside: set[int] = set()
+        """Steps whose reports are being read on another thread; later ones wait behind them."""
+        self._places, self._kept_bytes, self._sent = places, kept_bytes, 0
+        self._outward: dict[int, memory.TensorMemory] = {}
+        self._inward: dict[int, memory.TensorMemory] = {}
 
     def send(self, head: list[Any], laid: Laid) -> None:
         """Send a step; large tensors go into the memory, which is passed on if it is new."""
+        place = self._sent % self._places
+        self._sent += 1
+        head = [*head, place]
         if laid.size <= packets.INLINE_BYTES:
             self.line.send(head, laid.in_a_row(), wait=False)
             return
         files: list[int] = []
-        if self._outward is None or self._outward.size < laid.size:
-            self._outward, file = memory.made(laid.size)
+        found = self._outward.get(place)
+        if found is None or found.size < laid.size:
+            found, file = memory.made(laid.size, self._kept_bytes)
+            self._outward[place] = found
             files.append(file)
         try:
-            self._outward.write(laid.pieces)
+            found.write(laid.pieces)
             self.line.send(head, files=files, wait=False)
         except BaseException:
             if files:  # the other side does not have it
-                self._outward = None
+                del self._outward[place]
             raise
         finally:
             packets.close_all(files)
-            if self._outward and self._outward.size > memory.KEPT_BYTES:
-                self._outward = None
+            if found.size > self._kept_bytes:
+                self._outward.pop(place, None)
 
     def hear(self) -> StepReport:
         """What was said, without waiting for it: BlockingIOError if nothing was, EOFError if nothing ever will be."""
@@ -69,18 +81,18 @@ class LaneLine:
 
     def _report(self, packet: Packet) -> StepReport:
         kind, number, began, ended, made, shared, problem = packet.head
-        if kind != "over" or len(packet.files) > 1:
+        if kind != "over" or len(packet.files) > 1 or shared not in range(self._places + 1):
             raise Garbled(f"{kind!r} with {len(packet.files)} files is nothing a lane says")
         if packet.files:
-            self._inward = memory.taken(packet.files.pop())
+            self._inward[shared] = memory.taken(packet.files.pop())
         if not shared:
             return StepReport(number, began, ended, made, problem, packet.tensors, 0)
-        if self._inward is None:
+        found = self._inward.get(shared)
+        if found is None:
             raise Garbled("no memory was sent")
-        source = self._inward.bytes
-        if self._inward.size > memory.KEPT_BYTES:
-            self._inward = None
-        return StepReport(number, began, ended, made, problem, source, _weight(made))
+        if found.size > self._kept_bytes:
+            del self._inward[shared]
+        return StepReport(number, began, ended, made, problem, found.bytes, _weight(made))
 
 
 def _weight(made: Any) -> int:

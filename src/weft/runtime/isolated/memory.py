@@ -1,7 +1,8 @@
 """Memory that a server and a worker both see: anonymous files that are passed from one to the other.
 
-A lane runs one step at a time, so each has one such memory for what goes to the worker and one for what comes back,
-and the next step may write over what the last one left. Nothing lies in ``/dev/shm``.
+A lane has such a memory for what goes to the worker and one for what comes back, and the next step may write over what
+the last one left; one that takes steps ahead has as many of each as steps may be under way, in turn. Nothing lies in
+``/dev/shm``.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class TensorMemory:
             self.bytes[place : place + piece.nbytes] = piece.reshape(-1).view(np.uint8)
 
 
-def made(needed: int) -> tuple[TensorMemory, int]:
+def made(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
     """New memory, and the file that the other side is to be given; whoever asked closes that."""
-    size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= KEPT_BYTES else needed
+    size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
     file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)

@@ -69,6 +69,13 @@ class IsolatedModel:
             return _Ended()
         return worker.begin(lane, self, step, ended)
 
+    def onward(self, step: Step) -> int:
+        """How many values the next step can be started with before this one has ended; none at exits and at the end."""
+        segment = step.segment
+        if segment == len(self.segments) - 1 or segment in self._told:
+            return 0
+        return 1 if segment == 0 or self.mergeable else len(step.parts)
+
     def check(self, segment: int, rows: int, made: Sequence[StepOutput]) -> None:
         """What a worker says a segment gave must be able to; ``Garbled`` if not."""
         last, exits = segment == len(self.segments) - 1, segment in self._told

@@ -49,6 +49,10 @@ class Charged(Protocol):
 
     number: int
 
+    def onward(self, step: Step) -> int:
+        """How many values a step leaves that the next one can be started with before it has ended; 0: none."""
+        ...
+
     def check(self, segment: int, rows: int, made: Sequence[StepOutput]) -> None:
         """``Garbled`` if that cannot be what a segment gives."""
         ...
@@ -76,8 +80,7 @@ _NO_STEP = Step(0, (), 0)
 class WorkerRun:
     """A step that a worker was given."""
 
-    __slots__ = ("_ended", "began", "lane", "model", "number", "over", "step", "worker")
-    onward = None
+    __slots__ = ("_ended", "began", "keep", "lane", "model", "number", "onward", "over", "step", "worker")
 
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended
@@ -86,6 +89,10 @@ class WorkerRun:
         self._ended: Ended | None = ended
         self.began = worker.now()
         self.over = False
+        self.keep = worker.numbers_for(len(step.parts))
+        """The first of the numbers under which the worker keeps what it leaves."""
+        promised = range(self.keep, self.keep + (model.onward(step) if lane.ahead else 0))
+        self.onward = [StepOutput(HeldValues(worker, number), {}) for number in promised] or None
 
     def stop(self) -> None:
         if not self.over:
@@ -104,7 +111,7 @@ class WorkerRun:
         ended, self._ended = self._ended, None
         if ended is None:
             return
-        self.step = _NO_STEP  # whoever hears of the end may free its values
+        self.step, self.onward = _NO_STEP, None  # whoever hears of the end may free its values
         try:
             ended(end)
         except Exception:
@@ -151,6 +158,7 @@ class WorkerProcess:
         self._calls: dict[int, Future[Any]] = {}
         self._lanes: dict[int, LaneLine] = {}
         self._freed: deque[int] = deque()
+        self._next_values = 1
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
@@ -206,17 +214,31 @@ class WorkerProcess:
             self._take(run.number)
             run.fail(error)
             return run
-        if laid.size > CARRIED_BYTES:
-            self._carrier.submit(self._send, run, parts, laid)
+        if laid.size > CARRIED_BYTES or lane.carried:
+            lane.carried.add(run.number)
+            self._carrier.submit(self._carry, run, parts, laid)
         else:
             self._send(run, parts, laid)
         return run
+
+    def numbers_for(self, values: int) -> int:
+        """The first of so many numbers in a row that no values have had."""
+        with self._lock:
+            first, self._next_values = self._next_values, self._next_values + max(1, values)
+        return first
+
+    def _carry(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
+        try:
+            self._send(run, parts, laid)
+        finally:
+            run.lane.carried.discard(run.number)
 
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
         step = run.step
         freed = self._to_free() if self._freed else ()
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
+        head += [run.keep, run.onward is not None]
         try:
             self._lane(run.lane).send(head, laid)
         except (ConnectionError, BlockingIOError) as error:
@@ -237,7 +259,7 @@ class WorkerProcess:
             except BaseException:
                 line.close()
                 raise
-            found = self._lanes[lane.index] = LaneLine(line, lane.ear)
+            found = self._lanes[lane.index] = LaneLine(line, lane.ear, lane.ahead + 1, lane.kept_bytes)
             lane.ear.listen(line, partial(self._heard, found))
             if self.death:  # it has been buried, and this line was not there yet
                 lane.ear.part(line)
@@ -393,8 +415,9 @@ class WorkerProcess:
         with lane.hearing:
             try:
                 report = lane.hear()
-                if report.weight > CARRIED_BYTES:
-                    self._carrier.submit(self._finish_beside, report)
+                if report.weight > CARRIED_BYTES or lane.beside:
+                    lane.beside.add(report.number)
+                    self._carrier.submit(self._finish_beside, lane, report.lasting())
                 else:
                     self._finish(report)
             except BlockingIOError:
@@ -407,11 +430,13 @@ class WorkerProcess:
                 return False
             return True
 
-    def _finish_beside(self, report: StepReport) -> None:
+    def _finish_beside(self, lane: LaneLine, report: StepReport) -> None:
         try:
             self._finish(report)
         except Exception as error:
             self._distrust(error)
+        finally:
+            lane.beside.discard(report.number)
 
     def _distrust(self, error: Exception) -> None:
         """Whatever it sent, it can be trusted no more."""
@@ -444,9 +469,11 @@ class WorkerProcess:
             error = heard(report.problem)
             run.model.failed()
             return StepEnd(began, ended, error=error)
+        promised = {each.values.number: each.values for each in run.onward or ()}
         outputs = [
             StepOutput(
-                HeldValues(self, int(number)) if number else {}, packets.restore(answers, report.source, copied=True)
+                promised.get(number) or HeldValues(self, int(number)) if number else {},
+                packets.restore(answers, report.source, copied=True),
             )
             for number, answers in report.made
         ]

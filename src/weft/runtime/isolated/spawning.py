@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
 from weft.errors import WorkerDied
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
+from weft.runtime.isolated.engines import CPU, variables
 from weft.runtime.isolated.packets import Line
 
 KEPT_VARIABLES = (
@@ -33,9 +35,9 @@ def ended_by(code: int) -> str:
     return f"{name}, from outside or for want of memory" if -code == signal.SIGKILL else name
 
 
-def bare_environment() -> dict[str, str]:
-    """For a fresh interpreter that knows the modules of this one, and next to nothing of its environment."""
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+def bare_environment(more: Sequence[str] = ()) -> dict[str, str]:
+    """For a fresh interpreter that knows the modules of this one, and next to nothing of its environment but *more*."""
+    kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *more) if name in os.environ}
     paths = os.pathsep.join(dict.fromkeys(os.path.abspath(each) for each in sys.path if each))
     return {**kept, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": paths}
 
@@ -86,7 +88,9 @@ class Template:
     All of this happens on one thread, which lives as long as the server: its end would be the template's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = CPU) -> None:
+        """engine: what the workers run models with."""
+        self.engine = engine
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Line | None = None
 
@@ -118,10 +122,11 @@ class Template:
                 "-m",
                 "weft.runtime.isolated.template",
                 str(theirs.fileno()),
+                self.engine,
             ]
             self._process = subprocess.Popen(
                 command,
-                env=bare_environment(),
+                env=bare_environment(variables(self.engine)),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

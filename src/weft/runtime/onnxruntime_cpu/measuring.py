@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from time import get_clock_info, perf_counter, thread_time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.samples import Shapes, sample
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.rows import Verdict
-from weft.runtime.tensors import Array
+from weft.runtime.tensors import Array, TensorSpec
 
 Clock = Callable[[], float]
 Feed = dict[str, Array]
@@ -64,6 +64,16 @@ class Crossing(NamedTuple):
     """Why batches cannot be shrunk and joined at the cuts of a model; None where they can be."""
     rowless: dict[str, Counted | None]
     """What crosses without a row per sample, and what becomes of it."""
+
+
+class _Stated(Protocol):
+    """A model, as far as what it takes and gives is concerned."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
 
 
 class _Workbench:
@@ -139,7 +149,7 @@ class _Workbench:
             rows = [each[name] for each in alone if name in each]
             if any(row.shape[:1] != (1,) for row in rows):
                 return f"output {name!r} has {rows[0].shape[0]} rows for one sample"
-            if rows and not _same(np.concatenate(rows), got):
+            if rows and not close_enough(np.concatenate(rows), got):
                 return f"output {name!r} of batch {len(alone)} is not that of its samples"
         return None
 
@@ -163,7 +173,7 @@ def measure(
 ) -> BatchTimes:
     """Time *model* on samples of *shapes*, and find out up to which size to batch it (None) or check that it can be."""
     bench = _Workbench(model, shapes, clock_s)
-    reason = _unbatchable(model, shapes) or bench.differs(2)
+    reason = unbatchable(model, shapes) or bench.differs(2)
     if reason is None and max_batch != 1:
         reason = judge(bench.crowds([2])).mixing
     if reason is not None:
@@ -257,7 +267,7 @@ def _up_to(bench: _Workbench, max_batch: int) -> BatchTimes:
 
 def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
     """Run three samples alone, two together and three together, and compare all that is live after each segment."""
-    reason = _unbatchable(model, shapes)
+    reason = unbatchable(model, shapes)
     if reason is not None:
         return Crossing(reason, {})
     alone = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in range(3)]
@@ -286,7 +296,7 @@ def _has_rows(found: list[Array]) -> bool:
     *alone, two, three = found
     if any(each.shape[:1] != (1,) for each in alone):
         return False
-    return _same(np.concatenate(alone[:2]), two) and _same(np.concatenate(alone), three)
+    return close_enough(np.concatenate(alone[:2]), two) and close_enough(np.concatenate(alone), three)
 
 
 def _counted(name: str, found: list[Array]) -> Counted | None:
@@ -302,7 +312,7 @@ def _counted(name: str, found: list[Array]) -> Counted | None:
     return Counted(dtype=str(one.dtype), shape=one.shape, first=flat[0], step=flat[1])
 
 
-def _unbatchable(model: CpuModel, shapes: Shapes) -> str | None:
+def unbatchable(model: _Stated, shapes: Shapes) -> str | None:
     """Why the model's form rules batches out, or None."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         for spec in tensors:
@@ -321,7 +331,8 @@ def _wanted(rounds: int, spent_s: float) -> int:
     return _MOST if spent_s < _BUDGET_S else _ENOUGH
 
 
-def _same(wanted: Array, got: Array) -> bool:
+def close_enough(wanted: Array, got: Array) -> bool:
+    """Whether rows of a batch are those of its samples, as far as their type can tell."""
     if wanted.shape != got.shape:
         return False
     tolerance = _TOLERANCES.get(wanted.dtype)

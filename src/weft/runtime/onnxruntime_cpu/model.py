@@ -206,6 +206,12 @@ class _SessionStep(NamedTuple):
     """What was there before and is needed after."""
 
 
+def live_after(blueprint: Blueprint) -> tuple[tuple[str, ...], ...]:
+    """What is still needed after each segment, by name."""
+    steps = _steps(blueprint)
+    return tuple((*step.carried, *(name for name in step.outputs if name not in step.carried)) for step in steps)
+
+
 def _steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
     needed = {spec.name for spec in blueprint.outputs}
     steps = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,10 @@ _NODE = "weft@"
 """Begins the names of nodes in a trace; their places follow. Nodes inside control flow keep names of their own."""
 
 
+OpenProfiled = Callable[[Path, Path], Any]
+"""Opens the model in a file as a session whose trace begins with a path."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
     """One figure for each node, one entry for each tensor made."""
@@ -43,7 +47,7 @@ def profile(
 ) -> NodeProfile:
     """Run *model*, whose large weights lie in *folder*, on *feed*."""
     allowance = allowance or Allowance()
-    session = _opened(model, folder, threads)
+    session = _opened(model, folder, _by_threads(threads))
     began_s, runs = perf_counter(), 0
     while runs < _FEWEST or (runs < _MOST and perf_counter() - began_s < _BUDGET_S):
         allowance.run(session, None, dict(feed))
@@ -69,7 +73,7 @@ class Tracer:
         asked.CopyFrom(model)
         outputs = [each.name for each in model.graph.output]
         asked.graph.output.extend(ValueInfoProto(name=name) for name in sorted({*wanted} - {*outputs}))
-        session = _opened(asked, self._folder, self._threads)
+        session = _opened(asked, self._folder, _by_threads(self._threads))
         values = self._allowance.run(session, None, dict(feed))
         shapes: dict[str, tuple[int, ...]] = {}
         for place, event in _events(session):
@@ -83,7 +87,24 @@ class Tracer:
         return list(self._allowance.run(session, None, dict(feed)))
 
 
-def _opened(model: ModelProto, folder: Path, threads: int) -> Any:
+def seen_tensors(
+    model: ModelProto, folder: Path, feed: Mapping[str, Array], opened: OpenProfiled
+) -> dict[str, SeenTensor]:
+    """The tensors that *model* makes of *feed* in one run, by name; *opened* opens it where it shall run."""
+    session = _opened(model, folder, opened)
+    session.run(None, dict(feed))
+    found: dict[str, SeenTensor] = {}
+    for place, event in _events(session):
+        made = _made(model.graph.node[place], event)
+        found |= {name: each for name, entry in made.items() if (each := _tensor(entry))}
+    return found
+
+
+def _by_threads(threads: int) -> OpenProfiled:
+    return lambda path, trace: open_session(path, threads, optimise=False, profile=trace)
+
+
+def _opened(model: ModelProto, folder: Path, opened: OpenProfiled) -> Any:
     """A session that keeps a trace, in which nodes go by their places."""
     named = ModelProto()
     named.CopyFrom(model)
@@ -91,7 +112,7 @@ def _opened(model: ModelProto, folder: Path, threads: int) -> Any:
         node.name = f"{_NODE}{position}"
     path = folder / "profiled.onnx"
     onnx.save(named, path)
-    session = open_session(path, threads, optimise=False, profile=folder / "trace")
+    session = opened(path, folder / "trace")
     path.unlink()
     return session
 

@@ -175,11 +175,11 @@ class _Workshop:
             wanted = whole.run(feed)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
-        _check_answers(self.exits, wanted)
+        check_answers(self.exits, wanted)
         changes = {
             "warm_shapes": shapes,
             "values": dict(self.options.values),
-            "outputs": _ranked(whole.outputs, wanted),
+            "outputs": ranked(whole.outputs, wanted),
         }
         changes["absent_rows"] = self._absent_rows(whole, feed)
         whole = CpuModel(blueprint.model_copy(update=changes), whole.sessions)
@@ -214,7 +214,7 @@ class _Workshop:
             session = open_model(self.path, self.options.threads)
             self.remarks.append("stays whole: its optimised graph cannot be saved")
             return session, None
-        return session, _readied(onnx.load(str(target), load_external_data=False), session)
+        return session, readied(onnx.load(str(target), load_external_data=False), session)
 
     def _cold(self, whole: CpuModel, reason: str) -> CpuModel:
         if whole.tasks:
@@ -386,7 +386,7 @@ class _Workshop:
                 path.unlink()
 
 
-def _readied(model: ModelProto, session: Any) -> ModelProto:
+def readied(model: ModelProto, session: Any) -> ModelProto:
     """An optimised graph as we cut it: all nodes needed and named, and no weights among its inputs, as in old files."""
     wanted = {each.name for each in session.get_inputs()}
     kept = [each for each in model.graph.input if each.name in wanted]
@@ -400,7 +400,7 @@ def _readied(model: ModelProto, session: Any) -> ModelProto:
     return model
 
 
-def _check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:
+def check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:
     """What any exit gives must be able to stand for what the end gives."""
     for name in reversed(exits):
         given, end = found[name], found[exits[-1]]
@@ -420,7 +420,7 @@ def _as_fields(found: Crossing) -> dict[str, Any]:
     return {"mergeable": found.reason is None, "rowless": found.rowless}
 
 
-def _ranked(outputs: Sequence[TensorSpec], found: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+def ranked(outputs: Sequence[TensorSpec], found: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
     """Outputs that state no dimensions get as many free ones as they have in a run."""
     return tuple(spec if spec.shape else spec._replace(shape=(-1,) * found[spec.name].ndim) for spec in outputs)
 

@@ -34,7 +34,7 @@ RAISED = tuple(
 WEIGHTS = "weights.bin"
 """The file beside an optimised model that holds its large initialisers."""
 
-_EXTERNAL_OVER_BYTES = 1 << 20
+EXTERNAL_OVER_BYTES = 1 << 20
 """ONNX Runtime starts larger tensors at a page of their file, so that they can be mapped; smaller ones stay inside."""
 
 
@@ -61,7 +61,7 @@ def open_session(
     if save is not None:
         options.optimized_model_filepath = str(save)
         entries["session.optimized_model_external_initializers_file_name"] = WEIGHTS
-        entries["session.optimized_model_external_initializers_min_size_in_bytes"] = str(_EXTERNAL_OVER_BYTES + 1)
+        entries["session.optimized_model_external_initializers_min_size_in_bytes"] = str(EXTERNAL_OVER_BYTES + 1)
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     for key, value in entries.items():

@@ -1,0 +1,218 @@
+"""What a device can do, as models need it: memory, streams, events and graphs behind one small class.
+
+Everything that is started goes into one order of computing; copies of inputs and of answers go beside it. A ``Mark``
+says when what was started before it has ended. The twin, on the CPU with numpy arrays, does everything at once, so
+that the same models run where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from weft.runtime.tensors import Array
+
+Tensor = Any
+"""Memory of a device: a tensor of torch, or an array of numpy."""
+
+REPEATS = 5
+"""How often a segment is timed."""
+
+
+class Mark(Protocol):
+    """A point in the order of what was started."""
+
+    def wait(self) -> None:
+        """Return when everything before it has ended; Python's lock is not held meanwhile."""
+        ...
+
+
+class Device(Protocol):
+    """A device, or its twin."""
+
+    name: str
+    kind: str
+    """As ONNX Runtime names where memory lies."""
+    index: int
+    building: threading.RLock
+    """Held while sessions run one by one: while graphs are captured, and by steps that cannot be."""
+
+    def providers(self, *, channels_last: bool) -> list[Any]:
+        """What sessions are opened with; their runs are in the order in which they are started."""
+        ...
+
+    def upload(self, array: Array) -> Tensor:
+        """A copy of an array on the device."""
+        ...
+
+    def shared(self, tensor: Tensor) -> Any:
+        """The tensor as a value that sessions take and do not own."""
+        ...
+
+    def empty(self, shape: Sequence[int], element_type: int) -> Tensor:
+        """New memory; *element_type* as ONNX numbers them."""
+        ...
+
+    def address(self, tensor: Tensor) -> int:
+        """Where it lies."""
+        ...
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy between tensors of one shape, in the order of computing."""
+        ...
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        """A copy, in the order of computing."""
+        ...
+
+    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+        """A new tensor of some rows of others: of each the rows that are named, or else so many from the first."""
+        ...
+
+    def copy_in(self, arrays: Sequence[Array]) -> Tensor:
+        """A new tensor of arrays, row behind row; the copy goes beside what is computed, and what follows waits."""
+        ...
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        """An array that holds a tensor as it is now, once a later ``mark`` of answers is reached."""
+        ...
+
+    def mark(self, *, answers: bool = False) -> Mark:
+        """A point behind all that was started to compute, or behind all answers that were copied, too."""
+        ...
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does the same again, as fast as can be; raises where that cannot be had."""
+        ...
+
+    def plainly(self, run: Callable[[], None]) -> None:
+        """Run sessions in the order of computing."""
+        ...
+
+    def on(self) -> AbstractContextManager[Any]:
+        """Work with the device on this thread."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for all that was started."""
+        ...
+
+    def timed(self, run: Callable[[], None]) -> float:
+        """Seconds that the device takes for it."""
+        ...
+
+    def took(self, memory: Array) -> None:
+        """Inputs will lie there."""
+        ...
+
+    def dropped(self, memory: Array) -> None:
+        """They will not any more."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free, and all there are."""
+        ...
+
+
+def numpy_type(element_type: int) -> np.dtype[Any]:
+    """An element type of ONNX as numpy has it."""
+    found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
+    return found
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error of torch or of ONNX Runtime says that the device's memory is used up."""
+    return any(words in str(error) for words in ("out of memory", "Failed to allocate memory"))
+
+
+class AlreadyReached:
+    """A mark of something that has ended."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class HostDevice:
+    """The twin: the cores of this machine, where everything has ended when it was started."""
+
+    name, kind, index = "cpu", "cpu", 0
+
+    def __init__(self) -> None:
+        self.building = threading.RLock()
+
+    def providers(self, *, channels_last: bool) -> list[Any]:
+        return ["CPUExecutionProvider"]
+
+    def upload(self, array: Array) -> Tensor:
+        return array.copy()
+
+    def shared(self, tensor: Tensor) -> Any:
+        return ort.OrtValue.ortvalue_from_numpy(tensor)
+
+    def empty(self, shape: Sequence[int], element_type: int) -> Tensor:
+        return np.zeros(tuple(shape), numpy_type(element_type))
+
+    def address(self, tensor: Tensor) -> int:
+        return int(tensor.ctypes.data)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target[...] = source
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        return tensor.copy()
+
+    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+        picked = [each[:count] if rows is None else each[np.asarray(rows, np.intp)] for each, rows, count in sources]
+        return np.concatenate(picked)
+
+    def copy_in(self, arrays: Sequence[Array]) -> Tensor:
+        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy()
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        found: Array = tensor.copy()
+        return found
+
+    def mark(self, *, answers: bool = False) -> Mark:
+        return AlreadyReached()
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        return run
+
+    def plainly(self, run: Callable[[], None]) -> None:
+        with self.building:
+            run()
+
+    def on(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+    def timed(self, run: Callable[[], None]) -> float:
+        times_s = []
+        for _ in range(REPEATS):
+            began_s = perf_counter()
+            run()
+            times_s.append(perf_counter() - began_s)
+        return median(times_s)
+
+    def took(self, memory: Array) -> None:
+        """Any memory will do."""
+
+    def dropped(self, memory: Array) -> None:
+        """Nothing was done to it."""
+
+    def memory(self) -> tuple[int, int]:
+        return 1 << 40, 1 << 40
+
+
+FLOATS: Mapping[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.DOUBLE: 8}
+"""Types of numbers that a device computes with -> bytes of one."""

@@ -1,0 +1,84 @@
+"""What a worker process has for a GPU: the device, its models and its lane."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from weft.errors import ModelError
+from weft.runtime.backend import LoadedModel, LoadOptions
+from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
+from weft.runtime.cuda.lane import CudaLane
+from weft.runtime.cuda.preparing import prepare_on
+
+log = logging.getLogger("weft.device")
+
+KEPT_BYTES = 256 << 20
+"""How much memory for tensors is kept on a lane; it is registered with the driver."""
+LOST = 70
+"""The exit code of a process whose device does not answer any more."""
+
+
+def device_named(name: str) -> Device:
+    """The device of this name: ``cuda:0`` and its like, or the twin."""
+    if name.endswith("twin"):
+        return HostDevice()
+    from weft.runtime.cuda.gpu import Gpu
+
+    return Gpu(int(name.partition(":")[2]))
+
+
+class CudaEngine:
+    """Runs models on one GPU."""
+
+    here = False
+    kept_bytes = KEPT_BYTES
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._device: Device | None = None
+        self._lanes: list[CudaLane] = []
+
+    @property
+    def device(self) -> Device:
+        """The device, touched when it is first needed."""
+        if self._device is None:
+            try:
+                self._device = device_named(self.name)
+            except RuntimeError as error:
+                raise ModelError(f"{self.name} cannot be used: {str(error).splitlines()[0]}") from error
+        return self._device
+
+    def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
+        try:
+            return prepare_on(self.device, path, options, cache, learn=learn)
+        except Exception as error:  # torch and ONNX Runtime raise kinds of their own
+            if not lacks_memory(error):
+                raise
+            free, total = self.device.memory()
+            raise ModelError(
+                f"{path}: needs more memory than {self.name} has, of whose {total >> 20} MiB {free >> 20} are free; "
+                "lower max_batch, or serve fewer models"
+            ) from error
+
+    def lane(self, index: int) -> CudaLane:
+        lane = CudaLane(index, self.device, time.monotonic_ns, self._lost)
+        self._lanes.append(lane)
+        return lane
+
+    def rest(self, asked: Callable[[float], bool]) -> None:
+        """Nothing is given back between steps."""
+
+    def told(self) -> dict[str, float]:
+        free, total = self.device.memory()
+        return {"memory_bytes": total - free, "busy_s": sum(lane.busy_ns for lane in self._lanes) / 1e9}
+
+    def _lost(self, error: Exception) -> None:
+        """Nothing can be computed any more in this process: end it, and another one takes its place."""
+        sys.stderr.write(f"weft: {self.name} was lost: {str(error).splitlines()[0]}\n")
+        sys.stderr.flush()
+        os._exit(LOST)

@@ -1,0 +1,179 @@
+"""A GPU through torch: three streams, events, graphs, and memory that is copied while something is computed.
+
+Sessions of ONNX Runtime are bound to a stream of their own, on which they are warmed up and captured; what was captured
+is replayed on the stream of computing, so a model can be opened while others run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from onnx import TensorProto
+
+from weft.runtime.cuda.captured import check_replayable
+from weft.runtime.cuda.device import REPEATS, Mark, Tensor
+from weft.runtime.tensors import Array
+
+_TYPES: Mapping[int, Any] = {
+    TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16, TensorProto.DOUBLE: torch.float64,
+    TensorProto.INT64: torch.int64, TensorProto.INT32: torch.int32, TensorProto.INT16: torch.int16,
+    TensorProto.INT8: torch.int8, TensorProto.UINT8: torch.uint8, TensorProto.BOOL: torch.bool,
+    TensorProto.UINT16: torch.uint16, TensorProto.UINT32: torch.uint32, TensorProto.UINT64: torch.uint64,
+}  # fmt: skip
+ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would say it twice
+
+_WARM_RUNS = 3
+"""How often something is run before it is captured: the first runs choose algorithms and lay out memory."""
+
+
+class _Event:
+    """A mark on a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class Gpu:
+    """One GPU of this machine."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        torch.cuda.set_device(index)
+        self.index, self.name = index, torch.cuda.get_device_name(index)
+        self.building = threading.RLock()
+        self._device = torch.device("cuda", index)
+        self._compute, self._sessions = torch.cuda.Stream(), torch.cuda.Stream()
+        self._inward, self._outward = torch.cuda.Stream(), torch.cuda.Stream()
+        self._pinned: set[int] = set()
+
+    def providers(self, *, channels_last: bool) -> list[Any]:
+        options = {
+            "device_id": self.index,
+            "user_compute_stream": str(self._sessions.cuda_stream),
+            "use_tf32": 0,
+            "prefer_nhwc": int(channels_last),
+            "arena_extend_strategy": "kSameAsRequested",
+            "cudnn_conv_algo_search": "HEURISTIC",
+        }
+        return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
+
+    def upload(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.array(array, order="C")).to(self._device)
+
+    def shared(self, tensor: Tensor) -> Any:
+        return ort.OrtValue.from_dlpack(tensor)
+
+    def empty(self, shape: Sequence[int], element_type: int) -> Tensor:
+        return torch.zeros(tuple(shape), dtype=_TYPES[element_type], device=self._device)
+
+    def address(self, tensor: Tensor) -> int:
+        return int(tensor.data_ptr())
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+        picked = [each[:count] if rows is None else each[list(rows)] for each, rows, count in sources]
+        return torch.cat(picked)
+
+    def copy_in(self, arrays: Sequence[Array]) -> Tensor:
+        first = torch.from_numpy(arrays[0])
+        with torch.cuda.stream(self._inward):
+            shape = (sum(len(each) for each in arrays), *first.shape[1:]) if len(arrays) > 1 else first.shape
+            target = torch.empty(shape, dtype=first.dtype, device=self._device)
+            at = 0
+            for each in arrays:
+                part = target[at : at + len(each)] if len(arrays) > 1 else target
+                part.copy_(torch.from_numpy(each), non_blocking=True)
+                at += len(each) if each.ndim else 0
+        self._compute.wait_stream(self._inward)
+        target.record_stream(self._compute)
+        return target
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        still = tensor.clone()  # the next batch may write over it before it has been copied
+        still.record_stream(self._outward)
+        self._outward.wait_stream(self._compute)
+        with torch.cuda.stream(self._outward):
+            answer = torch.empty(still.shape, dtype=still.dtype, pin_memory=True)
+            answer.copy_(still, non_blocking=True)
+        found: Array = answer.numpy()
+        return found
+
+    def mark(self, *, answers: bool = False) -> Mark:
+        return _Event(self._outward if answers else self._compute)
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        with self.building, torch.cuda.stream(self._sessions):
+            for _ in range(_WARM_RUNS):
+                run()
+            self._sessions.synchronize()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+            check_replayable(graph.raw_cuda_graph())
+            graph.instantiate()
+            self._sessions.synchronize()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def plainly(self, run: Callable[[], None]) -> None:
+        with self.building:
+            self._sessions.wait_stream(self._compute)
+            with torch.cuda.stream(self._sessions):
+                run()
+            self._compute.wait_stream(self._sessions)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        with torch.cuda.device(self.index), torch.cuda.stream(self._compute), torch.inference_mode():
+            yield
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def timed(self, run: Callable[[], None]) -> float:
+        times_ms = []
+        for _ in range(REPEATS):
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record(self._compute)
+            run()
+            ended.record(self._compute)
+            ended.synchronize()
+            times_ms.append(began.elapsed_time(ended))
+        return float(median(times_ms)) / 1e3
+
+    def took(self, memory: Array) -> None:
+        """Register it, so that copies from there go beside what is computed; without that they only take longer."""
+        at = int(memory.ctypes.data)
+        if int(torch.cuda.cudart().cudaHostRegister(at, memory.nbytes, 0)) == 0:
+            self._pinned.add(at)
+
+    def dropped(self, memory: Array) -> None:
+        at = int(memory.ctypes.data)
+        if at in self._pinned:
+            self._inward.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(at)
+            self._pinned.discard(at)
+
+    def memory(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self.index)
+        return int(free), int(total)

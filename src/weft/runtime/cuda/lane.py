@@ -1,0 +1,127 @@
+"""A lane of a device: steps are started in order, one of them ahead, and a thread tells when each has ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
+from weft.runtime.cuda.device import Device, Mark
+
+log = logging.getLogger("weft.device")
+
+AHEAD = 1
+"""How many steps are started besides the one that runs: enough for the device never to wait for Python."""
+
+
+class Launched(NamedTuple):
+    """A step that was started on the device."""
+
+    made: Sequence[StepOutput]
+    computed: Mark
+    answered: Mark
+    """Behind it the arrays of answers hold."""
+    onward: bool
+    """Whether the next step can begin with what this one leaves before it has ended."""
+
+
+class Launching(Protocol):
+    """A model as a lane sees it."""
+
+    def launch(self, step: Step) -> Launched:
+        """Start a step, and return at once."""
+        ...
+
+
+class DeviceRun(NamedTuple):
+    """A step that a lane was given."""
+
+    onward: Sequence[StepOutput] | None
+    error: Exception | None = None
+    """Why it was not started."""
+
+    def stop(self) -> None:
+        """What a device was given runs to its end; it is short, and a worker that hangs is killed."""
+
+
+class _Flight(NamedTuple):
+    began: int
+    launched: Launched | None
+    error: Exception | None
+    ended: Ended
+
+
+class CudaLane:
+    """Starts steps on a device, on the calling thread."""
+
+    ahead = AHEAD
+
+    def __init__(
+        self, index: int, device: Device, now: Callable[[], int], lost: Callable[[Exception], None] = lambda _: None
+    ) -> None:
+        """lost: told of an error that the device will not recover from."""
+        self._device, self._now, self._lost = device, now, lost
+        self.busy_ns = 0
+        self._last = 0
+        self._threads = threading.local()
+        self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._tell, name=f"device-lane-{index}", daemon=True)
+        self.thread.start()
+
+    def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
+        """Start a step; its end is told on the lane's own thread."""
+        began, launched, error = self._now(), None, None
+        try:
+            self._settle()
+            launched = model.launch(step)
+        except Exception as problem:  # its own requests hear of it and the lane goes on
+            error = problem
+        self._flights.put(_Flight(began, launched, error, ended))
+        return DeviceRun(launched.made if launched and launched.onward else None, error)
+
+    def _settle(self) -> None:
+        """Have the calling thread work with the device from now on: to enter and leave it takes as long as a step."""
+        if not hasattr(self._threads, "settled"):
+            self._threads.settled = self._device.on()
+            self._threads.settled.__enter__()
+
+    def stop(self, step: int) -> None:
+        """What was started runs to its end."""
+
+    def took(self, memory: Any) -> None:
+        self._device.took(memory)
+
+    def dropped(self, memory: Any) -> None:
+        self._device.dropped(memory)
+
+    def close(self, patience_s: float | None = None) -> bool:
+        self._flights.put(None)
+        self.thread.join(patience_s)
+        return not self.thread.is_alive()
+
+    def _tell(self) -> None:
+        while (flight := self._flights.get()) is not None:
+            end = self._awaited(flight)
+            try:
+                flight.ended(end)
+            except Exception:
+                log.exception("the end of a step could not be told")
+            del flight, end
+
+    def _awaited(self, flight: _Flight) -> StepEnd:
+        """The end of a step, which began when the one before it had ended."""
+        launched, began = flight.launched, max(flight.began, self._last)
+        if launched is None:
+            return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
+        try:
+            launched.computed.wait()
+            self._last = ended = max(began, self._now())
+            launched.answered.wait()
+        except Exception as error:  # an illegal address, a lost device: nothing will run there any more
+            self._lost(error)
+            return StepEnd(began, max(began, self._now()), error=error)
+        self.busy_ns += ended - began
+        return StepEnd(began, ended, launched.made)

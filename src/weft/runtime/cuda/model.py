@@ -1,0 +1,245 @@
+"""A model on a device: which rung a batch goes to, what of it lies where, and what clients are told."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.devices.measured import times_at
+from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
+from weft.runtime.cuda.device import AlreadyReached, Device, Tensor
+from weft.runtime.cuda.lane import CudaLane, Launched
+from weft.runtime.cuda.rung import DeviceValues, Rung
+from weft.runtime.cuda.segments import DeviceWeights, SegmentSession, loose
+from weft.runtime.exits import join, keep
+from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, live_after
+from weft.runtime.tensors import Array
+
+
+def ladder(max_batch: int) -> list[int]:
+    """The batch sizes that are captured; a batch in between is computed as the next larger one."""
+    sizes = [1]
+    while 2 * sizes[-1] < max_batch:
+        sizes.append(2 * sizes[-1])
+    return sizes if max_batch == 1 else [*sizes, max_batch]
+
+
+class LooseValues(NamedTuple):
+    """What a batch of other shapes than the captured ones holds: values of ONNX Runtime's own."""
+
+    values: dict[str, Any]
+    rows: int
+
+
+class DeviceModel:
+    """A model on a device; its steps are started by one thread."""
+
+    learned = True
+
+    def __init__(
+        self,
+        device: Device,
+        blueprint: Blueprint,
+        sessions: Sequence[SegmentSession],
+        weights: DeviceWeights,
+        rungs: Sequence[Rung],
+    ) -> None:
+        self._device, self.blueprint = device, blueprint
+        self._sessions, self._weights, self._rungs = list(sessions), weights, list(rungs)
+        self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
+        self.segments = tuple(segment.name for segment in blueprint.segments)
+        self.steady = tuple(segment.steady for segment in blueprint.segments)
+        self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
+        self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
+        self.batchable, self.max_batch, self.any_shapes = blueprint.batchable, blueprint.max_batch, blueprint.any_shapes
+        self.exits, self.confidence, self.mergeable = blueprint.exits, blueprint.confidence, blueprint.mergeable
+        self.tasks, self.memory_bytes, self.remarks = blueprint.tasks, blueprint.memory_bytes, blueprint.remarks
+        self._live = live_after(blueprint)
+        self._told = {each.segment: each.output for each in self.exits}
+
+    def times_at(self, batch: int) -> tuple[float, ...]:
+        """Seconds of each segment at a batch size."""
+        return times_at(self.times_s, len(self.segments), batch)
+
+    def prepare(self, rows: int) -> None:
+        """Everything was captured when it was opened."""
+
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
+        """Start a step on a lane of the device."""
+        assert isinstance(lane, CudaLane)
+        return lane.start(self, step, ended)
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """All segments, one after another, and what the last one gives."""
+        values: Any = inputs
+        for segment in range(len(self.segments)):
+            launched = self.launch(Step(segment, [BatchPart(values)], len(next(iter(inputs.values())))))
+            values = launched.made[0].values
+        launched.answered.wait()
+        return launched.made[0].answers
+
+    def uncaptured(self) -> dict[int, str]:
+        """Segments that run by calls at some batch size, and why."""
+        return {at: why for each in self._rungs for at, why in each.uncaptured.items()}
+
+    def close(self) -> None:
+        """Give its memory back; nothing of it runs any more."""
+        self._rungs, self._sessions = [], []
+        gc.collect()
+
+    # Steps
+
+    def launch(self, step: Step) -> Launched:
+        """Start a step, and return at once, unless its shapes are others than the captured ones."""
+        together = step.segment == 0 or self.mergeable
+        groups = [list(step.parts)] if together else [[part] for part in step.parts]
+        made = [self._advanced(step.segment, group) for group in groups]
+        computed = self._device.mark()
+        answered = self._device.mark(answers=True) if any(each.answers for each in made) else computed
+        ends = step.segment == len(self.segments) - 1 or step.segment in self._told
+        return Launched(made, computed, answered, not ends)
+
+    def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        rung = self._rung_for(parts) if segment == 0 else None
+        if (segment == 0 and rung is None) or any(isinstance(part.values, LooseValues) for part in parts):
+            return self._run_loose(segment, parts)
+        values = self._entered(rung, parts) if rung is not None else self._gathered(segment, parts)
+        return self._computed(segment, values)
+
+    def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
+        """The rung that a new batch goes to; None where its shapes were not captured."""
+        warm, skipped = self.warm_shapes or {}, 1 if self.batchable else 0
+        for part in parts:
+            if any(each.shape[skipped:] != warm[name][skipped:] for name, each in part.values.items()):
+                return None
+        return self._rung(sum(map(self._rows_in, parts)))
+
+    def _rows_in(self, part: BatchPart) -> int:
+        if part.rows is not None:
+            return len(part.rows)
+        return len(next(iter(part.values.values()))) if self.batchable else 1
+
+    def _rung(self, rows: int) -> Rung | None:
+        return next((each for each in self._rungs if each.rows >= rows), None)
+
+    def _entered(self, rung: Rung, parts: list[BatchPart]) -> DeviceValues:
+        """The inputs of a new batch in the memory of its rung."""
+        values = DeviceValues(rung, sum(map(self._rows_in, parts)), {})
+        for spec in self.inputs:
+            arrays = [each.values[spec.name] for each in parts]
+            picked = [a if p.rows is None else a[np.asarray(p.rows)] for a, p in zip(arrays, parts, strict=True)]
+            self._put(values, spec.name, self._device.copy_in(picked))
+        return values
+
+    def _put(self, values: DeviceValues, name: str, tensor: Tensor, consumed: Sequence[DeviceValues] = ()) -> None:
+        """Put a tensor where the rung's segments read it."""
+        rung = values.rung
+        rung.secure(name, consumed)
+        target, source = rung.tensors[name], rung.rows_of(tensor, values.rows)
+        self._device.copy(rung.rows_of(target, values.rows), source)
+        values.tensors[name] = target
+        rung.own(name, values)
+
+    def _gathered(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
+        """The values of all who go on, with what the segment reads in the memory of their rung."""
+        wanted = self._sessions[segment].spec.inputs
+        if len(parts) == 1 and parts[0].rows is None:
+            values: DeviceValues = parts[0].values
+            for name in wanted:
+                if values.tensors[name] is not values.rung.tensors[name]:
+                    self._put(values, name, values.tensors[name])
+            return values
+        return self._joined(wanted, parts)
+
+    def _joined(self, wanted: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
+        """Batches, or what is left of them, as one."""
+        old = [part.values for part in parts]
+        rows = sum(each.rows if part.rows is None else len(part.rows) for each, part in zip(old, parts, strict=True))
+        rung = self._rung(rows)
+        assert rung is not None, "batches are joined up to the largest that is captured"
+        values = DeviceValues(rung, rows, {})
+        for name in old[0].tensors:
+            sources = [(each.tensors[name], part.rows, each.rows) for each, part in zip(old, parts, strict=True)]
+            values.tensors[name] = self._device.taken(sources)
+        for name in wanted:
+            self._put(values, name, values.tensors[name], old)
+        return values
+
+    def _computed(self, segment: int, values: DeviceValues) -> StepOutput:
+        """Start a segment on values that lie in the memory of their rung; what is still needed after it."""
+        rung = values.rung
+        for name in self._sessions[segment].spec.outputs:
+            rung.secure(name, (values,))
+        rung.run(segment)
+        made = {name: rung.tensors[name] for name in self._sessions[segment].spec.outputs}
+        live = {name: made[name] if name in made else values.tensors[name] for name in self._live[segment]}
+        if segment == len(self.segments) - 1:
+            return StepOutput(
+                {}, {spec.name: self._answer(rung, live[spec.name], values.rows) for spec in self.outputs}
+            )
+        left = DeviceValues(rung, values.rows, live)
+        for name, tensor in live.items():
+            if tensor is rung.tensors[name]:
+                rung.own(name, left)
+        told = self._told.get(segment)
+        return StepOutput(left, {} if told is None else {told: self._answer(rung, live[told], values.rows)})
+
+    def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
+        return self._device.copy_out(rung.rows_of(tensor, rows))
+
+    # Other shapes
+
+    def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        """Run a segment by a call of ONNX Runtime, and wait for it."""
+        values = dict(self._loose_values(segment, parts))
+        session = self._sessions[segment]
+        self._device.plainly(lambda: values.update(session.run_loose(values)))
+        self._device.finish()
+        rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
+        if segment == len(self.segments) - 1:
+            return StepOutput({}, {spec.name: values[spec.name].numpy() for spec in self.outputs})
+        told = self._told.get(segment)
+        left = LooseValues({name: values[name] for name in self._live[segment]}, rows)
+        return StepOutput(left, {} if told is None else {told: values[told].numpy()})
+
+    def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
+        if segment and len(parts) == 1 and parts[0].rows is None:
+            found: Mapping[str, Any] = parts[0].values.values
+            return found
+        arrays = [self._as_arrays(part.values) for part in parts]
+        kept = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
+        return loose(self._device, join(kept, {}))
+
+    def _as_arrays(self, values: Any) -> dict[str, Any]:
+        if isinstance(values, LooseValues):
+            return {name: each.numpy() for name, each in values.values.items()}
+        if isinstance(values, DeviceValues):
+            found = {name: self._answer(values.rung, each, values.rows) for name, each in values.tensors.items()}
+            self._device.finish()
+            return found
+        return dict(values)
+
+
+class ModelOnHost:
+    """A model that cannot run on the device: ONNX Runtime computes it on the cores, on the device's lane."""
+
+    def __init__(self, inner: CpuModel, reason: str) -> None:
+        self._inner = inner
+        self.remarks = (*inner.remarks, f"runs on the CPU: {reason}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
+        """Compute a step; it has ended when this returns, and that is told behind what was started before."""
+        assert isinstance(lane, CudaLane)
+        return lane.start(self, step, ended)
+
+    def launch(self, step: Step) -> Launched:
+        """Compute a step on the calling thread."""
+        made = self._inner.compute(step)
+        told = {each.segment for each in self._inner.exits} | {len(self._inner.segments) - 1}
+        return Launched(made, AlreadyReached(), AlreadyReached(), step.segment not in told)

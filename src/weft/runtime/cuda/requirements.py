@@ -1,0 +1,62 @@
+"""What a GPU needs on this machine, and what of it is missing, in one line.
+
+Nothing of torch is imported here: the server that asks does without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+
+from weft.errors import InputError
+
+INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu (docs/gpu.md)"
+TWICE = (
+    "onnxruntime and onnxruntime-gpu are both installed and write the same files; pip uninstall both, then pip install "
+    "onnxruntime-gpu"
+)
+
+
+def folder_of(package: str) -> str | None:
+    """Where a package is installed; None where it is not."""
+    try:
+        return str(distribution(package).locate_file(""))
+    except PackageNotFoundError:
+        return None
+
+
+def gpus() -> int:
+    """How many the driver has; 0 where there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def installed_twice() -> bool:
+    """Whether the two packages that write the same folder are both there."""
+    found = folder_of("onnxruntime-gpu")
+    return found is not None and found == folder_of("onnxruntime")
+
+
+def check(device: str) -> str | None:
+    """``InputError`` that says what is missing for a device such as ``cuda:0``; else what is worth a line, or None."""
+    import onnxruntime as ort
+
+    index, twice = int(device.partition(":")[2]), installed_twice()
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        why = TWICE if twice else f"onnxruntime {ort.__version__} has no CUDA; {INSTALL}"
+        raise InputError(f"{device}: {why}")
+    if find_spec("torch") is None:
+        raise InputError(f"{device}: torch is not installed; pip install 'weft[cuda]'")
+    found = gpus()
+    if not found:
+        raise InputError(f"{device}: no NVIDIA driver with a GPU was found; see that nvidia-smi shows one")
+    if index >= found:
+        raise InputError(f"{device}: this machine has {found} GPU(s), the last is cuda:{found - 1}")
+    return TWICE if twice else None

@@ -1,0 +1,222 @@
+"""The pieces of a model as sessions on a device, over weights that all of them share.
+
+ONNX Runtime would copy the weights for every session. So those worth it are uploaded once and given to all sessions as
+values that belong to somebody else; numbers that say sizes and axes stay in the files, for they are read on the host.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import onnxruntime as ort
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from weft.runtime.cuda.device import FLOATS, Device, Tensor, numpy_type
+from weft.runtime.onnxruntime_cpu.model import SegmentSpec
+from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
+
+SHARED_FROM_BYTES = 1024
+"""Smaller weights lie in every session."""
+COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
+"""Nodes that ONNX Runtime puts where host and device meet."""
+_COPIES_KEY = "weft.copies"
+_SHARED_TYPES = frozenset({*FLOATS, TensorProto.INT8, TensorProto.UINT8})
+
+
+class DeviceWeights:
+    """The weights of one model on a device, by name; whatever the number of segments and batch sizes, once."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._tensors: dict[str, Tensor] = {}
+        self._values: dict[str, Any] = {}
+        """The same as sessions have them; they must outlive the sessions."""
+        self.bytes = 0
+
+    def of(self, path: Path) -> dict[str, Any]:
+        """Those that the model in a file needs, uploaded where they are not yet."""
+        model = onnx.load(str(path))
+        wanted = [each for each in model.graph.initializer if _is_shared(each)]
+        for each in wanted:
+            if each.name not in self._values:
+                self._add(each.name, numpy_helper.to_array(each))
+        return {each.name: self._values[each.name] for each in wanted}
+
+    def _add(self, name: str, array: Any) -> None:
+        self._tensors[name] = tensor = self._device.upload(array)
+        self._device.finish()
+        self._values[name] = self._device.shared(tensor)
+        self.bytes += array.nbytes
+
+
+def _is_shared(weight: TensorProto) -> bool:
+    if weight.data_type not in _SHARED_TYPES:
+        return False
+    count = 1
+    for each in weight.dims:
+        count *= each
+    return count * numpy_type(weight.data_type).itemsize >= SHARED_FROM_BYTES
+
+
+def open_segments(
+    device: Device, folder: Path, segments: Iterable[SegmentSpec], *, channels_last: bool
+) -> tuple[list[SegmentSession], DeviceWeights]:
+    """Sessions over the files of segments, and the weights, which live as long."""
+    weights = DeviceWeights(device)
+    opened = []
+    for each in segments:
+        assert each.file is not None
+        path = folder / each.file
+        given = weights.of(path)
+        session = open_on(device, path, optimise=False, channels_last=channels_last, weights=given)
+        opened.append(SegmentSession(device, session, each, SegmentFile(path, given, channels_last)))
+    return opened, weights
+
+
+class SegmentFile(NamedTuple):
+    """What a segment was opened from, to open it once more."""
+
+    path: Path
+    weights: Mapping[str, Any]
+    channels_last: bool
+
+
+def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = False) -> bool:
+    """Whether a session over a file copies between host and device: its graph as it is saved tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "seen.onnx"
+        open_on(device, path, fold=fold, channels_last=channels_last, save=target)
+        saved = onnx.load(str(target), load_external_data=False)
+    return any(node.op_type in COPIES for node in saved.graph.node)
+
+
+def mark_copies(model: ModelProto) -> None:
+    """Note in a segment that it copies between host and device."""
+    entry = model.metadata_props.add()
+    entry.key, entry.value = _COPIES_KEY, "1"
+
+
+def open_on(
+    device: Device,
+    path: Path,
+    *,
+    channels_last: bool,
+    optimise: bool = False,
+    fold: bool = False,
+    save: Path | None = None,
+    profile: Path | None = None,
+    weights: Mapping[str, Any] | None = None,
+) -> Any:
+    """A session on a device; *save* is where the optimised graph goes, *profile* how its trace file begins.
+
+    fold: only work out what is the same in every run.
+    """
+    options = ort.SessionOptions()
+    levels = ort.GraphOptimizationLevel
+    least = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+        key = "session.optimized_model_external_initializers_"
+        options.add_session_config_entry(f"{key}file_name", WEIGHTS)
+        options.add_session_config_entry(f"{key}min_size_in_bytes", str(EXTERNAL_OVER_BYTES + 1))
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    for name, value in (weights or {}).items():
+        options.add_initializer(name, value)
+    with device.building:
+        return ort.InferenceSession(str(path), options, providers=device.providers(channels_last=channels_last))
+
+
+class StillCopies(Exception):
+    """A segment cannot be captured: what is copied from the host would be read again when it is long gone."""
+
+
+class SegmentSession:
+    """One segment, run on memory that is bound to it."""
+
+    def __init__(self, device: Device, session: Any, spec: SegmentSpec, file: SegmentFile) -> None:
+        self._device, self._session, self.spec, self._file = device, session, spec, file
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    @property
+    def copies(self) -> bool:
+        """Whether it copies between host and device: sizes that it computes on the host, for instance."""
+        return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map
+
+    def again(self) -> SegmentSession:
+        """The segment in a session of its own, over the same weights.
+
+        What was captured of a session holds as long as it meets no other shapes: those would have cuDNN's plans made
+        anew, and the old ones, whose kernels the graph has, would go.
+        """
+        path, weights, last = self._file
+        session = open_on(self._device, path, channels_last=last, weights=weights)
+        return SegmentSession(self._device, session, self.spec, self._file)
+
+    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
+        """The segment for shapes that never change: what only they decide is known, and not computed or copied.
+
+        Raises ``StillCopies`` where something is copied all the same.
+        """
+        model = onnx.load(str(self._file.path), load_external_data=False)
+        for each in model.graph.input:
+            named = helper.make_tensor_value_info(each.name, types[each.name], list(tensors[each.name].shape))
+            each.CopyFrom(named)
+        with tempfile.NamedTemporaryFile(dir=self._file.path.parent, suffix=".onnx") as source:
+            source.write(model.SerializeToString())
+            source.flush()
+            path, weights, last = Path(source.name), self._file.weights, self._file.channels_last
+            if copies_in(self._device, path, channels_last=last, fold=True):
+                raise StillCopies("it copies between host and device in its middle")
+            session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
+        return SegmentSession(self._device, session, self.spec, self._file)
+
+    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> BoundSegment:
+        """The segment on tensors of the device, by name, which it reads and writes wherever it is run."""
+        device, binding = self._device, self._session.io_binding()
+        for names, bind in ((self.spec.inputs, binding.bind_input), (self.spec.outputs, binding.bind_output)):
+            for name in names:
+                tensor = tensors[name]
+                kind, shape = numpy_type(types[name]), list(tensor.shape)
+                bind(name, device.kind, device.index, kind, shape, device.address(tensor))
+        return BoundSegment(self._session, binding, self._options)
+
+    def run_loose(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Run it on values of ONNX Runtime's own, of whatever shapes, and return such; they lie on the device."""
+        device, binding = self._device, self._session.io_binding()
+        for name in self.spec.inputs:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in self.spec.outputs:
+            binding.bind_output(name, device.kind, device.index)
+        self._session.run_with_iobinding(binding, self._options)
+        return dict(zip(self.spec.outputs, binding.get_outputs(), strict=True))
+
+
+class BoundSegment:
+    """A segment with its memory."""
+
+    def __init__(self, session: Any, binding: Any, options: Any) -> None:
+        self._session, self._binding, self._options = session, binding, options
+
+    def run(self) -> None:
+        """Compute it, in the order of the sessions' runs."""
+        self._session.run_with_iobinding(self._binding, self._options)
+
+
+def loose(device: Device, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays as values of ONNX Runtime on the device."""
+    return {name: ort.OrtValue.ortvalue_from_numpy(each, device.kind, device.index) for name, each in arrays.items()}
+
+
+def shapes_of(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Shape and element type of values of ONNX Runtime's own."""
+    return {name: (tuple(values[name].shape()), int(values[name].element_type())) for name in names}

@@ -1,0 +1,73 @@
+"""A GPU as a backend: one worker process that has all models, and one lane that takes a step ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from weft.errors import WorkerDied
+from weft.runtime.backend import LoadedModel, LoadOptions, Progress
+from weft.runtime.isolated.backend import IsolatingBackend
+from weft.runtime.isolated.ear import Ear
+from weft.runtime.isolated.lane import IsolatingLane
+from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.onnxruntime_cpu.backend import CpuBackend
+from weft.runtime.onnxruntime_cpu.lane import own_core
+
+log = logging.getLogger("weft.workers")
+
+GRAIN_S = 0.00025
+"""How long a segment on a GPU should be, where nobody says."""
+
+
+class DeviceBackend(IsolatingBackend):
+    """Opens every model in the worker of a device; an error of the device ends that, and another one is started."""
+
+    grain_s = GRAIN_S
+
+    def __init__(self, device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> None:
+        """memory_bytes: what models may hold of the device's memory together."""
+        super().__init__(CpuBackend(), dataclasses.replace(limits, spare=False), device)
+        self.device, self.inline, self.memory_bytes = device, False, memory_bytes
+        self._asker = ThreadPoolExecutor(1, "asker")
+        self._asking, self._used_bytes = False, 0
+
+    def open(
+        self,
+        path: Path,
+        options: LoadOptions,
+        cache: Path | None = None,
+        say: Progress | None = None,
+        *,
+        learn: bool = True,
+    ) -> LoadedModel:
+        found = super().open(path, dataclasses.replace(options, isolation=self.device), cache, say, learn=learn)
+        self._ask()
+        return found
+
+    def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
+        self._ear = self._ear or Ear()
+        return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=1)
+
+    @property
+    def used_bytes(self) -> int:
+        """What of the device's memory is in use, as it was when this was last asked."""
+        if not self._asking:
+            self._asking = True
+            self._asker.submit(self._ask)
+        return self._used_bytes
+
+    def _ask(self) -> None:
+        try:
+            group = self.groups().get(self.device)
+            if group is not None and group.worker is not None:
+                self._used_bytes = int(group.worker.call("told")["memory_bytes"])
+        except (WorkerDied, RuntimeError) as error:
+            log.debug("the memory of %s is not known: %s", self.device, error)
+        self._asking = False
+
+    def close(self) -> None:
+        super().close()
+        self._asker.shutdown()

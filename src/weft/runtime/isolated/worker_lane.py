@@ -1,0 +1,194 @@
+"""A lane of a worker: takes the steps that come on its line, has the engine run them, and says how they ended.
+
+An engine that takes a step ahead has two in hand at a time. So there are as many places for tensors in memory as steps
+may be under way, in turn, and what a step leaves is kept under a number that the server chose when it sent it: the next
+one can name it before it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd, StepOutput
+from weft.runtime.isolated import memory, packets
+from weft.runtime.isolated.described import told
+from weft.runtime.isolated.engines import WorkerEngine
+from weft.runtime.isolated.packets import Laid, Line, Packet
+
+
+class LaneHost(Protocol):
+    """The worker, as its lanes see it."""
+
+    engine: WorkerEngine
+    models: dict[int, LoadedModel]
+    values: dict[int, Any]
+
+    def free(self, numbers: list[int]) -> None:
+        """Nobody needs these values any more."""
+        ...
+
+    def kept(self, number: int) -> Any:
+        """The values of this number."""
+        ...
+
+
+class _Order(NamedTuple):
+    """Which step it is, where its tensors go, and under which numbers what it leaves is kept."""
+
+    run: int
+    place: int
+    keep: int
+    onward: bool
+    """Whether the next step may name them before this one has ended."""
+    numbers: int
+    """How many there are."""
+    borrowed: frozenset[int] = frozenset()
+    """The arrays of this step that lie in memory which a later one writes over."""
+
+
+class WorkerLane:
+    """Serves one line."""
+
+    def __init__(self, worker: LaneHost, index: int, line: Line, core: int | None) -> None:
+        self._worker, self._line, self._core = worker, line, core
+        self._engine = worker.engine
+        self._lane = worker.engine.lane(index)
+        self._steps = 0
+        self._current = self._halted = 0
+        self._inward: dict[int, memory.TensorMemory] = {}
+        self._outward: dict[int, memory.TensorMemory] = {}
+
+    def serve(self) -> None:
+        if self._core is not None:
+            os.sched_setaffinity(0, {self._core})
+        asked = select.poll()
+        asked.register(self._line.file, select.POLLIN)
+        try:
+            while True:
+                self._engine.rest(lambda patience_s: bool(asked.poll(patience_s * 1e3)))
+                packet = self._line.receive()
+                self._run(packet)
+                del packet
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def halt(self, run: int) -> None:
+        """Stop a step between two of its nodes; one that has not come yet is not begun."""
+        self._halted = run
+        if run == self._current:
+            self._lane.stop(self._steps)
+
+    def _run(self, packet: Packet) -> None:
+        _, run, model, segment, parts, rows, shared, freed, keep, onward, place = packet.head
+        if freed:
+            self._worker.free(freed)
+        self._current = run
+        began = time.monotonic_ns()
+        order = _Order(run, place, keep, onward, len(parts))
+        try:
+            if packet.files:
+                self._take_memory(place, packet.files[0])
+            found = self._parts(parts, packet, place if shared else None)
+            order = order._replace(borrowed=_arrays(found) if shared else frozenset())
+            if self._halted == run:
+                raise InterruptedError("stopped before it began")
+            self._steps += 1
+            step, over = Step(segment, found, rows), partial(self._over, order)
+            started = self._worker.models[model].start(step, self._lane, over, here=self._engine.here)
+            if onward and started.onward is not None:
+                self._keep(order, started.onward)
+            elif onward:
+                self._break_promise(order, getattr(started, "error", None))
+        except Exception as error:
+            self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
+        finally:
+            self._current = 0
+            self._drop_large(place)
+
+    def _take_memory(self, place: int, file: int) -> None:
+        self._drop_memory(place)
+        self._inward[place] = memory.taken(file)
+        self._lane.took(self._inward[place].bytes)
+
+    def _drop_memory(self, place: int) -> None:
+        found = self._inward.pop(place, None)
+        if found is not None:
+            self._lane.dropped(found.bytes)
+
+    def _drop_large(self, place: int) -> None:
+        if place in self._inward and self._inward[place].size > self._engine.kept_bytes:
+            self._drop_memory(place)
+
+    def _parts(self, parts: list[Any], packet: Packet, place: int | None) -> list[BatchPart]:
+        """The parts of a batch: arrays that came, or what is kept here under a number."""
+        source = packet.tensors if place is None else self._inward[place].bytes
+        found = []
+        for number, rows, tensors in parts:
+            values = (
+                self._worker.kept(number) if tensors is None else packets.restore(tensors, source, copied=place is None)
+            )
+            found.append(BatchPart(values, rows))
+        return found
+
+    def _keep(self, order: _Order, made: Sequence[StepOutput]) -> None:
+        """Keep what a step leaves, which may still be under way: in memory of its own, for it outlives the step."""
+        for at, each in enumerate(made):
+            if each.values:
+                self._worker.values[order.keep + at] = _owned(each.values, order.borrowed)
+
+    def _break_promise(self, order: _Order, error: Exception | None) -> None:
+        """What was sent ahead on what a step was to leave fails as it did."""
+        why = error or RuntimeError("the step before it left nothing")
+        self._worker.values.update(dict.fromkeys(range(order.keep, order.keep + order.numbers), why))
+
+    def _fail(self, order: _Order, end: StepEnd) -> None:
+        """A step was not started."""
+        if order.onward:
+            self._break_promise(order, end.error)
+        self._over(order, end)
+
+    def _over(self, order: _Order, end: StepEnd) -> None:
+        """Tell that a step has ended, with what clients are told, and keep the rest."""
+        laid, files, made = Laid(), list[int](), []
+        if not order.onward:
+            self._keep(order, end.made)
+        for at, each in enumerate(end.made):
+            made.append((order.keep + at if each.values else 0, packets.describe(each.answers, laid)))
+        shared = laid.size > packets.INLINE_BYTES
+        if shared:
+            files = self._lay_out(laid, order.place)
+        problem = told(end.error) if end.error else None
+        head = ["over", order.run, end.began, end.ended, made, order.place + 1 if shared else 0, problem]
+        try:
+            self._line.send(head, () if shared else laid.in_a_row(), files, wait=True)
+        finally:
+            packets.close_all(files)
+            if order.place in self._outward and self._outward[order.place].size > self._engine.kept_bytes:
+                del self._outward[order.place]
+
+    def _lay_out(self, laid: Laid, place: int) -> list[int]:
+        """Put tensors where the server sees them; what it has to be given for that, if the memory is new."""
+        files: list[int] = []
+        found = self._outward.get(place)
+        if found is None or found.size < laid.size:
+            found, file = memory.made(laid.size, self._engine.kept_bytes)
+            self._outward[place] = found
+            files.append(file)
+        found.write(laid.pieces)
+        return files
+
+
+def _owned(values: Any, borrowed: frozenset[int]) -> Any:
+    """Values of which no array lies in memory that is written over; those of a device never do."""
+    if not isinstance(values, dict):
+        return values
+    return {name: each.copy() if id(each) in borrowed else each for name, each in values.items()}
+
+
+def _arrays(parts: list[BatchPart]) -> frozenset[int]:
+    return frozenset(id(each) for part in parts if isinstance(part.values, dict) for each in part.values.values())

@@ -1,0 +1,155 @@
+"""A device in a worker process of its own, on its twin: steps ahead, failures, what is freed, and a death."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.cuda.nets import chain, drawn, wanted
+from weft.errors import WorkerDied
+from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
+from weft.runtime.isolated.device import DeviceBackend
+from weft.runtime.isolated.engines import TWIN, device_files
+from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.isolated.model import IsolatedModel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
+PATIENCE_S = 120.0
+
+
+class Heard:
+    """The end of a step, when it has come."""
+
+    def __init__(self) -> None:
+        self._come, self._end = threading.Event(), list[StepEnd]()
+
+    def __call__(self, end: StepEnd) -> None:
+        self._end.append(end)
+        self._come.set()
+
+    def end(self) -> StepEnd:
+        assert self._come.wait(PATIENCE_S)
+        return self._end[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("device")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[DeviceBackend]:
+    found = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0), 1 << 30)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def model(backend: DeviceBackend, folder: Path) -> Any:
+    path = chain(folder / "models" / "chain.onnx")
+    return backend.open(path, LoadOptions(grain_s=1e-9, max_batch=4), folder / "cache", learn=False)
+
+
+@pytest.fixture
+def lane(backend: DeviceBackend) -> Iterator[Any]:
+    found = backend.lane(0)
+    yield found
+    assert found.close(PATIENCE_S)
+
+
+def ahead(model: IsolatedModel, lane: Any, feed: dict[str, Any]) -> list[Heard]:
+    """All steps of a batch, each started as soon as the one before the last has ended."""
+    heard = [Heard() for _ in model.segments]
+    values: Any = feed
+    for segment in range(len(model.segments)):
+        if segment > 1:
+            heard[segment - 2].end()
+        run = model.start(Step(segment, [BatchPart(values)], len(feed["x"])), lane, heard[segment])
+        onward = run.onward or heard[segment].end().made  # it may have ended by now
+        values = onward[0].values
+    return heard
+
+
+def test_a_device_has_one_lane_that_takes_a_step_ahead(backend: DeviceBackend, model: Any, lane: Any) -> None:
+    assert (lane.ahead, backend.inline, backend.memory_bytes) == (1, False, 1 << 30)
+    assert model.learned and f"runs in a worker process ({TWIN})" in model.remarks
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_steps_are_started_on_what_is_not_there_yet(model: Any, lane: Any, folder: Path, rows: int) -> None:
+    feed = drawn(rows)
+    heard = ahead(model, lane, feed)
+    ends = [each.end() for each in heard]
+    assert [each.error for each in ends] == [None] * 6
+    assert all(one.ended <= other.began for one, other in itertools.pairwise(ends))
+    expected = wanted(folder / "models" / "chain.onnx", feed)
+    np.testing.assert_allclose(ends[-1].made[0].answers["y"], expected, rtol=1e-5)
+
+
+def test_large_tensors_of_two_steps_lie_in_different_places(model: Any, lane: Any, folder: Path) -> None:
+    feeds = [drawn(4096, seed) for seed in range(3)]
+    for feed in feeds:
+        end = ahead(model, lane, feed)[-1].end()
+        expected = wanted(folder / "models" / "chain.onnx", feed)
+        np.testing.assert_allclose(end.made[0].answers["y"], expected, rtol=1e-5)
+
+
+def test_what_was_sent_ahead_of_a_step_that_fails_fails_as_it_did(
+    backend: DeviceBackend, model: Any, lane: Any
+) -> None:
+    ahead(model, lane, drawn(1))[-1].end()
+    worker = backend.groups()[TWIN].worker
+    assert worker is not None
+    heard = [Heard(), Heard()]
+    wrong = {"x": np.zeros((1, 3), np.float32)}  # a width that the weights do not have
+    with worker._lanes[lane.index].hearing:  # nothing has ended as long as nobody hears of it
+        run = model.start(Step(0, [BatchPart(wrong)], 1), lane, heard[0])
+        model.start(Step(1, [BatchPart(run.onward[0].values)], 1), lane, heard[1])
+    errors = [str(each.end().error) for each in heard]
+    assert errors[0] and errors[0] == errors[1]
+
+
+def test_nothing_is_held_when_nobody_needs_it(backend: DeviceBackend, model: Any, lane: Any) -> None:
+    for each in ahead(model, lane, drawn(2)):
+        assert each.end().error is None
+        each._end.clear()
+    del each
+    worker = backend.groups()[TWIN].worker
+    assert worker is not None
+    while worker.call("held") != [1, 0]:
+        pass
+    told = worker.call("told")
+    assert told["busy_s"] > 0 and backend.used_bytes >= 0
+
+
+def test_a_worker_that_died_is_replaced_and_has_the_model(backend: DeviceBackend, model: Any, lane: Any) -> None:
+    first = backend.groups()[TWIN].worker
+    assert first is not None
+    values = ahead(model, lane, drawn(1))[0].end().made[0].values
+    first.kill("a test")
+    heard = Heard()
+    model.start(Step(1, [BatchPart(values)], 1), lane, heard)
+    assert isinstance(heard.end().error, WorkerDied)
+    while isinstance((end := ahead_or_dead(model, lane)).error, WorkerDied):
+        threading.Event().wait(0.02)
+    assert end.error is None and backend.counts().deaths == 1
+
+
+def ahead_or_dead(model: IsolatedModel, lane: Any) -> StepEnd:
+    heard = Heard()
+    model.start(Step(0, [BatchPart(drawn(1))], 1), lane, heard)
+    return heard.end()
+
+
+def test_a_device_is_granted_its_files_and_no_other_engine_is() -> None:
+    assert device_files("cpu") == ((), ())
+    read, written = device_files("cuda:0")
+    assert "/proc" in read and "/proc/self" in written
+    assert all(each.startswith(("/dev/", "/proc/self")) for each in written)

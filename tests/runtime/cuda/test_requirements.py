@@ -1,0 +1,60 @@
+"""What is said where a GPU cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.errors import InputError
+from weft.runtime.cuda import requirements
+from weft.serving.config import ServerConfig
+
+
+def complaint(monkeypatch: pytest.MonkeyPatch, device: str = "cuda:0", **there: Any) -> str:
+    """What is said on a machine that has so much; by default everything."""
+    there = {"cuda": True, "torch": True, "twice": False, "gpus": 1} | there
+    providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if there["cuda"] else [])]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: providers)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: object() if there["torch"] else None)
+    monkeypatch.setattr(requirements, "installed_twice", lambda: there["twice"])
+    monkeypatch.setattr(requirements, "gpus", lambda: there["gpus"])
+    try:
+        return requirements.check(device) or ""
+    except InputError as error:
+        return str(error)
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complaint(monkeypatch) == ""
+    assert "has no CUDA; pip uninstall onnxruntime, then pip install onnxruntime-gpu" in complaint(
+        monkeypatch, cuda=False
+    )
+    assert complaint(monkeypatch, torch=False) == "cuda:0: torch is not installed; pip install 'weft[cuda]'"
+    assert "no NVIDIA driver with a GPU was found" in complaint(monkeypatch, gpus=0)
+    assert complaint(monkeypatch, "cuda:2", gpus=2) == "cuda:2: this machine has 2 GPU(s), the last is cuda:1"
+
+
+def test_two_packages_that_write_the_same_folder_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complaint(monkeypatch, twice=True).startswith("onnxruntime and onnxruntime-gpu are both installed")
+    assert complaint(monkeypatch, twice=True, cuda=False).startswith("cuda:0: onnxruntime and onnxruntime-gpu are both")
+
+
+def test_packages_are_found_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert requirements.folder_of("onnx") is not None and requirements.folder_of("no-such-package") is None
+    monkeypatch.setattr(requirements, "folder_of", {"onnxruntime": "a", "onnxruntime-gpu": "a"}.get)
+    assert requirements.installed_twice()
+    monkeypatch.setattr(requirements, "folder_of", {"onnxruntime": "a", "onnxruntime-gpu": "b"}.get)
+    assert not requirements.installed_twice()
+
+
+def test_a_device_has_one_lane_and_precision_needs_a_device() -> None:
+    assert ServerConfig(device="cuda:0", precision="fp16", lanes=4).lanes == 1
+    with pytest.raises(InputError, match="precision = fp16 needs a device"):
+        ServerConfig(precision="fp16")
+    with pytest.raises(InputError, match="device_memory_bytes = 1 needs a device"):
+        ServerConfig(device_memory_bytes=1)
+    with pytest.raises(InputError, match="isolation = process cannot go with device = cuda:0"):
+        ServerConfig(device="cuda:0", isolation="process")
+    with pytest.raises(InputError, match="device"):
+        ServerConfig(device="gpu")
