@@ -133,7 +133,7 @@ def test_a_lane_that_a_dead_worker_does_not_take_leaves_nothing_open(
         monkeypatch.setattr(worker._line, "send", send)
         heard = Heard()
         worker.begin(one.lane(0), NoModel(), Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1), heard)
-        assert "it takes no more work" in str(heard.end().error)
+        assert "the worker that computed it died: SIGKILL" in str(heard.end().error)
         ((line, theirs),) = made
         assert line.file == -1 and theirs.fileno() == -1
         worker.close()

@@ -345,9 +345,15 @@ def test_a_model_whose_worker_dies_too_often_is_left_alone_until_it_is_tried_aga
     assert model.breaker.state == "closed"
 
 
-@pytest.mark.parametrize(("learn", "what"), [(True, "cut and measured"), (False, "opened")])
+def _broken(*_: Any, **__: Any) -> None:
+    raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("learn", "what", "gone"), [(True, "cut and measured", False), (False, "opened", False), (False, "opened", True)]
+)
 def test_a_model_that_kills_its_worker_when_it_is_opened_is_refused_and_others_of_its_group_live_on(
-    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learn: bool, what: str
+    made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learn: bool, what: str, gone: bool
 ) -> None:
     one = backend(made)
     model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
@@ -356,6 +362,8 @@ def test_a_model_that_kills_its_worker_when_it_is_opened_is_refused_and_others_o
     def dying(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
         if method == "open" and "bad" in str(arguments):
             os.kill(worker.pid, signal.SIGSEGV)
+            if gone:
+                monkeypatch.setattr(worker._line, "send", _broken)  # what is sent after its end
         return call(worker, method, *arguments)
 
     monkeypatch.setattr(WorkerProcess, "call", dying)

@@ -241,7 +241,9 @@ class WorkerProcess:
         head += [run.keep, run.onward is not None]
         try:
             self._lane(run.lane).send(head, laid)
-        except (ConnectionError, BlockingIOError) as error:
+        except ConnectionError:
+            self.process.kill()  # it is gone; how it ended is seen where it is buried
+        except BlockingIOError as error:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
         except Exception as error:  # nobody shall wait for what was not sent
@@ -315,6 +317,8 @@ class WorkerProcess:
             raise self.lost()
         try:
             self._line.send(["call", key, method, arguments], wait=True)
+        except ConnectionError:
+            self.process.kill()  # it is gone; how it ended is seen where it is buried
         except OSError as error:
             self.kill(f"it takes no more calls: {error}")
         return future.result()
