@@ -345,8 +345,30 @@ def test_a_model_whose_worker_dies_too_often_is_left_alone_until_it_is_tried_aga
     assert model.breaker.state == "closed"
 
 
-def _broken(*_: Any, **__: Any) -> None:
-    raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+def _sent_after_its_end(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the next call go to a process that has ended, before anybody has seen to that."""
+    ended, killed, bury, kill = threading.Event(), threading.Event(), worker._bury, worker.process.kill
+
+    def buried(code: int) -> None:
+        ended.set()
+        killed.wait()
+        bury(code)
+
+    def killing() -> None:
+        kill()
+        if ended.is_set():
+            killed.set()
+
+    def send(*_: Any, **__: Any) -> None:
+        ended.wait()
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    for where, name, what in (
+        (worker, "_bury", buried),
+        (worker.process, "kill", killing),
+        (worker._line, "send", send),
+    ):
+        monkeypatch.setattr(where, name, what)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +385,7 @@ def test_a_model_that_kills_its_worker_when_it_is_opened_is_refused_and_others_o
         if method == "open" and "bad" in str(arguments):
             os.kill(worker.pid, signal.SIGSEGV)
             if gone:
-                monkeypatch.setattr(worker._line, "send", _broken)  # what is sent after its end
+                _sent_after_its_end(worker, monkeypatch)
         return call(worker, method, *arguments)
 
     monkeypatch.setattr(WorkerProcess, "call", dying)
