@@ -59,5 +59,5 @@ def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
         return f"{where} is missing"
     value = repr(problem["input"])
     shown = value if len(value) <= 60 else value[:57] + "..."
-    rest = len(error.errors()) - 1
-    return f"{where} = {shown}: {problem['msg']}" + (f" (and {rest} more problems)" if rest else "")
+    rest, said = len(error.errors()) - 1, problem["msg"].removeprefix("Value error, ")
+    return f"{where} = {shown}: {said}" + (f" (and {rest} more problems)" if rest else "")

@@ -45,7 +45,14 @@ FileName = Annotated[str, Field(pattern=r"^[^/\\]+$", strict=True), AfterValidat
 Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-]{1,64})$", strict=True)]
 """Where a model runs: in threads of the server, in a worker process of its own, or in that of a group."""
 
-DeviceName = Annotated[str, Field(pattern=r"^cuda:[0-9]{1,2}$", strict=True)]
+
+def _device(name: str) -> str:
+    if not re.fullmatch("cuda:[0-9]{1,2}", name):
+        raise ValueError("must be one GPU by its number, as cuda:0")
+    return name
+
+
+DeviceName = Annotated[str, Field(strict=True), AfterValidator(_device)]
 """A GPU by its number."""
 Precision = Literal["fp32", "fp16"]
 
