@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
+from awake import awake
 from machine import machine
 from rich.console import Console
 from rich.table import Table
@@ -173,4 +174,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with awake():
+        main()
