@@ -52,7 +52,8 @@ KNOWN_AS = {"expired": "deadline", "unmeetable": "deadline", "too_long": "deadli
 KNOWN_AS |= dict.fromkeys(("worker_died", "breaker", "quarantined"), KILLED)
 """The server's reasons that have another name in the clients' books."""
 Span = tuple[float, float]
-SETTLED_S, SAMPLE_S = 60.0, 2.0
+SETTLED_S, SAMPLE_S = 180.0, 2.0
+"""Until then what is kept of the last requests fills up, and workers that were killed are as warm as the others."""
 RESULTS = Path(__file__).parent / "results" / "soak.json"
 
 
