@@ -12,10 +12,10 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Numbers of the GNU C library's ``mallopt``."""
 
-KEPT_BYTES = 16 << 20
+KEPT_BYTES = 64 << 20
 """So much that is free at the end of the heap stays there."""
-LARGE_BYTES = 4 << 20
-"""Pieces from this size on come from the system and go back there."""
+LARGE_BYTES = 32 << 20
+"""Pieces from this size on come from the system and go back there; it is what the library comes to by itself, later."""
 HEAPS = 4
 """Threads share so many."""
 
