@@ -4,8 +4,8 @@ A mix is planned with nothing cached, and the time that takes is noted. ``weft s
 streams are sent at .7, .9 and 1.05 of the largest load that the plan promises: the share of deadlines that are missed,
 and the 99th percentile, beside what the simulator says of the same arrivals. Then the largest load is bisected for
 real, and the ten options that the simulator ranks next are served in the plan's place, each with 5 % more than that:
-none of them should keep the deadlines. The speed of a shared machine changes: the machine is measured again after a mix, and a mix is done again if the
-largest load that follows from that is another one.
+none of them should keep the deadlines. The speed of a shared machine changes: the machine is measured again after a
+mix, and a mix is done again if the largest load that follows from that is another one.
 
     python benchmarks/plan_holds.py [--mixes light,heavy] [--seconds 12]
 """
