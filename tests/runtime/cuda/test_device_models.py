@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.cuda.nets import WIDTH, chain, choosing, drawn, leaving, wanted
+from tests.runtime.special_models import SPECIAL
 from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.cuda.device import HostDevice
@@ -50,6 +51,15 @@ def through(model: DeviceModel, feed: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_ladder_doubles_up_to_the_largest_batch() -> None:
     assert [ladder(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+@pytest.mark.parametrize(("name", "joins"), [("wide-rows", False), ("perceptron", True)])
+def test_rows_of_other_shapes_are_joined_only_where_sizes_decide_nothing(
+    name: str, joins: bool, tmp_path: Path
+) -> None:
+    (special,) = (each for each in SPECIAL if each.name == name)
+    found = prepare_on(HostDevice(), special.save(tmp_path), LoadOptions(max_batch=2, shapes=special.shapes))
+    assert isinstance(found, DeviceModel) and found.batchable and found.any_shapes == joins
 
 
 def test_guesses_come_to_what_segments_were_measured_to_take() -> None:

@@ -310,7 +310,8 @@ class _DeviceWorkshop:
             raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
         if reason is not None:
             self.remarks.append(f"batched up to {max(sizes)}: {reason}")
-        return blueprint.model_copy(update={"max_batch": max(sizes), "any_shapes": batched}), sizes
+        any_shapes = batched and not verdict.by_size
+        return blueprint.model_copy(update={"max_batch": max(sizes), "any_shapes": any_shapes}), sizes
 
     def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
         """Why the rows of a batch are not those of its samples; None where they are. The first one asked is alone."""
