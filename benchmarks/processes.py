@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.survey.memory import held_bytes
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SHORTEST_MARK = 16
 """Whoever finds processes by a mark may end them, so it must be one that nobody else has by chance."""
@@ -85,13 +87,4 @@ def survivors(members: Iterable[Process]) -> list[Process]:
 
 def memory_bytes(pid: int) -> int:
     """What a process and its descendants hold; what they share is counted once."""
-    return sum(map(_share_bytes, (each.pid for each in family(pid))))
-
-
-def _share_bytes(pid: int) -> int:
-    """Its part of memory: pages that n processes share count as an n-th."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return held_bytes(pid) or 0
