@@ -41,6 +41,8 @@ LANES = (1, 2)
 LIMIT, TARGET = 0.01, 0.15
 STEADY = 0.1
 """How far the predictions before and after a bisection may lie apart where a round counts."""
+NOTHING = "no load is sustained"
+"""What ``weft sustain`` says of a machine on which every load misses deadlines."""
 STREAMS: tuple[dict[str, Any], ...] = (
     {"model": "pp-ocr-cls", "rate": 40.0, "deadline_ms": 60.0, "shapes": {"x": [1, 3, 48, 192]}},
     {"model": "magika", "rate": 30.0, "deadline_ms": 120.0, "shapes": {"bytes": [1, 2048]}},
@@ -69,11 +71,15 @@ def workload(folder: Path, factor: float, seconds: float, seed: int) -> Path:
     return path
 
 
+class Refused(SystemExit):
+    """A command says that it cannot; unless somebody minds that, this program ends with what it said."""
+
+
 def weft(*arguments: str) -> None:
     """Run a command; what it prints is shown only if it fails."""
     done = subprocess.run([WEFT, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"weft {' '.join(arguments)}: {done.stderr or done.stdout}")
+        raise Refused(f"weft {' '.join(arguments)}: {done.stderr or done.stdout}")
 
 
 def profiled(lanes: int, folder: Path, seconds: float) -> Path:
@@ -152,13 +158,19 @@ class Rounds:
             )
             self.host = profiled(self.lanes, self.folder, self.asked.survey)
             after = self._predicted(policy)
-            if max(before, after) <= (1 + STEADY) * min(before, after):
+            if before and max(before, after) <= (1 + STEADY) * min(before, after):
                 between = (before * after) ** 0.5
                 return {"lanes": self.lanes, "policy": policy, "predicted": between, "ends": [before, after], **run}
             self.again += 1
 
     def _predicted(self, policy: str) -> float:
-        return float(predicted(self.host, policy, self.seed, self.folder, self.asked.seconds)["factor"])
+        """The factor; 0 where the machine was so slow while it was measured that it could sustain nothing."""
+        try:
+            return float(predicted(self.host, policy, self.seed, self.folder, self.asked.seconds)["factor"])
+        except Refused as refused:
+            if NOTHING not in str(refused):
+                raise
+            return 0.0
 
 
 def summed_up(rounds: list[Round]) -> list[dict[str, Any]]:
