@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from weft.engine import Completion
-from weft.engine.lane_queues import awaited, has_room, lane_for
+from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, awaited, has_room, lane_for
 from weft.policies import Candidate, Start
 from weft.runtime.backend import Ended, StepEnd, StepOutput
 from weft.runtime.lanes import ABORT_FROM_TICKS, LaneExecutor
 
-TICKS = 100
-"""What a segment is expected to take."""
+TICKS = SHORT_TICKS + 100_000
+"""What a segment is expected to take: so long that one alone waits behind another."""
 
 
 class Run:
@@ -150,6 +150,27 @@ class Bench:
 # One behind another
 
 
+def test_short_segments_wait_until_they_take_a_while_together() -> None:
+    one, ticks = Bench(), SHORT_TICKS // 2 - 1
+    for layer in range(4):
+        one.give(7, layer, ticks)
+        assert one.told() == ([(7, layer)] if layer < 3 else [])  # the last one fills it: nothing goes on from it yet
+    assert one.held() == one.started() == [(7, 0), (7, 1), (7, 2), (7, 3)]
+    assert not one.lanes.ready()
+    (known,) = one.end(after=ticks)
+    assert known.candidate.layer == 3 and known.times.compute_end == one.backend.ticks + 3 * ticks
+    assert one.lanes.ready()
+
+
+def test_not_more_than_a_few_segments_wait_however_short_they_are() -> None:
+    one = Bench()
+    for layer in range(1 + MOST_AHEAD):
+        assert one.lanes.ready()
+        one.give(7, layer, 1)
+        one.told()
+    assert not one.lanes.ready() and len(one.held()) == 1 + MOST_AHEAD
+
+
 def test_the_source_is_told_of_a_segment_that_runs_and_the_next_is_queued_behind_it():
     one = Bench()
     first = one.give(7)
@@ -164,7 +185,9 @@ def test_the_source_is_told_of_a_segment_that_runs_and_the_next_is_queued_behind
     (known,) = one.end()
     assert (known.candidate.layer, known.times.compute_end) == (1, one.backend.ticks + TICKS)
     assert one.lanes.ready() is not None
-    assert [(lane, done.candidate.layer, done.times.compute_end) for lane, done in one.watched] == [(0, 0, 1100)]
+    assert [(lane, done.candidate.layer, done.times.compute_end) for lane, done in one.watched] == [
+        (0, 0, 1000 + TICKS)
+    ]
     assert one.works[7].taken == [0, 1]
 
 
@@ -314,8 +337,8 @@ def test_spans_of_a_lane_do_not_overlap_where_its_device_counts_from_when_it_was
     one.backend.opened[0].free_since = 0
     one.end()
     spans = [(done.times.compute_start, done.times.compute_end) for _, done in one.watched]
-    assert spans == [(1000, 1100), (1100, 1200)]
-    assert one.lanes.lanes[0].busy_ticks == 200
+    assert spans == [(1000, 1000 + TICKS), (1000 + TICKS, 1000 + 2 * TICKS)]
+    assert one.lanes.lanes[0].busy_ticks == 2 * TICKS
 
 
 def test_a_batch_is_not_told_of_beforehand_that_is_being_stopped():
@@ -559,8 +582,8 @@ def test_every_segment_is_told_of_once_and_in_order_whatever_ends_stops_comes_or
 
 
 class Held:
-    def __init__(self, batch: int, *, stoppable: bool = False) -> None:
-        self.batch, self.stoppable = (0, batch), stoppable
+    def __init__(self, batch: int, *, stoppable: bool = False, compute: int = TICKS) -> None:
+        self.batch, self.stoppable, self.compute = (0, batch), stoppable, compute
 
 
 class Line:
@@ -574,6 +597,9 @@ class Line:
         (Line(), True),
         (Line(Held(1)), True),
         (Line(Held(1), Held(2)), False),
+        (Line(Held(1), Held(2, compute=1)), True),
+        (Line(Held(1), *[Held(2, compute=1)] * MOST_AHEAD), False),
+        (Line(Held(1), Held(2, compute=1, stoppable=True)), False),
         (Line(Held(1, stoppable=True)), False),
     ],
 )

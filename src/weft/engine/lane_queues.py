@@ -9,6 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+DEVICE_AHEAD = 1
+"""How many segments the lane of a GPU takes besides the one that it computes."""
+
+MOST_AHEAD = 4
+"""So many segments wait at most on a lane that takes them ahead."""
+
+SHORT_TICKS = 300_000
+"""What waits on such a lane may take 0.3 ms together: so long it takes to hear of an end and to give it another."""
+
 BatchKey = tuple[int, int]
 """A batch by its stream and its query."""
 
@@ -26,6 +35,11 @@ class Queued(Protocol):
         """Whether it is long enough to be stopped for something urgent."""
         ...
 
+    @property
+    def compute(self) -> int:
+        """How many ticks it is expected to take."""
+        ...
+
 
 Q = TypeVar("Q", bound=Queued, covariant=True)
 
@@ -41,12 +55,23 @@ L = TypeVar("L", bound=LaneQueue[Queued])
 
 
 def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
-    """Whether a lane that takes so many segments ahead takes one more.
+    """Whether a lane that takes so many segments ahead takes one more; of short ones it takes a few more than that.
 
     Nothing waits behind one that may be stopped: whoever is urgent is weighed against it first.
     """
     tasks = lane.tasks
-    return not tasks or (len(tasks) <= ahead and not tasks[-1].stoppable)
+    if not tasks or not ahead or tasks[-1].stoppable:
+        return not tasks
+    short = len(tasks) <= MOST_AHEAD and sum([task.compute for task in tasks[1:]]) < SHORT_TICKS
+    return len(tasks) <= ahead or short
+
+
+def known(lane: LaneQueue[Q], ahead: int) -> Sequence[Q]:
+    """Those of a lane's segments from which batches may go on before they have ended: the one that it computes.
+
+    Where it takes more, what waits behind it as well, or there would be nothing to give it.
+    """
+    return lane.tasks if has_room(lane, ahead) else lane.tasks[:1]
 
 
 def lane_for(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L:

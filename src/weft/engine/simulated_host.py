@@ -17,7 +17,7 @@ from typing import NamedTuple
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.devices.lanes import Lanes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, awaited, has_room, lane_for
+from weft.engine.lane_queues import BatchKey, awaited, has_room, known, lane_for
 from weft.policies.base import NO_DEADLINE, Candidate, Running, Setting, Start
 
 AT_ONCE = 1e-6
@@ -69,6 +69,10 @@ class _Segment:
     @property
     def batch(self) -> BatchKey:
         return self.joined or (self.candidate.stream, self.candidate.query)
+
+    @property
+    def compute(self) -> int:
+        return self.candidate.compute
 
     def begin_at(self, now: int) -> None:
         self.begin = now + self.before
@@ -140,13 +144,18 @@ class SimulatedHost:
                 head.begin_at(self._now)
 
     def _known(self) -> list[Completion]:
-        """What lanes have come to and batches can go on from: its end is known beforehand."""
-        heads = [lane.tasks[0] for lane in self._queues if lane.tasks]
-        found = [each for each in heads if each.begin < NOT_YET and self._goes_on(each)]
-        for each in found:
-            each.told = True
-        expected = [LayerTimes(self._now, self._now, self._now, self._now + each.candidate.compute) for each in found]
-        return [Completion(each.candidate, times) for each, times in zip(found, expected, strict=True)]
+        """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
+        found = []
+        for lane in self._queues:
+            begin = self._now
+            for each in known(lane, self._ahead):
+                if any(other.end > self._now for other in each.after):
+                    break
+                if self._goes_on(each):
+                    each.told = True
+                    found.append(Completion(each.candidate, LayerTimes(begin, begin, begin, begin + each.compute)))
+                begin += self._rest(each)
+        return found
 
     def _goes_on(self, segment: _Segment) -> bool:
         """Whether its batch goes on from a segment that runs: no answer decides on that, and nobody takes it back."""

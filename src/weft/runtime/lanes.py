@@ -22,7 +22,7 @@ from typing import Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, awaited, has_room, lane_for
+from weft.engine.lane_queues import BatchKey, awaited, has_room, known, lane_for
 from weft.policies.base import Candidate, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
@@ -86,9 +86,13 @@ class LaneTask:
         return self.candidate.compute >= ABORT_FROM_TICKS
 
     @property
+    def compute(self) -> int:
+        return self.candidate.compute
+
+    @property
     def goes_on(self) -> Sequence[StepOutput] | None:
         """What its batch can go on with though it runs; nothing where the source knows, or may take it back."""
-        if self.run is None or self.began is None:
+        if self.run is None:
             return None
         waited_for = self.told or self.aborted or self.doomed or self.stoppable
         return None if waited_for else self.run.onward
@@ -288,15 +292,17 @@ class LaneExecutor:
         return _completion(task, end._replace(began=began, ended=max(began, end.ended)))
 
     def _known(self) -> list[Completion]:
-        """What lanes have come to and batches can go on from: its end is known beforehand."""
+        """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
         found = []
         for lane in self.lanes:
-            made = lane.tasks[0].goes_on if lane.tasks else None
-            if made is not None:
-                task, now = lane.tasks[0], self.now()
-                task.told, error = True, _take(task, made)
-                times = LayerTimes(now, now, now, now + task.candidate.compute)
-                found.append(Completion(task.candidate, times, error=error, work=task.work))
+            begin = self.now()
+            for task in known(lane, lane.device.ahead):
+                made = task.goes_on
+                if made is not None:
+                    task.told, error = True, _take(task, made)
+                    times = LayerTimes(begin, begin, begin, begin + task.compute)
+                    found.append(Completion(task.candidate, times, error=error, work=task.work))
+                begin += self._rest(task)
         return found
 
     def abortable(self) -> tuple[Running, ...]:
