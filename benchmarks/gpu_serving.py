@@ -6,7 +6,7 @@ measured, and not measured again when this is started once more:
     python benchmarks/gpu_serving.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE]
 
 Rows: `bare/MODEL/ROWS` the captured model in one piece and in segments, replayed in a loop without a server;
-`served/MODEL/WIRE/ROWS` requests in a closed loop over binary HTTP or system shared memory; `alone/MODEL` one-row
+`served/MODEL/WIRE/ROWS` requests in a closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL` one-row
 requests at a fifth of what the device can do; `beside/URGENT/OTHER` the same while the other model is asked without
 end; `killed/MODEL` from the death of the worker to the next answer.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import multiprocessing
 import os
@@ -25,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -176,14 +179,13 @@ def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
     """A request as bytes, and the memory that it needs to stay."""
     arrays, memory, body = inputs_of(name, rows), None, b""
     told: list[dict[str, Any]] = []
-    if wire == "memory":
-        memory = shared_memory.SharedMemory(create=True, size=sum(each.nbytes for each in arrays.values()))
+    if wire != "http":
+        memory = _KINDS[wire](b"".join(each.tobytes() for each in arrays.values()))
     at = 0
     for key, each in arrays.items():
         kind = {"f": "FP32", "i": "INT64"}[each.dtype.kind]
         entry: dict[str, Any] = {"name": key, "shape": list(each.shape), "datatype": kind}
         if memory is not None:
-            memory.buf[at : at + each.nbytes] = each.tobytes()
             where = {"shared_memory_region": memory.name, "shared_memory_byte_size": each.nbytes}
             entry["parameters"] = where | {"shared_memory_offset": at}
             at += each.nbytes
@@ -197,6 +199,45 @@ def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
         f"Inference-Header-Content-Length: {len(head)}\r\n\r\n"
     )
     return text.encode() + head + body, memory
+
+
+class SystemMemory:
+    """Bytes in shared memory of the system."""
+
+    def __init__(self, data: bytes) -> None:
+        self._memory = shared_memory.SharedMemory(create=True, size=len(data))
+        self._memory.buf[: len(data)] = data
+        self.name, self.size, self.kind = self._memory.name, len(data), "system"
+        self.about: dict[str, Any] = {"key": f"/{self.name}", "offset": 0}
+
+    def close(self) -> None:
+        self._memory.close()
+        self._memory.unlink()
+
+
+class CudaMemory:
+    """Bytes in memory of the GPU."""
+
+    def __init__(self, data: bytes) -> None:
+        import torch
+
+        driver, self._address, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(0), (ctypes.c_ubyte * 64)()
+        torch.zeros(1, device="cuda")  # and so there is a context
+        for failed in (
+            driver.cuMemAlloc_v2(ctypes.byref(self._address), ctypes.c_size_t(len(data))),
+            driver.cuMemcpyHtoD_v2(self._address, data, ctypes.c_size_t(len(data))),
+            driver.cuIpcGetMemHandle(ctypes.byref(handle), self._address),
+        ):
+            assert not failed, f"the driver says {failed}"
+        self.name, self.size, self.kind = f"gpu{self._address.value:x}", len(data), "cuda"
+        self.about: dict[str, Any] = {"raw_handle": {"b64": b64encode(bytes(handle)).decode()}, "device_id": 0}
+        self._free = driver.cuMemFree_v2
+
+    def close(self) -> None:
+        self._free(self._address)
+
+
+_KINDS = {"memory": SystemMemory, "cuda": CudaMemory}
 
 
 def _connected(port: int) -> socket.socket:
@@ -221,12 +262,25 @@ def _exchanged(connection: socket.socket, request: bytes) -> tuple[int, bytes]:
     return int(head.split()[1]), body
 
 
-def _register(port: int, memory: Any) -> None:
-    text = json.dumps({"key": f"/{memory.name}", "offset": 0, "byte_size": memory.size}).encode()
-    path = f"/v2/systemsharedmemory/region/{memory.name}/register"
-    request = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
-    status, body = _exchanged(_connected(port), request)
-    assert status == 200, body
+@contextmanager
+def _registered(port: int, memory: Any) -> Iterator[None]:
+    """Have the server know of a region, if there is one, and take it away afterwards."""
+    if memory is None:
+        yield
+        return
+
+    def ask(what: str, about: dict[str, Any]) -> None:
+        text, path = json.dumps(about).encode(), f"/v2/{memory.kind}sharedmemory/region/{memory.name}/{what}"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
+        status, body = _exchanged(_connected(port), head.encode() + text)
+        assert status == 200, body
+
+    ask("register", memory.about | {"byte_size": memory.size})
+    try:
+        yield
+    finally:
+        ask("unregister", {})
+        memory.close()
 
 
 def _in_a_loop(port: int, request: bytes, seconds: float, told: Any) -> None:
@@ -294,16 +348,12 @@ def _started(target: Callable[..., None], count: int, *arguments: Any) -> Callab
 def served(server: Served, name: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
     """Requests of so many rows, without end."""
     request, memory = request_for(name, rows, wire)
-    if memory is not None:
-        _register(server.port, memory)
     best: dict[str, Any] = {}
-    for clients in (4, 12) if rows > 1 else (48,):
-        found = _started(_in_a_loop, clients, server.port, request, seconds)()
-        found |= {"clients": clients, "rows_per_s": found["requests"] * rows / seconds}
-        best = max(best, found, key=lambda each: each.get("rows_per_s", 0.0))
-    if memory is not None:
-        memory.close()
-        memory.unlink()
+    with _registered(server.port, memory):
+        for clients in (4, 12) if rows > 1 else (48,):
+            found = _started(_in_a_loop, clients, server.port, request, seconds)()
+            found |= {"clients": clients, "rows_per_s": found["requests"] * rows / seconds}
+            best = max(best, found, key=lambda each: each.get("rows_per_s", 0.0))
     return best
 
 
@@ -316,13 +366,11 @@ def alone(server: Served, name: str, graph_ms: float, seconds: float) -> dict[st
 def beside(server: Served, urgent: str, other: str, graph_ms: float, seconds: float) -> dict[str, Any]:
     quiet = alone(server, urgent, graph_ms, seconds)
     request, memory = request_for(other, 8, "memory")
-    _register(server.port, memory)
-    background = _started(_in_a_loop, 6, server.port, request, seconds + 1.0)
-    time.sleep(0.5)
-    busy = alone(server, urgent, graph_ms, seconds)
-    rate = background()
-    memory.close()
-    memory.unlink()
+    with _registered(server.port, memory):
+        background = _started(_in_a_loop, 6, server.port, request, seconds + 1.0)
+        time.sleep(0.5)
+        busy = alone(server, urgent, graph_ms, seconds)
+        rate = background()
     return {"alone": quiet, "beside": busy, "other": rate, "p99_ratio": busy["p99_ms"] / quiet["p99_ms"]}
 
 
@@ -380,7 +428,7 @@ def measure(only: str, seconds: float, results: Path) -> None:
     server = Served(slo)
     try:
         for name in MODELS:
-            for wire in ("memory", "http"):
+            for wire in ("cuda", "memory", "http"):
                 for count in ROWS:
                     row(
                         f"served/{name}/{wire}/{count}",

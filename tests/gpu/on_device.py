@@ -5,11 +5,14 @@ The name keeps it out of ``make test``; without a GPU, or what it needs, everyth
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.requirements import check
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.lent import LendingTerms, LentTensor
 
 try:
     check("cuda:0")
@@ -130,6 +134,53 @@ def test_a_confined_worker_has_the_device_and_is_replaced(backend: DeviceBackend
         threading.Event().wait(0.1)
     np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
     assert lane.close(60.0)
+
+
+@pytest.mark.parametrize("kind", ["memory", "cuda"])
+def test_tensors_are_taken_from_regions_of_clients(backend: DeviceBackend, tmp_path: Path, kind: str) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from gpu_serving import CudaMemory, SystemMemory
+
+    path, sizes = chain(tmp_path / "wide.onnx", sizes=("n", 4096, 8)), (3, 4096, 8)
+    x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+    region: Any = (SystemMemory if kind == "memory" else CudaMemory)(b"\0" * 100 + x.tobytes())
+    lender = Lending(region)
+    model = backend.open(path, LoadOptions(max_batch=4))
+    lane = backend.lane(0)
+    for _ in range(2):
+        ended: SimpleQueue[Any] = SimpleQueue()
+        values: Any = {"x": LentTensor(lender, 100, sizes, x.dtype)}
+        for segment in range(len(model.segments)):
+            model.start(Step(segment, [BatchPart(values)], 3), lane, ended.put)
+            end = ended.get(timeout=60)
+            assert end.error is None, end.error
+            values = end.made[0].values
+        np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, {"x": x}), rtol=1e-4, atol=1e-5)
+    if kind == "memory":  # the GPU has the pages that were there when it was told of them
+        os.truncate(f"/dev/shm/{region.name}", 10)
+    else:
+        backend.write_region(lender.terms, 100, memoryview((x * 0).tobytes()))
+    model.start(Step(0, [BatchPart({"x": LentTensor(lender, 100, sizes, x.dtype)})], 3), lane, ended.put)
+    end = ended.get(timeout=60)
+    assert end.error is None and backend.groups()["cuda:0"].counts.deaths <= 1
+    model.close()
+    lane.close()
+    region.close()
+
+
+class Lending:
+    """A client's region as the server has it."""
+
+    def __init__(self, region: Any) -> None:
+        self.file, handle = None, ""
+        if region.kind == "system":
+            self.file = os.open(f"/dev/shm/{region.name}", os.O_RDWR)
+        else:
+            handle = b64decode(region.about["raw_handle"]["b64"]).hex()
+        self.terms = LendingTerms(1 if self.file else 2, "file" if self.file else "cuda", 0, region.size, handle)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        raise AssertionError("the server does not read it")
 
 
 FAULT = """

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from tests.runtime.cuda.nets import chain, choosing, drawn, wanted
 from tests.serving import live
+from tests.serving.test_serve_models import until
 from weft.errors import InputError
 from weft.runtime import backends
 from weft.runtime.isolated.device import DeviceBackend
@@ -25,12 +29,18 @@ from weft.serving import isolation
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 
 
+WIDE = (4096, 8)
+"""A sample that is long enough to be lent."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("models")
     chain(found / "chain" / "1" / "model.onnx")
     (found / "chain" / "weft.toml").write_text("max_batch = 4\ngrain_ms = 0.0001\n")
     choosing(found / "choosing" / "1" / "model.onnx")
+    chain(found / "wide" / "1" / "model.onnx", sizes=("n", *WIDE))
+    (found / "wide" / "weft.toml").write_text("max_batch = 4\n")
     return found
 
 
@@ -70,6 +80,69 @@ def test_what_the_device_does_not_take_is_answered_all_the_same_and_told(server:
     np.testing.assert_allclose(answer, wanted(folder / "choosing" / "1" / "model.onnx", drawn(1)), rtol=1e-6)
     slot = server.server.service.library.find("choosing")
     assert slot is not None and "runs on the CPU: it has control flow (If)" in slot.message
+
+
+class Lent:
+    """An image in a region of a client's."""
+
+    def __init__(self, server: live.Live, seed: int, rows: int = 1) -> None:
+        self.array = np.random.default_rng(seed).standard_normal((rows, *WIDE)).astype(np.float32)
+        self.memory = SharedMemory(create=True, size=64 + self.array.nbytes)
+        self.memory.buf[64:][: self.array.nbytes] = self.array.tobytes()
+        self._url = f"{server.url}/v2/systemsharedmemory/region/{self.memory.name}"
+        self._models = f"{server.url}/v2/models"
+        self.post(f"{self._url}/register", {"key": self.memory.name, "byte_size": self.memory.size})
+
+    def post(self, url: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(url, json.dumps(body).encode(), method="POST")
+        with urllib.request.urlopen(request, timeout=live.PATIENCE_S) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def asked(self) -> Any:
+        where = {"shared_memory_region": self.memory.name, "shared_memory_offset": 64}
+        told = {"name": "x", "shape": self.array.shape, "datatype": "FP32"}
+        parameters = where | {"shared_memory_byte_size": self.array.nbytes}
+        (output,) = self.post(f"{self._models}/wide/infer", {"inputs": [told | {"parameters": parameters}]})["outputs"]
+        return np.array(output["data"], np.float32).reshape(output["shape"])
+
+    def close(self) -> None:
+        self.post(f"{self._url}/unregister", {})
+        self.memory.close()
+        self.memory.unlink()
+
+
+def worker_of(server: live.Live) -> Any:
+    return server.server.service.library.backend.groups()[TWIN].worker
+
+
+def test_long_inputs_in_regions_are_lent_to_the_device(server: live.Live, folder: Path) -> None:
+    path, images = folder / "wide" / "1" / "model.onnx", [Lent(server, seed, 1 + seed % 2) for seed in range(6)]
+    for _ in range(2):
+        with ThreadPoolExecutor(6) as clients:
+            answers = list(clients.map(Lent.asked, images))
+        for image, answer in zip(images, answers, strict=True):
+            np.testing.assert_allclose(answer, wanted(path, {"x": image.array}), rtol=1e-4, atol=1e-5)
+    assert len(worker_of(server)._lent) == 6
+    worker_of(server).kill("a test")
+    until(lambda: worker_of(server) is not None and worker_of(server).alive and worker_of(server).opened, "a worker")
+    np.testing.assert_allclose(images[0].asked(), answers[0], rtol=1e-6)
+    assert len(worker_of(server)._lent) == 1
+    for image in images:
+        image.close()
+    until(lambda: not worker_of(server)._lent, "forgotten regions")
+    assert worker_of(server).call("borrowed") == 0
+
+
+def test_a_region_that_is_cut_off_fails_its_own_requests(server: live.Live) -> None:
+    image = Lent(server, 1)
+    image.asked()
+    os.truncate(f"/dev/shm/{image.memory.name}", 1000)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        image.asked()
+    assert refused.value.code == 400 and "cut off" in json.load(refused.value)["error"]
+    os.truncate(f"/dev/shm/{image.memory.name}", image.memory.size)
+    image.asked()
+    image.close()
 
 
 def test_metrics_tell_of_the_device(server: live.Live) -> None:

@@ -7,6 +7,7 @@ tritonclient has for it. A server that mapped regions would not survive this fil
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
@@ -27,14 +28,16 @@ from tests.serving import live
 from tests.serving.clients import CLIENTS, KINDS, Client, expected, told, utils, values, x
 from tests.serving.test_serve_models import until
 from weft.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, OverBudget, TooLarge
+from weft.runtime.lent import LendingTerms, LentTensor
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto
 from weft.serving.budget import ByteBudget
+from weft.serving.cuda_memory import CudaMemory
 from weft.serving.json_helpers import is_large
 from weft.serving.keys import Caller, KeyConfig
 from weft.serving.region_tensors import HERE_BYTES, STRING_BYTES_HERE, STRINGS_HERE, RegionTensors, RequestRegions
 from weft.serving.regions import RegionPart, places
-from weft.serving.shared_memory import FOLDER, CudaMemory, SystemMemory
+from weft.serving.shared_memory import FOLDER, SystemMemory
 from weft.serving.wire import (
     InferRequest,
     InferResponse,
@@ -305,12 +308,59 @@ def test_shared_memory_that_is_off_is_refused_by_name_and_has_nothing_to_tell(sh
     assert regions.status(ONE) == [] and made.opened == 0
 
 
+def cuda(device: int | None, written: list[Any]) -> CudaMemory:
+    def write(terms: LendingTerms, offset: int, data: memoryview) -> None:
+        written.append((terms.handle, offset, bytes(data)))
+
+    return CudaMemory(device, write, enabled=True, most_regions=4, most_bytes=1 << 20)
+
+
+def test_a_region_of_a_gpu_is_kept_by_its_handle_and_written_by_who_has_the_gpu() -> None:
+    written: list[Any] = []
+    regions = cuda(0, written)
+    handle = bytes(range(64))
+    regions.register(ONE, "r", {"raw_handle": {"b64": base64.b64encode(handle).decode()}, "byte_size": 64})
+    regions.register(ONE, "s", {"raw_handle": handle, "device_id": 0, "byte_size": 32})
+    assert regions.status(ONE, "r") == [{"name": "r", "device_id": 0, "byte_size": 64}]
+    region, other = regions.find(ONE, "r"), regions.find(ONE, "s")
+    assert region.terms.kind == "cuda" and bytes.fromhex(region.terms.handle) == handle and region.on_device
+    assert region.terms.number != other.terms.number
+    region.write_from(memoryview(b"abc"), 8)
+    assert written == [(handle.hex(), 8, b"abc")]
+    with pytest.raises(BadRequest, match="'r' lies on a GPU, and the model runs on the CPU"):
+        region.read_into(memoryview(bytearray(4)), 0)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"raw_handle": b"short", "byte_size": 8}, "raw_handle must be a handle of CUDA, 64 bytes"),
+        ({"raw_handle": {"b64": "!"}, "byte_size": 8}, "raw_handle must be a handle of CUDA, 64 bytes"),
+        ({"raw_handle": bytes(64), "byte_size": 8, "device_id": 1}, "lies on GPU 1, and models run on GPU 0"),
+        ({"raw_handle": bytes(64), "byte_size": 0}, "byte_size must be a whole number of bytes from 1"),
+    ],
+)
+def test_a_region_of_a_gpu_that_cannot_be_says_why(about: dict[str, object], said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        cuda(0, []).register(ONE, "r", about)
+
+
+def test_long_inputs_are_lent_to_a_model_that_borrows_and_not_counted() -> None:
+    pages = Pages(1 << 20)
+    copying = Copying(pages, budget=1 << 16).input("x", 1 << 17, 1 << 19, 64).input("s", 0, 0)
+    request = copying.filled(borrows=True)
+    lent = request.inputs["x"]
+    assert isinstance(lent, LentTensor) and lent.shape == (1 << 17,) and lent.nbytes == 1 << 19 and lent.offset == 64
+    assert not pages.threads or pages.threads == ["MainThread"]
+    assert isinstance(Copying(pages).input("x", 16, 64).filled(borrows=True).inputs["x"], np.ndarray)
+
+
 def test_there_is_no_shared_memory_of_cuda() -> None:
-    regions = CudaMemory()
+    regions = cuda(None, [])
     assert regions.status(ONE) == []
     with pytest.raises(NotFound, match="no region 'r'"):
         regions.status(ONE, "r")
-    with pytest.raises(BadRequest, match=r"region 'r': CUDA shared memory is not supported.*register system"):
+    with pytest.raises(BadRequest, match=r"CUDA shared memory is not supported.*register system"):
         regions.register(ONE, "r", {"raw_handle": b"", "device_id": 0, "byte_size": 64})
     regions.unregister(ONE)
     regions.unregister(ONE, "r")
@@ -321,6 +371,8 @@ def test_there_is_no_shared_memory_of_cuda() -> None:
 
 class Pages:
     """A region of another kind: all that it takes to be one."""
+
+    on_device = False
 
     def __init__(self, size: int, data: bytes = b"") -> None:
         self.name, self.data = "pages", bytearray(data.ljust(size, b"\0"))
@@ -373,8 +425,8 @@ class Copying:
     def regions(self) -> RequestRegions:
         return self.copier.of(SharedTensors(self.inputs, self.outputs), lambda name: self.pages)
 
-    def filled(self) -> InferRequest:
-        return self._run(lambda: self.regions().filled(InferRequest({}, "", {}, ())))
+    def filled(self, *, borrows: bool = False) -> InferRequest:
+        return self._run(lambda: self.regions().filled(InferRequest({}, "", {}, ()), borrows=borrows))
 
     def delivered(self, **arrays: np.ndarray) -> InferResponse:
         request = InferRequest({}, "", {}, tuple(Wanted(name, True) for name in arrays))
@@ -728,7 +780,7 @@ def test_cuda_memory_is_refused_by_name(client: Client) -> None:
     assert found in ([], {"regions": {}})
     with client.refused(404):
         client.get_cuda_shared_memory_status("part")
-    with client.refused(400, match="region 'part': CUDA shared memory is not supported"):
+    with client.refused(400, match="CUDA shared memory is not supported"):
         client.register_cuda_shared_memory("part", b"aGFuZGxl", 0, 64)
 
 

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.errors import ModelError, unknown_name
 from weft.runtime.exits import KINDS, ExitSpec, Kind
+from weft.runtime.lent import LendingTerms
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 
 Values = Any
-"""Some samples: their inputs by name, as arrays, before the first segment, and later what the backend made of them.
-They are freed when nobody refers to them any more."""
+"""Some samples: their inputs by name, as arrays or lent, before the first segment, and later what the backend made of
+them. They are freed when nobody refers to them any more."""
 
 Progress = Callable[[str], None]
 
@@ -183,6 +184,8 @@ class LoadedModel(Protocol):
     memory_bytes: int
     """How much of the device's memory it holds."""
     remarks: tuple[str, ...]
+    borrows: bool
+    """Whether inputs of any length may be ``LentTensor``s, which it takes from where they lie."""
     learned: bool
     """Whether it was cut, measured and warmed up, as far as it can be; False: it is served whole, as it was opened."""
 
@@ -241,6 +244,13 @@ class Backend(Protocol):
 
     def lane(self, index: int, *, pin: bool = False) -> DeviceLane:
         """Open a lane; *pin*: on a part of the device that is its own."""
+        ...
+
+    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+        """Put bytes into a region of a client's that is memory of the device, and wait for it; from any thread.
+
+        BadRequest where that cannot be.
+        """
         ...
 
     def close(self) -> None:

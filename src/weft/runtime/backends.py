@@ -53,8 +53,10 @@ def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None
         raise InputError(f"{device}: devices are worked by processes that Linux alone has; leave out device")
     from weft.runtime.cuda.requirements import check
     from weft.runtime.isolated.device import DeviceBackend
+    from weft.runtime.isolated.engines import TWIN
 
-    if remark := check(device):
+    remark = None if device == TWIN else check(device)
+    if remark:
         log.warning("%s", remark)
     return DeviceBackend(device, limits, memory_bytes)
 

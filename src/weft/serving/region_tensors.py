@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from weft.errors import BadRequest, TooLarge
+from weft.runtime.lent import LentTensor
 from weft.runtime.tensors import Array
 from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
 from weft.serving.regions import Region, RegionPart
@@ -24,6 +25,7 @@ from weft.serving.wire import (
     InferRequest,
     InferResponse,
     SharedTensors,
+    check_size,
     from_binary,
     produced,
     strings,
@@ -35,6 +37,8 @@ HERE_BYTES = 1 << 20
 STRING_BYTES_HERE, STRINGS_HERE = 64 * 1024, 4096
 """Up to so much of strings, and up to so many of them: each is an object of its own."""
 THREADS = 2
+LENT_FROM_BYTES = 128 * 1024
+"""Shorter inputs may be copied by the driver on a core, which would meet a region that was cut off."""
 
 Find = Callable[[str], Region]
 Result = TypeVar("Result")
@@ -99,9 +103,16 @@ class RequestRegions:
         }
         self._held_bytes = 0
 
-    def filled(self, request: InferRequest) -> InferRequest | Awaitable[InferRequest]:
-        """The request with the inputs that lie in regions."""
+    def filled(self, request: InferRequest, *, borrows: bool) -> InferRequest | Awaitable[InferRequest]:
+        """The request with the inputs that lie in regions.
+
+        borrows: its model takes long ones from where they lie.
+        """
         inputs, self._inputs = self._inputs, {}
+        if borrows:
+            lent = {name: each for name, each in inputs.items() if _is_lent(each)}
+            request.inputs |= {name: _lent(each) for name, each in lent.items()}
+            inputs = {name: each for name, each in inputs.items() if name not in lent}
         self._hold(sum(each.part.byte_size for each in inputs.values()))
         request.shared = None
 
@@ -122,7 +133,8 @@ class RequestRegions:
         def write() -> InferResponse:
             return replace(response, shared=_written(outputs, arrays))
 
-        return write() if _short(arrays) else self._copier.beside(write)
+        here = _short(arrays) and not any(each.region.on_device for each in outputs.values())
+        return write() if here else self._copier.beside(write)
 
     def end(self) -> None:
         """The request is over, or nobody waits for it."""
@@ -157,6 +169,18 @@ def _few(inputs: Iterable[_InputPlace]) -> bool:
     for each in inputs:
         sizes[each.fitted[1].kind == "O"] += each.part.byte_size
     return sizes[True] <= STRING_BYTES_HERE and sizes[False] <= HERE_BYTES
+
+
+def _is_lent(place: _InputPlace) -> bool:
+    """Whether a device takes an input from where it lies; short ones are as fast to read, and BOOLs are looked at."""
+    kind = place.fitted[1].kind
+    return kind not in "Ob" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
+
+
+def _lent(place: _InputPlace) -> LentTensor:
+    _, dtype, shape, _ = place.fitted
+    check_size(place.part.byte_size, place.fitted)
+    return LentTensor(place.region, place.part.offset, shape, dtype)
 
 
 def _read(place: _InputPlace) -> Array:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from weft.errors import (
@@ -29,9 +28,11 @@ from weft.errors import (
     RequestError,
     Unauthorised,
 )
+from weft.runtime.lent import LendingTerms
 from weft.runtime.tensors import Array
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ModelConfig, ServerConfig
+from weft.serving.cuda_memory import CudaMemory
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
 from weft.serving.history import History
@@ -42,9 +43,9 @@ from weft.serving.library import Library
 from weft.serving.log_settings import LogSettings
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
-from weft.serving.regions import RegionTable
+from weft.serving.regions import Region, RegionTable
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
-from weft.serving.shared_memory import CudaMemory, SystemMemory
+from weft.serving.shared_memory import SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
@@ -105,7 +106,7 @@ class InferCall:
         try:
             found = decode(slot.served.spec)
             if isinstance(found, InferRequest) and found.shared is not None:
-                found = self._fetch(found, found.shared)
+                found = self._fetch(found, found.shared, borrows=slot.served.loaded.borrows)
             if isinstance(found, InferRequest):
                 self._submit(slot, found, began)
             else:
@@ -117,7 +118,9 @@ class InferCall:
             log.exception("%s: a request could not be taken", slot.entry.name)
             self._done(self._service.counted(slot.statistics, internal(error)))
 
-    def _fetch(self, request: InferRequest, tensors: SharedTensors) -> InferRequest | Awaitable[InferRequest]:
+    def _fetch(
+        self, request: InferRequest, tensors: SharedTensors, *, borrows: bool
+    ) -> InferRequest | Awaitable[InferRequest]:
         """Read inputs that lie in regions."""
         assert self.caller
         regions = self.regions = self._service.regions_of(tensors, self.caller)
@@ -128,7 +131,7 @@ class InferCall:
             done(outcome)
 
         self._done = ended
-        return regions.filled(request)
+        return regions.filled(request, borrows=borrows)
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
         self.request = request
@@ -256,12 +259,14 @@ class Service:
         """What requests hold of all connections together."""
         self.json = JsonHelpers()
         self.trace, self.log_settings = TraceSettings(), LogSettings()
-        self.system_memory = SystemMemory(
-            enabled=config.shares_memory,
-            most_regions=config.max_shared_memory_regions,
-            most_bytes=config.max_shared_memory_bytes,
-        )
-        self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": CudaMemory()}
+        limits: dict[str, Any] = {
+            "enabled": config.shares_memory,
+            "most_regions": config.max_shared_memory_regions,
+            "most_bytes": config.max_shared_memory_bytes,
+        }
+        self.system_memory = SystemMemory(**limits)
+        self.cuda_memory = CudaMemory(_gpu_of(config.device), self._write_on_device, **limits)
+        self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": self.cuda_memory}
         """Kind of shared memory -> what is registered of it."""
         self.region_tensors = RegionTensors(self.budget, config.max_body_bytes)
         self.settings_again: Callable[[], ServerConfig] = lambda: self.config
@@ -343,7 +348,15 @@ class Service:
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
         """The regions that a request of the caller's uses, which are its own."""
-        return self.region_tensors.of(tensors, partial(self.system_memory.find, caller))
+
+        def find(name: str) -> Region:
+            table = self.cuda_memory if self.cuda_memory.has(caller, name) else self.system_memory
+            return table.find(caller, name)
+
+        return self.region_tensors.of(tensors, find)
+
+    def _write_on_device(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+        self.library.backend.write_region(terms, offset, data)
 
     def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Go on with a request in a task, for which a server that goes down waits."""
@@ -420,7 +433,8 @@ class Service:
     # Descriptions
 
     def metadata(self) -> dict[str, Any]:
-        shared = ["system_shared_memory"] if self.system_memory.offered else []
+        tables = {"system_shared_memory": self.system_memory, "cuda_shared_memory": self.cuda_memory}
+        shared = [name for name, each in tables.items() if each.offered]
         return {"name": "weft", "version": __version__, "extensions": [*EXTENSIONS, *shared]}
 
     def is_ready(self) -> bool:
@@ -616,6 +630,13 @@ class Service:
         """Let go of all that clients have registered."""
         self.region_tensors.close()
         self.system_memory.close()
+        self.cuda_memory.close()
+
+
+def _gpu_of(device: str | None) -> int | None:
+    """The number of the GPU that models run on, if they do."""
+    number = (device or "").removeprefix("cuda:")
+    return int(number) if number.isdecimal() else None
 
 
 def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:

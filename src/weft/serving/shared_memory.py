@@ -15,13 +15,13 @@ import stat
 import sys
 from collections.abc import Mapping
 
-from weft.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, Overloaded, TooLarge
-from weft.serving.regions import Owner, Region, whole
+from weft.errors import BadRequest, Forbidden, Overloaded, RequestError
+from weft.runtime.lent import LendingTerms
+from weft.serving.regions import REGION_NUMBERS, Regions, whole
 
 FOLDER = "/dev/shm"
 """Where the system keeps the objects, as files."""
 LONGEST_KEY_BYTES = 255
-LONGEST_NAME_CHARS = 256
 
 
 class SystemRegion:
@@ -31,6 +31,13 @@ class SystemRegion:
         """RequestError if there is no such object, or it is shorter than that."""
         self.name, self.key, self.offset, self.byte_size = name, key, offset, byte_size
         self._opened = _Descriptor(_open(name, key, offset + byte_size))
+        self.terms = LendingTerms(next(REGION_NUMBERS), "file", offset, byte_size)
+
+    on_device = False
+
+    @property
+    def file(self) -> int:
+        return self._opened.number
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         at, start = 0, self.offset + offset
@@ -52,6 +59,10 @@ class SystemRegion:
                 at += os.pwrite(self._opened.number, data[at:], start + at)
             except OSError as error:
                 raise BadRequest(f"region {self.name!r} cannot be written: {error.strerror}") from error
+
+    @property
+    def place(self) -> str:
+        return repr(self.key)
 
     def told(self) -> dict[str, str | int]:
         """What a status says of it."""
@@ -77,111 +88,29 @@ class _Descriptor:
         os.close(self.number)
 
 
-class SystemMemory:
+class SystemMemory(Regions[SystemRegion]):
     """The regions of the system's shared memory that clients have registered."""
 
     def __init__(self, *, enabled: bool, most_regions: int, most_bytes: int) -> None:
         """most_regions, most_bytes: what each owner may register."""
-        self._most_regions, self._most_bytes = most_regions, most_bytes
-        self._why_not = _why_not(enabled)
-        self._regions: dict[Owner, dict[str, SystemRegion]] = {}
+        super().__init__(_why_not(enabled), most_regions, most_bytes)
 
-    @property
-    def offered(self) -> bool:
-        """Whether anything can be registered."""
-        return not self._why_not
-
-    def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
-        own = self._regions.get(owner, {})
-        if not name:
-            return [region.told() for region in own.values()]
-        if name not in own:
-            raise NotFound(_unknown(name))
-        return [own[name].told()]
-
-    def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
-        self._check_offered()
-        self._forget_removed()
-        if not name or len(name) > LONGEST_NAME_CHARS:
-            raise BadRequest(f"the name of a region has 1 to {LONGEST_NAME_CHARS} characters, not {len(name)}")
-        own = self._regions.get(owner, {})
-        if name in own:
-            raise AlreadyRegistered(f"region {name!r} is registered already, for {own[name].key!r}; unregister it")
+    def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> SystemRegion:
         key, offset = about.get("key"), whole(about.get("offset", 0), f"region {name!r}: offset")
-        byte_size = whole(about.get("byte_size"), f"region {name!r}: byte_size", least=1)
         if not isinstance(key, str):
             raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
-        self._check_room(name, own, byte_size)
-        self._regions[owner] = {**own, name: SystemRegion(name, key, offset, byte_size)}
-
-    def unregister(self, owner: Owner, name: str = "") -> None:
-        own = self._regions.pop(owner, {})
-        if name and own.keys() - {name}:
-            self._regions[owner] = {each: region for each, region in own.items() if each != name}
-
-    def find(self, owner: Owner, name: str) -> Region:
-        """A region of the owner's; NotFound if it has none of that name."""
-        self._check_offered()
-        region = self._regions.get(owner, {}).get(name)
-        if region is None:
-            raise NotFound(_unknown(name))
-        return region
-
-    def close(self) -> None:
-        """Let go of all regions."""
-        self._regions.clear()
-
-    def _check_offered(self) -> None:
-        if self._why_not:
-            raise Forbidden(self._why_not)
-
-    def _check_room(self, name: str, own: Mapping[str, SystemRegion], byte_size: int) -> None:
-        if len(own) >= self._most_regions:
-            raise TooLarge(
-                f"region {name!r} is one too many: {len(own)} are registered, which is the limit "
-                "(max_shared_memory_regions); unregister one"
-            )
-        held = sum(region.byte_size for region in own.values())
-        if held + byte_size > self._most_bytes:
-            raise TooLarge(
-                f"region {name!r} of {byte_size} bytes is too large: {held} of {self._most_bytes} are registered "
-                "(max_shared_memory_bytes); unregister one"
-            )
-
-    def _forget_removed(self) -> None:
-        """Let go of what belongs to keys that count no more."""
-        self._regions = {owner: own for owner, own in self._regions.items() if not owner.removed}
+        return SystemRegion(name, key, offset, byte_size)
 
 
-class CudaMemory:
-    """Shared memory of CUDA, of which there is none: models run on processors."""
-
-    def status(self, owner: object, name: str = "") -> list[dict[str, str | int]]:
-        if name:
-            raise NotFound(_unknown(name))
-        return []
-
-    def register(self, owner: object, name: str, about: Mapping[str, object]) -> None:
-        raise BadRequest(
-            f"region {name!r:.64}: CUDA shared memory is not supported, models run on processors here; "
-            "register system shared memory"
-        )
-
-    def unregister(self, owner: object, name: str = "") -> None:
-        return
-
-
-def _why_not(enabled: bool) -> str:
+def _why_not(enabled: bool) -> RequestError | None:
     """Why no shared memory is offered; nothing where it is."""
     if sys.platform != "linux":
-        return "shared memory is not supported on this system, only on Linux; send the tensors themselves"
+        return Forbidden("shared memory is not supported on this system, only on Linux; send the tensors themselves")
     if not enabled:
-        return "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
-    return ""
-
-
-def _unknown(name: str) -> str:
-    return f"no region {name!r:.80} of shared memory is registered; register it first"
+        return Forbidden(
+            "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
+        )
+    return None
 
 
 def _open(name: str, key: str, end: int) -> int:

@@ -183,7 +183,8 @@ def description(**changes: Any) -> dict[str, Any]:
     return {
         "inputs": [spec], "outputs": [{**spec, "name": "y"}], "segments": ["a", "b"], "warm_shapes": {"x": [1, 2]},
         "times_s": {"1": [0.1, 0.2]}, "batchable": True, "any_shapes": False, "max_batch": 4, "exits": [],
-        "confidence": "logits", "mergeable": True, "tasks": [], "memory_bytes": 10, "remarks": [], "learned": True,
+        "confidence": "logits", "mergeable": True, "tasks": [], "memory_bytes": 10, "remarks": [], "borrows": False,
+        "learned": True,
     } | changes  # fmt: skip
 
 

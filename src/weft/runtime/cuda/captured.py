@@ -25,7 +25,8 @@ class NotReplayable(Exception):
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The interface of the driver itself."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -33,7 +34,7 @@ def check_replayable(graph: int) -> None:
     """``NotReplayable`` if the graph, as the driver knows it, calls the host or copies from its memory."""
     for node in _nodes(graph):
         kind = ctypes.c_int(-1)
-        _checked(_driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
+        _checked(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
         if kind.value == _HOST:
             raise NotReplayable("an operator calls the host back")
         if kind.value == _MEMCPY and _copies_from_host(node):
@@ -42,21 +43,21 @@ def check_replayable(graph: int) -> None:
 
 def _nodes(graph: int) -> list[ctypes.c_void_p]:
     count = ctypes.c_size_t(0)
-    _checked(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    _checked(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     nodes = (ctypes.c_void_p * max(1, count.value))()
-    _checked(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    _checked(driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
     return [ctypes.c_void_p(each) for each in nodes[: count.value]]
 
 
 def _copies_from_host(node: ctypes.c_void_p) -> bool:
     told = ctypes.create_string_buffer(_PARAMETERS_BYTES)
-    _checked(_driver().cuGraphMemcpyNodeGetParams(node, told))
+    _checked(driver().cuGraphMemcpyNodeGetParams(node, told))
     kind = int.from_bytes(told.raw[_KIND_AT : _KIND_AT + 4], "little")
     if kind != _UNIFIED:
         return kind == _FROM_HOST
     address = int.from_bytes(told.raw[_SOURCE_AT : _SOURCE_AT + 8], "little")
     owner = ctypes.c_uint(0)
-    failed = _driver().cuPointerGetAttribute(ctypes.byref(owner), _MEMORY_TYPE, ctypes.c_uint64(address))
+    failed = driver().cuPointerGetAttribute(ctypes.byref(owner), _MEMORY_TYPE, ctypes.c_uint64(address))
     return bool(failed) or owner.value == _FROM_HOST
 
 

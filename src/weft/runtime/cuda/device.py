@@ -7,17 +7,21 @@ that the same models run where there is no GPU.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from weft.errors import BadRequest
+from weft.runtime.isolated.engines import Borrowed
+from weft.runtime.lent import LendingTerms
 from weft.runtime.tensors import Array
 
 Tensor = Any
@@ -33,6 +37,53 @@ class Mark(Protocol):
     def wait(self) -> None:
         """Return when everything before it has ended; Python's lock is not held meanwhile."""
         ...
+
+
+class BorrowedTensor(NamedTuple):
+    """A tensor in a region of a client's, which may take it away at any time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    source: Tensor
+    """Its bytes, as the device copies them; nobody else looks at them."""
+    array: Callable[[], Array]
+    """Makes a copy of it."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def as_array(tensor: Array | BorrowedTensor) -> Array:
+    """A tensor in memory of our own."""
+    return tensor.array() if isinstance(tensor, BorrowedTensor) else tensor
+
+
+class BorrowedFile:
+    """A region that is a file, read by calls: whoever cuts it off is told so."""
+
+    def __init__(self, terms: LendingTerms, file: int) -> None:
+        self._file, self._start, self.byte_size = file, terms.start, terms.byte_size
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.read(offset, shape, dtype)
+
+    def read(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A copy of a tensor that lies there."""
+        array: Array = np.empty(shape, dtype)
+        buffer, at = array.reshape(-1).view(np.uint8).data, 0
+        while at < len(buffer):
+            count = os.preadv(self._file, [buffer[at:]], self._start + offset + at)
+            if not count:
+                raise BadRequest("the region was cut off since it was registered; make it larger again")
+            at += count
+        return array
+
+    def write(self, data: bytes, offset: int) -> None:
+        raise BadRequest("regions of the system are written by the server")
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 class Device(Protocol):
@@ -77,8 +128,12 @@ class Device(Protocol):
         """A new tensor of some rows of others: of each the rows that are named, or else so many from the first."""
         ...
 
-    def copy_in(self, arrays: Sequence[Array]) -> Tensor:
+    def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
         """A new tensor of arrays, row behind row; the copy goes beside what is computed, and what follows waits."""
+        ...
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
+        """A region of a client's, whose tensors ``copy_in`` takes from where they lie; the file is the device's."""
         ...
 
     def copy_out(self, tensor: Tensor) -> Array:
@@ -173,8 +228,14 @@ class HostDevice:
         picked = [each[:count] if rows is None else each[np.asarray(rows, np.intp)] for each, rows, count in sources]
         return np.concatenate(picked)
 
-    def copy_in(self, arrays: Sequence[Array]) -> Tensor:
-        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy()
+    def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
+        found = [as_array(each) for each in arrays]
+        return np.concatenate(found) if len(found) > 1 else found[0].copy()
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
+        if file is None:
+            raise BadRequest("CUDA shared memory needs a GPU, and this is its twin on the CPU")
+        return BorrowedFile(terms, file)
 
     def copy_out(self, tensor: Tensor) -> Array:
         found: Array = tensor.copy()

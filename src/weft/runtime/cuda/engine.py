@@ -14,6 +14,8 @@ from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.isolated.engines import Borrowed
+from weft.runtime.lent import LendingTerms
 
 log = logging.getLogger("weft.device")
 
@@ -69,6 +71,9 @@ class CudaEngine:
         lane = CudaLane(index, self.device, time.monotonic_ns, self._lost)
         self._lanes.append(lane)
         return lane
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
+        return self.device.borrow(terms, file)
 
     def rest(self, asked: Callable[[float], bool]) -> None:
         """Nothing is given back between steps."""

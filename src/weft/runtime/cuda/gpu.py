@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -17,8 +18,11 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto
 
+from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable
-from weft.runtime.cuda.device import REPEATS, Mark, Tensor
+from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Tensor
+from weft.runtime.isolated.engines import Borrowed
+from weft.runtime.lent import LendingTerms
 from weft.runtime.tensors import Array
 
 _TYPES: Mapping[int, Any] = {
@@ -31,6 +35,12 @@ ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would s
 
 _WARM_RUNS = 3
 """How often something is run before it is captured: the first runs choose algorithms and lay out memory."""
+
+
+@cache
+def _type_of(dtype: np.dtype[Any]) -> Any:
+    """A type of numpy's as torch has it."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class _Event:
@@ -91,19 +101,26 @@ class Gpu:
         picked = [each[:count] if rows is None else each[list(rows)] for each, rows, count in sources]
         return torch.cat(picked)
 
-    def copy_in(self, arrays: Sequence[Array]) -> Tensor:
-        first = torch.from_numpy(arrays[0])
+    def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
+        first, several = arrays[0], len(arrays) > 1
+        shape = (sum(each.shape[0] for each in arrays), *first.shape[1:]) if several else first.shape
         with torch.cuda.stream(self._inward):
-            shape = (sum(len(each) for each in arrays), *first.shape[1:]) if len(arrays) > 1 else first.shape
-            target = torch.empty(shape, dtype=first.dtype, device=self._device)
+            target = torch.empty(shape, dtype=_type_of(first.dtype), device=self._device)
             at = 0
             for each in arrays:
-                part = target[at : at + len(each)] if len(arrays) > 1 else target
-                part.copy_(torch.from_numpy(each), non_blocking=True)
-                at += len(each) if each.ndim else 0
+                part = target[at : at + each.shape[0]] if several else target
+                if isinstance(each, BorrowedTensor):
+                    part.reshape(-1).view(torch.uint8).copy_(each.source, non_blocking=True)
+                else:
+                    part.copy_(torch.from_numpy(each), non_blocking=True)
+                at += each.shape[0] if several else 0
         self._compute.wait_stream(self._inward)
         target.record_stream(self._compute)
         return target
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
+        with torch.cuda.device(self.index):
+            return IpcMemory(terms, self._device) if file is None else RegisteredFile(terms, file)
 
     def copy_out(self, tensor: Tensor) -> Array:
         still = tensor.clone()  # the next batch may write over it before it has been copied

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.cuda.device import Device, Mark
 
 log = logging.getLogger("weft.device")
-
-AHEAD = 1
-"""How many steps are started besides the one that runs: enough for the device never to wait for Python."""
 
 
 class Launched(NamedTuple):
@@ -57,7 +55,7 @@ class _Flight(NamedTuple):
 class CudaLane:
     """Starts steps on a device, on the calling thread."""
 
-    ahead = AHEAD
+    ahead = DEVICE_AHEAD
 
     def __init__(
         self, index: int, device: Device, now: Callable[[], int], lost: Callable[[Exception], None] = lambda _: None

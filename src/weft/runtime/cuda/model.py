@@ -6,11 +6,9 @@ import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from weft.devices.measured import times_at
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
-from weft.runtime.cuda.device import AlreadyReached, Device, Tensor
+from weft.runtime.cuda.device import AlreadyReached, Device, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceWeights, SegmentSession, loose
@@ -37,7 +35,7 @@ class LooseValues(NamedTuple):
 class DeviceModel:
     """A model on a device; its steps are started by one thread."""
 
-    learned = True
+    learned = borrows = True
 
     def __init__(
         self,
@@ -120,7 +118,7 @@ class DeviceModel:
     def _rows_in(self, part: BatchPart) -> int:
         if part.rows is not None:
             return len(part.rows)
-        return len(next(iter(part.values.values()))) if self.batchable else 1
+        return next(iter(part.values.values())).shape[0] if self.batchable else 1
 
     def _rung(self, rows: int) -> Rung | None:
         return next((each for each in self._rungs if each.rows >= rows), None)
@@ -130,7 +128,7 @@ class DeviceModel:
         values = DeviceValues(rung, sum(map(self._rows_in, parts)), {})
         for spec in self.inputs:
             arrays = [each.values[spec.name] for each in parts]
-            picked = [a if p.rows is None else a[np.asarray(p.rows)] for a, p in zip(arrays, parts, strict=True)]
+            picked = [a if p.rows is None else as_array(a)[list(p.rows)] for a, p in zip(arrays, parts, strict=True)]
             self._put(values, spec.name, self._device.copy_in(picked))
         return values
 
@@ -220,7 +218,7 @@ class DeviceModel:
             found = {name: self._answer(values.rung, each, values.rows) for name, each in values.tensors.items()}
             self._device.finish()
             return found
-        return dict(values)
+        return {name: as_array(each) for name, each in values.items()}
 
 
 class ModelOnHost:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from weft.errors import ModelError
+from weft.errors import BadRequest, ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.breaker import Breaker
 from weft.runtime.isolated.ear import Ear
@@ -22,6 +22,7 @@ from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.spawning import Template
 from weft.runtime.isolated.watchman import Watchman
+from weft.runtime.lent import LendingTerms
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 
@@ -95,6 +96,9 @@ class IsolatingBackend:
         """The groups there are, by name."""
         with self._lock:
             return dict(self._groups)
+
+    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+        raise BadRequest("models run on processors here, which have no memory of their own")
 
     def close(self) -> None:
         """End all workers, and what is still being opened here."""

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from weft.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated import memory
+from weft.runtime.isolated.engines import Borrowed
+from weft.runtime.lent import LendingTerms
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.preparing import prepare
@@ -42,6 +45,9 @@ class CpuEngine:
 
     def lane(self, index: int) -> CpuEngineLane:
         return CpuEngineLane(index, time.monotonic_ns, scratch=self._scratch)
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
+        raise BadRequest("models on the CPU get their tensors from the server")
 
     def rest(self, asked: Callable[[float], bool]) -> None:
         """Give back scratch memory that has not been needed for a while; return when a step comes, or nothing is."""

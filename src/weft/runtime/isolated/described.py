@@ -39,6 +39,7 @@ class ModelDescription(BaseModel):
     tasks: tuple[TaskSpec, ...]
     memory_bytes: Annotated[int, Field(ge=0, lt=2**60)]
     remarks: tuple[str, ...]
+    borrows: bool
     learned: bool
 
     @model_validator(mode="after")

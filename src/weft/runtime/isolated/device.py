@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import WorkerDied
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.ear import Ear
+from weft.runtime.isolated.group import STARTING_S
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.lent import LendingTerms
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 
@@ -49,7 +53,15 @@ class DeviceBackend(IsolatingBackend):
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
         self._ear = self._ear or Ear()
-        return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=1)
+        return IsolatingLane(
+            index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=DEVICE_AHEAD
+        )
+
+    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+        group = self.groups().get(self.device)
+        if group is None or group.worker is None:
+            raise WorkerDied(f"the worker of {self.device} is being started", again_s=STARTING_S)
+        group.worker.call("write", tuple(terms), offset, b64encode(data).decode())
 
     @property
     def used_bytes(self) -> int:

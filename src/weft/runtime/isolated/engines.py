@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
+from weft.runtime.lent import LendingTerms
 
 CPU = "cpu"
 TWIN = "cuda:twin"
@@ -41,6 +42,22 @@ class EngineLane(DeviceLane, Protocol):
         ...
 
 
+class Borrowed(Protocol):
+    """A region of a client's that a worker was told of."""
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A tensor that lies there, as the engine's models take it."""
+        ...
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Put bytes there; only where it is memory of a device."""
+        ...
+
+    def close(self) -> None:
+        """Nobody needs it any more."""
+        ...
+
+
 class WorkerEngine(Protocol):
     """What a worker runs models with."""
 
@@ -55,6 +72,10 @@ class WorkerEngine(Protocol):
 
     def lane(self, index: int) -> EngineLane:
         """Open a lane."""
+        ...
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
+        """Get at a region of a client's; BadRequest where that cannot be."""
         ...
 
     def rest(self, asked: Callable[[float], bool]) -> None:

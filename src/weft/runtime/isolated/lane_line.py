@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weft.runtime.isolated import memory, packets
@@ -45,13 +46,13 @@ class LaneLine:
         self._outward: dict[int, memory.TensorMemory] = {}
         self._inward: dict[int, memory.TensorMemory] = {}
 
-    def send(self, head: list[Any], laid: Laid) -> None:
-        """Send a step; large tensors go into the memory, which is passed on if it is new."""
+    def send(self, head: list[Any], laid: Laid, lent: Sequence[int] = ()) -> None:
+        """Send a step; large tensors go into the memory, which is passed on if it is new, before the files *lent*."""
         place = self._sent % self._places
         self._sent += 1
         head = [*head, place]
         if laid.size <= packets.INLINE_BYTES:
-            self.line.send(head, laid.in_a_row(), wait=False)
+            self.line.send(head, laid.in_a_row(), lent, wait=False)
             return
         files: list[int] = []
         found = self._outward.get(place)
@@ -61,7 +62,7 @@ class LaneLine:
             files.append(file)
         try:
             found.write(laid.pieces)
-            self.line.send(head, files=files, wait=False)
+            self.line.send(head, files=[*files, *lent], wait=False)
         except BaseException:
             if files:  # the other side does not have it
                 del self._outward[place]

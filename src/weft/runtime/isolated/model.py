@@ -38,7 +38,7 @@ class IsolatedModel:
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = told.warm_shapes
         self.times_s: Mapping[int, tuple[float, ...]] = told.times_s
         self.batchable, self.max_batch, self.mergeable = told.batchable, told.max_batch, told.mergeable
-        self.any_shapes, self.learned = told.any_shapes, told.learned
+        self.any_shapes, self.borrows, self.learned = told.any_shapes, told.borrows, told.learned
         self.exits, self.confidence, self.tasks = told.exits, told.confidence, told.tasks
         self.memory_bytes = told.memory_bytes * (2 if group.limits.spare else 1)
         self.remarks = (*told.remarks, f"runs in a worker process ({group.name})")

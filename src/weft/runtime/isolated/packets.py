@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from weft.runtime.isolated import memory
+from weft.runtime.lent import LentTensor
 from weft.runtime.tensors import DATATYPES, Array
 
 INLINE_BYTES = 32 << 10
@@ -28,7 +29,8 @@ LARGEST_PACKET = 128 << 10
 LARGEST_HEAD = 16 << 20
 """Nobody has to read longer ones."""
 
-MOST_FILES = 2
+MOST_FILES = 18
+"""With one packet: of regions that are new to a worker, and two more."""
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 _FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 _HEAD = 4
@@ -165,11 +167,17 @@ class Laid:
         return found
 
 
-def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], int, int]]:
-    """Name, type, shape, place and bytes of each tensor; the bytes are added to *laid*."""
-    told = []
+def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], Any, int]]:
+    """Name, type, shape, place and bytes of each tensor; the bytes are added to *laid*.
+
+    One that is lent has the number of its region and its place there.
+    """
+    told: list[tuple[str, str, Sequence[int], Any, int]] = []
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
+        if isinstance(value, LentTensor):
+            told.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
+            continue
         piece = value if value.flags.c_contiguous else value.copy()
         if kind == "BYTES":
             piece = _texts(value)

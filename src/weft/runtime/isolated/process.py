@@ -13,12 +13,14 @@ import logging
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Protocol
 
+from weft.engine.lane_queues import MOST_AHEAD
 from weft.errors import WorkerDied
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.isolated import packets
@@ -28,6 +30,7 @@ from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.packets import Garbled, Laid, Packet
 from weft.runtime.isolated.spawning import Child, ended_by
+from weft.runtime.lent import Lender, LentTensor, lenders_in
 
 log = logging.getLogger("weft.workers")
 
@@ -39,6 +42,9 @@ SOON_S = 0.002
 
 CARRIED_BYTES = 4 << 20
 """Larger tensors are copied on a thread beside, or the event loop would wait for it."""
+
+MOST_LENT = packets.MOST_FILES - 2
+"""So many regions of clients a worker can be told of with one step."""
 
 LOOK_S = 0.01
 """How often who waits for a step looks whether it has ended."""
@@ -158,6 +164,8 @@ class WorkerProcess:
         self._calls: dict[int, Future[Any]] = {}
         self._lanes: dict[int, LaneLine] = {}
         self._freed: deque[int] = deque()
+        self._lent: set[int] = set()
+        """Numbers of the regions it knows."""
         self._next_values = 1
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
@@ -209,8 +217,9 @@ class WorkerProcess:
             run.fail(self.lost())
             return run
         try:
+            self._read_what_is_too_much(step)
             laid, parts = _laid_out(step)
-        except Exception as error:  # an array of no known type
+        except Exception as error:  # an array of no known type, a region that was cut off
             self._take(run.number)
             run.fail(error)
             return run
@@ -235,12 +244,13 @@ class WorkerProcess:
 
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
-        step = run.step
+        step, lenders = run.step, self._new_lenders(run.step)
         freed = self._to_free() if self._freed else ()
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
-        head += [run.keep, run.onward is not None]
+        head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
         try:
-            self._lane(run.lane).send(head, laid)
+            self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
+            self._lend(lenders)
         except ConnectionError:
             self.process.kill()  # it is gone; how it ended is seen where it is buried
         except BlockingIOError as error:
@@ -249,6 +259,31 @@ class WorkerProcess:
         except Exception as error:  # nobody shall wait for what was not sent
             if self._take(run.number):
                 run.fail(error)
+
+    # Regions of clients
+
+    def _new_lenders(self, step: Step) -> list[Lender]:
+        """The regions of a step's tensors that it has not heard of."""
+        found = (each for part in step.parts for each in lenders_in(part.values))
+        return list({each.terms.number: each for each in found if each.terms.number not in self._lent}.values())
+
+    def _read_what_is_too_much(self, step: Step) -> None:
+        """More regions than it can be told of with one step are read here."""
+        for part in step.parts if len(self._new_lenders(step)) > MOST_LENT else ():
+            if isinstance(part.values, dict):
+                lent = {name: each for name, each in part.values.items() if isinstance(each, LentTensor)}
+                part.values.update({name: each.read() for name, each in lent.items()})
+
+    def _lend(self, lenders: Sequence[Lender]) -> None:
+        """It knows these regions now, until nobody else does."""
+        for each in lenders:
+            self._lent.add(each.terms.number)
+            weakref.finalize(each, _take_back, weakref.ref(self), each.terms.number).atexit = False
+
+    def take_back(self, number: int) -> None:
+        """Have it let go of a region."""
+        self._lent.discard(number)
+        self.tell(["take_back", number])
 
     def _lane(self, lane: IsolatingLane) -> LaneLine:
         """The line to a lane, opened when it is first used."""
@@ -261,7 +296,8 @@ class WorkerProcess:
             except BaseException:
                 line.close()
                 raise
-            found = self._lanes[lane.index] = LaneLine(line, lane.ear, lane.ahead + 1, lane.kept_bytes)
+            places = 1 + MOST_AHEAD if lane.ahead else 1
+            found = self._lanes[lane.index] = LaneLine(line, lane.ear, places, lane.kept_bytes)
             lane.ear.listen(line, partial(self._heard, found))
             if self.death:  # it has been buried, and this line was not there yet
                 lane.ear.part(line)
@@ -499,6 +535,12 @@ class WorkerProcess:
         if lacking:
             log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, lacking)))
         self._hello.set_result(None)
+
+
+def _take_back(worker: weakref.ref[WorkerProcess], number: int) -> None:
+    found = worker()
+    if found is not None:
+        found.take_back(number)
 
 
 def _laid_out(step: Step) -> tuple[Laid, list[Any]]:

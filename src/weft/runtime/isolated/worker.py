@@ -12,17 +12,20 @@ import signal
 import socket
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from weft.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
 from weft.runtime.isolated.described import description, told
-from weft.runtime.isolated.engines import CPU, WorkerEngine, make_engine
+from weft.runtime.isolated.engines import CPU, Borrowed, WorkerEngine, make_engine
 from weft.runtime.isolated.packets import Line, Packet
 from weft.runtime.isolated.worker_lane import WorkerLane
+from weft.runtime.lent import LendingTerms
 
 NAME = "weft worker"
 """What the system calls the process."""
@@ -43,6 +46,22 @@ def work(file: int, confinement: Confinement, engine: str = CPU) -> None:
     ModelWorker(line, make_engine(engine)).serve()
 
 
+class _Unborrowed:
+    """A region that could not be had: every step that needs it hears why."""
+
+    def __init__(self, error: BadRequest) -> None:
+        self._error = error
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        raise self._error
+
+    def write(self, data: bytes, offset: int) -> None:
+        raise self._error
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
 class ModelWorker:
     """Runs models for the process at the other end."""
 
@@ -51,6 +70,8 @@ class ModelWorker:
         self.models: dict[int, LoadedModel] = {}
         self.values: dict[int, Any] = {}
         """What batches hold, by number; an error where the step failed that was to make it."""
+        self._regions: dict[int, Borrowed] = {}
+        """Memory that clients share, by the numbers of the server."""
         self._lanes: dict[int, WorkerLane] = {}
         self._slow = ThreadPoolExecutor(1, "calls")
 
@@ -68,6 +89,8 @@ class ModelWorker:
                 lane.halt(*rest)
         elif kind == "free":
             self.free(*rest)
+        elif kind == "take_back":
+            self._return(*rest)
         elif kind == "lane":
             self._open_lane(*rest, file=packet.files[0])
         elif kind == "call":
@@ -90,6 +113,20 @@ class ModelWorker:
             raise found
         return found
 
+    def borrow(self, terms: LendingTerms, file: int | None) -> None:
+        try:
+            self._regions[terms.number] = self.engine.borrow(terms, file)
+        except BadRequest as error:
+            self._regions[terms.number] = _Unborrowed(error)
+
+    def borrowed(self, number: int) -> Borrowed:
+        return self._regions[number]
+
+    def _return(self, number: int) -> None:
+        region = self._regions.pop(number, None)
+        if region is not None:
+            region.close()
+
     # Calls
 
     def _answer(self, key: int, method: str, arguments: list[Any]) -> None:
@@ -98,7 +135,9 @@ class ModelWorker:
             "prepare": lambda model, rows: self.models[model].prepare(rows),
             "close": lambda model: self.models.pop(model).close(),
             "held": lambda: [len(self.models), len(self.values)],
+            "borrowed": lambda: len(self._regions),
             "told": self.engine.told,
+            "write": self._write,
         }
         try:
             self.line.send(["reply", key, methods[method](*arguments), None], wait=True)
@@ -106,6 +145,13 @@ class ModelWorker:
             os._exit(0)
         except Exception as error:
             self.line.send(["reply", key, None, told(error)], wait=True)
+
+    def _write(self, terms: list[Any], offset: int, data: str) -> None:
+        """Put bytes, which travel as Base64, into a region of a GPU's memory."""
+        told = LendingTerms(*terms)
+        if told.number not in self._regions:
+            self.borrow(told, None)
+        self._regions[told.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
         """Open a model, from the *cache* if one is named; ``NotLearned`` where it had to be learned and shall not."""

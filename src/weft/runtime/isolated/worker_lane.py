@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, Protocol
 from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd, StepOutput
 from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.described import told
-from weft.runtime.isolated.engines import WorkerEngine
+from weft.runtime.isolated.engines import Borrowed, WorkerEngine
 from weft.runtime.isolated.packets import Laid, Line, Packet
+from weft.runtime.lent import LendingTerms
+from weft.runtime.tensors import DATATYPES
 
 
 class LaneHost(Protocol):
@@ -34,6 +36,14 @@ class LaneHost(Protocol):
 
     def kept(self, number: int) -> Any:
         """The values of this number."""
+        ...
+
+    def borrow(self, terms: LendingTerms, file: int | None) -> None:
+        """Steps will have tensors in this region; the file is the worker's."""
+        ...
+
+    def borrowed(self, number: int) -> Borrowed:
+        """The region of this number."""
         ...
 
 
@@ -84,15 +94,14 @@ class WorkerLane:
             self._lane.stop(self._steps)
 
     def _run(self, packet: Packet) -> None:
-        _, run, model, segment, parts, rows, shared, freed, keep, onward, place = packet.head
+        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, place = packet.head
         if freed:
             self._worker.free(freed)
         self._current = run
         began = time.monotonic_ns()
         order = _Order(run, place, keep, onward, len(parts))
         try:
-            if packet.files:
-                self._take_memory(place, packet.files[0])
+            self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
             found = self._parts(parts, packet, place if shared else None)
             order = order._replace(borrowed=_arrays(found) if shared else frozenset())
             if self._halted == run:
@@ -109,6 +118,14 @@ class WorkerLane:
         finally:
             self._current = 0
             self._drop_large(place)
+
+    def _take_files(self, place: int, lent: list[LendingTerms], files: list[int]) -> None:
+        """New memory for tensors, if there is some, then regions that are lent."""
+        lent_files = sum(each.kind == "file" for each in lent)
+        if len(files) > lent_files:
+            self._take_memory(place, files.pop(0))
+        for each in lent:
+            self._worker.borrow(each, files.pop(0) if each.kind == "file" else None)
 
     def _take_memory(self, place: int, file: int) -> None:
         self._drop_memory(place)
@@ -129,11 +146,22 @@ class WorkerLane:
         source = packet.tensors if place is None else self._inward[place].bytes
         found = []
         for number, rows, tensors in parts:
-            values = (
-                self._worker.kept(number) if tensors is None else packets.restore(tensors, source, copied=place is None)
-            )
-            found.append(BatchPart(values, rows))
+            came = None if tensors is None else self._restored(tensors, source, copied=place is None)
+            found.append(BatchPart(self._worker.kept(number) if came is None else came, rows))
         return found
+
+    def _restored(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
+        """Arrays that came, and tensors in regions, in the order in which they were told of."""
+        here = [each for each in tensors if not isinstance(each[3], list)]
+        found = packets.restore(here, source, copied=copied)
+        if len(here) == len(tensors):
+            return found
+        lent = {
+            name: self._worker.borrowed(place[0]).tensor(place[1], tuple(shape), DATATYPES[kind])
+            for name, kind, shape, place, _ in tensors
+            if isinstance(place, list)
+        }
+        return {each[0]: lent[each[0]] if each[0] in lent else found[each[0]] for each in tensors}
 
     def _keep(self, order: _Order, made: Sequence[StepOutput]) -> None:
         """Keep what a step leaves, which may still be under way: in memory of its own, for it outlives the step."""

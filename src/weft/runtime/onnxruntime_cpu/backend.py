@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.errors import ModelError
+from weft.errors import BadRequest, ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
+from weft.runtime.lent import LendingTerms
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane, own_core
 from weft.runtime.onnxruntime_cpu.preparing import prepare
@@ -63,6 +64,9 @@ class CpuBackend:
 
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
         return CpuLane(index, self.now, own_core(index, pin=pin), self.scratch)
+
+    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+        raise BadRequest("models run on processors here, which have no memory of their own")
 
     def close(self) -> None:
         """Stop what is still being tried out; threads and sessions are those of its lanes and models."""

@@ -1,0 +1,117 @@
+"""Regions of clients as a GPU sees them: files whose pages its driver holds, and memory of the GPU itself.
+
+A mapped file is never touched by this process, which would be killed where its client has cut it off. The driver holds
+the pages, as they are, for as long as the region is borrowed, and the GPU copies from them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.errors import BadRequest
+from weft.runtime.cuda.captured import driver
+from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
+from weft.runtime.lent import LendingTerms
+from weft.runtime.tensors import Array
+
+_HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+
+
+class RegisteredFile(BorrowedFile):
+    """A file whose pages are registered with the driver."""
+
+    def __init__(self, terms: LendingTerms, file: int) -> None:
+        """BadRequest, and the file is closed, where that cannot be."""
+        super().__init__(terms, file)
+        self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY
+        size = self._skipped + terms.byte_size
+        try:
+            if os.fstat(file).st_size < terms.start + terms.byte_size:
+                raise BadRequest("the region was cut off since it was registered; make it larger again")
+            self._bytes = np.frombuffer(mmap.mmap(file, size, offset=terms.start - self._skipped), np.uint8)
+            failed = int(torch.cuda.cudart().cudaHostRegister(self._bytes.ctypes.data, size, 0))
+            if failed:
+                raise BadRequest(f"the region cannot be registered with the GPU's driver (error {failed})")
+        except (OSError, ValueError) as error:
+            super().close()
+            raise BadRequest(f"the region cannot be mapped: {error}") from error
+        except BadRequest:
+            super().close()
+            raise
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> BorrowedTensor:
+        size = _checked(offset, shape, dtype, self.byte_size)
+        begin = self._skipped + offset
+        source = torch.from_numpy(self._bytes[begin : begin + size])
+        return BorrowedTensor(shape, np.dtype(dtype), source, lambda: self.read(offset, shape, dtype))
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(self._bytes.ctypes.data)
+        super().close()
+
+
+class IpcMemory:
+    """Memory of the GPU that another process has, by its handle."""
+
+    def __init__(self, terms: LendingTerms, device: torch.device) -> None:
+        handle = bytes.fromhex(terms.handle)
+        if len(handle) != _HANDLE_BYTES:
+            raise BadRequest(f"a handle of CUDA shared memory has {_HANDLE_BYTES} bytes, not {len(handle)}")
+        self.byte_size, self._address = terms.byte_size, ctypes.c_uint64(0)
+        torch.cuda.synchronize(device)  # and so the thread has a context
+        told = _Handle((ctypes.c_ubyte * _HANDLE_BYTES)(*handle))
+        failed = driver().cuIpcOpenMemHandle_v2(ctypes.byref(self._address), told, _LAZY_PEER_ACCESS)
+        if failed:
+            raise BadRequest(
+                f"the handle of CUDA shared memory cannot be opened (error {failed}); it must come from another "
+                "process on this machine that still has the memory"
+            )
+        self._bytes = torch.as_tensor(_Exposed(self._address.value, self.byte_size), device=device)
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> BorrowedTensor:
+        size = _checked(offset, shape, dtype, self.byte_size)
+        source = self._bytes[offset : offset + size]
+
+        def array() -> Array:
+            found: Array = source.cpu().numpy().view(dtype).reshape(shape)
+            return found
+
+        return BorrowedTensor(shape, np.dtype(dtype), source, array)
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Put bytes there, and wait until they are."""
+        _checked(offset, (len(data),), np.uint8, self.byte_size)
+        self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        torch.cuda.synchronize(self._bytes.device)
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._bytes.device)
+        del self._bytes
+        driver().cuIpcCloseMemHandle(self._address)
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * _HANDLE_BYTES),)
+
+
+class _Exposed:
+    """Memory at an address, as torch takes it without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
+
+
+def _checked(offset: int, shape: tuple[int, ...], dtype: Any, byte_size: int) -> int:
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if not 0 <= offset <= byte_size - size:
+        raise BadRequest(f"{size} bytes at {offset} lie beyond the region of {byte_size} bytes")
+    return size

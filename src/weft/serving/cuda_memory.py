@@ -1,0 +1,88 @@
+"""Shared memory of CUDA: memory of a GPU that a client has, and whose handle it registers under a name.
+
+The server itself never sees that memory. The worker that has the GPU opens the handle when a request first needs it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+
+from weft.errors import BadRequest, Forbidden, RequestError
+from weft.runtime.lent import LendingTerms
+from weft.serving.regions import REGION_NUMBERS, Regions, whole
+
+HANDLE_BYTES = 64
+
+Write = Callable[[LendingTerms, int, memoryview], None]
+"""Puts bytes at an offset of a region, and returns when they are there."""
+
+
+class CudaRegion:
+    """Memory of a GPU that a client shares."""
+
+    on_device, file = True, None
+
+    def __init__(self, name: str, handle: bytes, device: int, byte_size: int, write: Write) -> None:
+        self.name, self.device, self.byte_size, self._write = name, device, byte_size, write
+        self.terms = LendingTerms(next(REGION_NUMBERS), "cuda", 0, byte_size, handle.hex())
+
+    @property
+    def place(self) -> str:
+        return f"device {self.device}"
+
+    def told(self) -> dict[str, str | int]:
+        return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        raise BadRequest(
+            f"region {self.name!r} lies on a GPU, and the model runs on the CPU; use system shared memory, or send the "
+            "tensor itself"
+        )
+
+    def write_from(self, data: memoryview, offset: int) -> None:
+        self._write(self.terms, offset, data)
+
+
+class CudaMemory(Regions[CudaRegion]):
+    """The regions of CUDA's shared memory that clients have registered."""
+
+    def __init__(self, device: int | None, write: Write, *, enabled: bool, most_regions: int, most_bytes: int) -> None:
+        """device: the GPU that models run on; None: on processors."""
+        super().__init__(_why_not(device, enabled), most_regions, most_bytes)
+        self._device, self._write = device, write
+
+    def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> CudaRegion:
+        device = whole(about.get("device_id", 0), f"region {name!r}: device_id")
+        if device != self._device:
+            raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {self._device}")
+        return CudaRegion(name, _handle(name, about.get("raw_handle")), device, byte_size, self._write)
+
+
+def _handle(name: str, given: object) -> bytes:
+    """The handle: bytes over gRPC, Base64 in an object over HTTP."""
+    if isinstance(given, Mapping):
+        given = given.get("b64")
+    try:
+        found = base64.b64decode(given, validate=True) if isinstance(given, str) else given
+    except (binascii.Error, ValueError):
+        found = None
+    if not isinstance(found, bytes) or len(found) != HANDLE_BYTES:
+        raise BadRequest(
+            f"region {name!r}: raw_handle must be a handle of CUDA, {HANDLE_BYTES} bytes, over HTTP as "
+            '{"b64": "..."} in Base64'
+        )
+    return found
+
+
+def _why_not(device: int | None, enabled: bool) -> RequestError | None:
+    if device is None:
+        return BadRequest(
+            "CUDA shared memory is not supported, models run on processors here; register system shared memory"
+        )
+    if not enabled:
+        return Forbidden(
+            "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
+        )
+    return None
