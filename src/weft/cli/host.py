@@ -25,7 +25,7 @@ AnyDevice = Annotated[
         "-d",
         autocompletion=complete_devices,
         show_default=f"{DEFAULT_NPU}, or the workload's",
-        help="host: this machine, measured; a preset (weft devices list), or a file.",
+        help="host or cuda:0: this machine or its GPU, measured; a preset (weft devices list), or a file.",
     ),
 ]
 LaneCount = Annotated[
@@ -45,14 +45,19 @@ def subject(source: str, shapes: Asked | None = None) -> Subject:
 
 
 def measure(
-    subjects: Sequence[Subject] | Workload, lanes: int | None, seconds: float = SECONDS, cache: str | None = None
+    subjects: Sequence[Subject] | Workload,
+    device: str,
+    lanes: int | None,
+    seconds: float = SECONDS,
+    cache: str | None = None,
 ) -> Host:
-    """This machine with these models, or with those of a workload."""
+    """This machine, or a GPU of it, with these models, or with those of a workload."""
     from weft.survey.measuring import measure
 
     with progress_bar("measuring", 1) as advance:
         return measure(
             subjects,
+            device=device,
             lanes=lanes,
             seconds=seconds,
             cache=cache,
@@ -64,24 +69,24 @@ def workload_device(
     workload: Workload, device: str | None, lanes: int | None, seconds: float = SECONDS, cache: str | None = None
 ) -> Device:
     """The device that a workload runs on: the one named, its own, or this machine, measured now with its models."""
-    from weft.devices import HOST, load_device
+    from weft.devices import is_measured, load_device
 
     name = device or workload.device
-    if name != HOST:
+    if not is_measured(name):
         if lanes is not None:
             raise InputError(f"--lanes does not apply to {name}: it is for --device host, which is measured")
         if device is None and "device" not in workload.model_fields_set:
             tell_default(name)
         return load_device(name)
-    return measure(workload, lanes, seconds, cache)
+    return measure(workload, name, lanes, seconds, cache)
 
 
 def named_npu(device: str | None) -> Npu:
     """The NPU to price models for; the usual one, and a line that says so, where none is named."""
-    from weft.devices import HOST, load_npu, read_host
+    from weft.devices import is_measured, load_npu, read_host
 
-    if device is not None and (device == HOST or device.endswith(".json")):
-        if device != HOST:
+    if device is not None and (is_measured(device) or device.endswith(".json")):
+        if not is_measured(device):
             read_host(device)
         raise InputError(f"--device {device} serves requests: give their rates and deadlines in a --workload file")
     found = load_npu(device or DEFAULT_NPU)

@@ -46,16 +46,16 @@ def command(
         str | None, file_option("--output", "-o", suffixes=(".json",), help="The profile to write (.json).")
     ] = None,
 ) -> None:
-    """Price a model's layers on a device; with --device host, measure what the server runs here. -o keeps it."""
+    """Price a model's layers on a device, or measure what the server runs on host or cuda:0. -o keeps it."""
     from weft.costs.layer_costs import estimate, write_profile
-    from weft.devices import HOST, write_host
+    from weft.devices import is_measured, write_host
     from weft.models.sources import each_in, load_models
 
     shapes = parse_shapes(shape, models)
-    if device == HOST:
-        refuse_unused(context, "--device host", ON_HOST)
+    if device is not None and is_measured(device):
+        refuse_unused(context, f"--device {device}", ON_HOST)
         asked = [(name, shapes.get(model)) for model in models for name in each_in(model)]
-        measured = host.measure([host.subject(*each) for each in asked], lanes, seconds, cache)
+        measured = host.measure([host.subject(*each) for each in asked], device, lanes, seconds, cache)
         host.print_host(measured)
         if output:
             write_host(measured, output)

@@ -1,6 +1,6 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
 
-from weft.devices.host import HOST, Host, HostModel, parse_host, read_host, write_host
+from weft.devices.host import HOST, Host, HostModel, is_measured, parse_host, read_host, write_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
 from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
@@ -33,6 +33,7 @@ __all__ = [
     "as_toml",
     "check_activations",
     "check_platform",
+    "is_measured",
     "load_any",
     "load_device",
     "load_npu",

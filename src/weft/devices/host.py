@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,12 +20,23 @@ from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable, read_json, write_json
 
 HOST = "host"
+_GPU = re.compile("cuda:([0-9]{1,2}|twin)")
 """The name that means this machine."""
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024)]
+
+
+def is_gpu(name: str) -> bool:
+    """Whether a device's name is that of a GPU of this machine, or of the twin that stands for one on its cores."""
+    return _GPU.fullmatch(name) is not None
+
+
+def is_measured(name: str) -> bool:
+    """Whether a device is this machine, or a part of it, and has to be measured."""
+    return name == HOST or is_gpu(name)
 
 
 class HostModel(BaseModel, extra="forbid", frozen=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from weft.devices.host import HOST, Host, read_host
+from weft.devices.host import Host, is_measured, read_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Count, Npu, Positive, parse_npu, read_description, shipped
 from weft.errors import DeviceError, unknown_name
@@ -166,9 +166,10 @@ def load_platform(name_or_path: str) -> Board:
 
 def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
     """A preset by name, the NPU of either kind that a TOML file describes, or the host that a JSON file measured."""
-    if name_or_path == HOST:
+    if is_measured(name_or_path):
         raise DeviceError(
-            "host is this machine, and is measured: weft profile MODELS --device host -o host.json, then give host.json"
+            f"{name_or_path} is this machine, and is measured: weft profile MODELS --device {name_or_path} "
+            "-o host.json, then give host.json"
         )
     if name_or_path.endswith(".json"):
         return read_host(name_or_path)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
 
-from weft.devices.host import usable_cores
+from weft.devices.host import is_gpu, usable_cores
 from weft.errors import InputError
 from weft.jsonfile import first_problem, printable
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
@@ -47,7 +47,7 @@ Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-
 
 
 def _device(name: str) -> str:
-    if not re.fullmatch("cuda:[0-9]{1,2}", name):
+    if not is_gpu(name):
         raise ValueError("must be one GPU by its number, as cuda:0")
     return name
 

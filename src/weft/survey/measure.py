@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from weft.devices import Host, HostModel
-from weft.devices.host import lane_cores, usable_cores
+from weft.devices.host import HOST, is_gpu, lane_cores, usable_cores
+from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import InputError
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
@@ -87,6 +88,7 @@ def survey(
     subjects: Sequence[Subject],
     *,
     lanes: int,
+    device: str = HOST,
     threads: int = 1,
     seconds: float = TOGETHER_S,
     cache: Path | None = None,
@@ -96,7 +98,9 @@ def survey(
 
     seconds: how long to watch all models together; one at a time, a third of that for each batch size.
     """
-    found = survey_lanes(subjects, lanes=(lanes,), threads=threads, seconds=seconds, cache=cache, progress=progress)
+    found = survey_lanes(
+        subjects, lanes=(lanes,), device=device, threads=threads, seconds=seconds, cache=cache, progress=progress
+    )
     return found[lanes]
 
 
@@ -104,6 +108,7 @@ def survey_lanes(
     subjects: Sequence[Subject],
     *,
     lanes: Sequence[int],
+    device: str = HOST,
     threads: int = 1,
     seconds: float = TOGETHER_S,
     cache: Path | None = None,
@@ -113,6 +118,7 @@ def survey_lanes(
 ) -> dict[int, Host]:
     """Measure models with each of these numbers of lanes; what they have in common is measured once.
 
+    device: what the server runs them on.
     repository: where the server finds the models, instead of in their sources.
     isolation: where they run, as the server's setting of that name says.
     """
@@ -131,7 +137,7 @@ def survey_lanes(
     measured = {subject.name: firsts[subject.file].name for subject in subjects}
     with _kept(cache) as folder:
         found = _Survey(
-            tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation
+            tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation, device
         ).hosts()
     return {count: with_stitched(host, measured) for count, host in found.items()}
 
@@ -201,6 +207,7 @@ class _Survey:
     repository: Path | None
     progress: Progress | None
     isolation: str = THREADS
+    device: str = HOST
     done: int = 0
     served: dict[str, Any] = field(default_factory=dict)
     """Model -> what the server says of it."""
@@ -230,11 +237,13 @@ class _Survey:
         lost = losses(spans, seen.models, self._cores) if lanes > 1 else {}
         spreads = self._spreads(spans, seen.models, lost)
         return Host(
+            name=self.device,
             source=_source(),
             cores=usable_cores(),
             lanes=lanes,
             threads=self.threads,
             isolation=self.isolation,
+            ahead=DEVICE_AHEAD if is_gpu(self.device) else 0,
             memory_bytes=seen.memory_bytes,
             hand_over_s=_rounded(self._gaps(seen.watched)[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
@@ -404,13 +413,15 @@ class _Survey:
         self._tell("starting the server; cutting models may take minutes the first time")
         arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
         arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
+        arguments += ["--device", self.device] if is_gpu(self.device) else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
     def _held_bytes(self, server: ServerProcess) -> int | None:
         """Memory of the server, and of its workers where it has some; None where the system does not tell."""
-        return _resident_bytes(server.url) if self.isolation == THREADS else held_bytes(server.pid)
+        alone = self.isolation == THREADS and not is_gpu(self.device)
+        return _resident_bytes(server.url) if alone else held_bytes(server.pid)
 
     def _learn(self, server: ServerProcess) -> None:
         """What the server says of its models."""

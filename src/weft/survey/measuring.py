@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.devices import Host
-from weft.devices.host import usable_cores
+from weft.devices.host import HOST, is_gpu, is_measured, usable_cores
+from weft.errors import InputError
 from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
 from weft.survey.measure import TOGETHER_S, Progress, Subject, survey
@@ -19,6 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def measure(
     models: Workload | Sequence[str | os.PathLike[str] | Subject],
     *,
+    device: str = HOST,
     lanes: int | None = None,
     threads: int = 1,
     seconds: float = TOGETHER_S,
@@ -27,13 +29,20 @@ def measure(
 ) -> Host:
     """This machine with these models, or with those of a workload, as ``weft serve`` runs them.
 
+    device: ``host``, its cores; or ``cuda:0``, a GPU of it, which has one lane.
     lanes: the cores less one where left out. seconds: how long to watch all models together. cache: where cut models
     are kept between runs.
     """
     subjects = subjects_of(models) if isinstance(models, Workload) else list(map(_subject, models))
+    if not is_measured(device):
+        raise InputError(f"{device} is not measured: name host, or a GPU such as cuda:0")
+    if is_gpu(device) and lanes not in (None, 1):
+        raise InputError(f"{device} has one lane, not {lanes}; leave out lanes")
+    usual = 1 if is_gpu(device) else max(1, usable_cores() - 1)
     return survey(
         subjects,
-        lanes=max(1, usable_cores() - 1) if lanes is None else lanes,
+        device=device,
+        lanes=usual if lanes is None else lanes,
         threads=threads,
         seconds=seconds,
         cache=Path(cache) if cache else None,
