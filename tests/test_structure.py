@@ -68,7 +68,13 @@ ONLY_IN = {
     "opentelemetry": ("serving/telemetry.py",),
     "ortools": ("mapping/",),
     "z3": ("mapping/z3_model.py",),
-    "torch": ("runtime/cuda/gpu.py", "stitching/running/", "stitching/reading/torch_", "stitching/making/torch_"),
+    "torch": (
+        "runtime/cuda/gpu.py",
+        "runtime/cuda/borrowed.py",
+        "stitching/running/",
+        "stitching/reading/torch_",
+        "stitching/making/torch_",
+    ),
     "triton": ("stitching/running/kernel.py", "stitching/running/kernel_shapes.py"),
 }
 """Where a package may be imported."""

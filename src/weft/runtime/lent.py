@@ -71,6 +71,26 @@ class LentTensor:
         return array
 
 
+class Borrowed(Protocol):
+    """A region of a client's, as a worker has it."""
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A tensor that lies there, as the engine's models take it."""
+        ...
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Put bytes there; only where it is memory of a device."""
+        ...
+
+    def close(self) -> None:
+        """Nobody needs it any more."""
+        ...
+
+
+Input = Array | LentTensor
+"""An input of a request."""
+
+
 def lenders_in(values: Any) -> list[Lender]:
     """The regions that the tensors of a part of a batch lie in."""
     if not isinstance(values, Mapping):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import BadRequest
+from weft.runtime.lent import Input
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.wire import (
     InferRequest,
@@ -41,7 +42,7 @@ def request_of(
     for key, value in (parameters or {}).items():
         refuse_request_parameter(key, value)
     specs = {spec.name: spec for spec in model.inputs}
-    tensors = {name: _tensor(name, value, specs) for name, value in inputs.items()}
+    tensors: dict[str, Input] = {name: _tensor(name, value, specs) for name, value in inputs.items()}
     if len(tensors) != len(specs):
         raise BadRequest(missing(tensors, model))
     names = list(outputs)

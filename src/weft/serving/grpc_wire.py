@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from weft.errors import BadRequest, Failed
+from weft.runtime.lent import Input
 from weft.runtime.tensors import Array
 from weft.serving import proto, wire
 from weft.serving.classification import classified
@@ -89,14 +90,14 @@ def filled(name: str, answer: Mapping[str, Any]) -> Any:
         raise Failed(f"{name} cannot be made of our own answer: {' '.join(str(error).split())}") from error
 
 
-def _inputs(tensors: Any, raws: list[bytes], model: ModelSpec) -> tuple[dict[str, Array], wire.InRegions]:
+def _inputs(tensors: Any, raws: list[bytes], model: ModelSpec) -> tuple[dict[str, Input], wire.InRegions]:
     """The inputs that came, and those that lie in regions, for which no raw contents come."""
     lying = _places(islice(tensors, len(model.inputs)), "input")
     travelling, left = len(tensors) - len(lying), iter(raws)
     if raws and len(raws) < travelling:  # what is left over belongs to no input, and nobody misses it
         raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
     specs = {spec.name: spec for spec in model.inputs}
-    inputs: dict[str, Array] = {}
+    inputs: dict[str, Input] = {}
     apart: wire.InRegions = {}
     for tensor in tensors:
         fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)

@@ -144,7 +144,7 @@ class JsonHelpers:
         if isinstance(answer, Exception):
             raise Failed(f"internal error: {answer}")
         if isinstance(answer, InferRequest):
-            answer.inputs = json_worker.unpacked(answer.inputs)
+            answer.inputs = {**json_worker.unpacked(answer.inputs)}
         return answer
 
     def _take(self) -> _Helper:

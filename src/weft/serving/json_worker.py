@@ -10,6 +10,7 @@ import pickle
 import signal
 import struct
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
@@ -92,7 +93,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytearray:
     return data
 
 
-def packed(arrays: dict[str, Array]) -> dict[str, Any]:
+def packed(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays as they travel."""
     return {
         name: Strings(wire.to_binary(array), array.shape) if array.dtype.kind in "OUS" else array

@@ -433,8 +433,8 @@ class Service:
     # Descriptions
 
     def metadata(self) -> dict[str, Any]:
-        tables = {"system_shared_memory": self.system_memory, "cuda_shared_memory": self.cuda_memory}
-        shared = [name for name, each in tables.items() if each.offered]
+        shared = ["system_shared_memory"] if self.system_memory.offered else []
+        shared += ["cuda_shared_memory"] if self.cuda_memory.offered else []
         return {"name": "weft", "version": __version__, "extensions": [*EXTENSIONS, *shared]}
 
     def is_ready(self) -> bool:

@@ -23,6 +23,7 @@ from weft.errors import BadRequest
 from weft.policies.base import NO_DEADLINE, Candidate
 from weft.runtime.backend import LoadedModel
 from weft.runtime.lanes import INLINE_TICKS
+from weft.runtime.lent import Input
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.classification import Labels
@@ -104,7 +105,7 @@ class ServedModel:
         shapes = self.loaded.warm_shapes or {}
         return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
 
-    def inward(self, inputs: dict[str, Array]) -> dict[str, Array]:
+    def inward(self, inputs: dict[str, Input]) -> dict[str, Input]:
         """A request's inputs as the body calls them."""
         return {self.task.inputs[name]: each for name, each in inputs.items()} if self.task else inputs
 
@@ -155,7 +156,7 @@ class ServedStreams:
     def __getitem__(self, index: int) -> ServedStream:
         return self._by_use[index]
 
-    def of(self, model: ServedModel, inputs: dict[str, Array], *, alone: bool = False) -> ServedStream:
+    def of(self, model: ServedModel, inputs: dict[str, Input], *, alone: bool = False) -> ServedStream:
         """The stream a request belongs to, opened if it is the first of its shapes."""
         shapes = tuple([(name, each.shape) for name, each in inputs.items()])
         if model.task:

@@ -11,6 +11,7 @@ from weft.errors import RequestError, UnfitInputs
 from weft.policies.base import NO_DEADLINE
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join
+from weft.runtime.lent import Input
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
 from weft.serving.leaving import Leaving, Reached, RequestRows
@@ -33,7 +34,7 @@ class ClientTicket(Ticket):
     def __init__(
         self,
         model: ServedModel,
-        inputs: dict[str, Array],
+        inputs: dict[str, Input],
         reply: Reply,
         due: int,
         *,

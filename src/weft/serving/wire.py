@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from weft.errors import BadRequest, Failed, unknown_name
+from weft.runtime.lent import Input
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import json_literals
 from weft.serving.classification import Labels, class_count, classified
@@ -81,7 +82,7 @@ class Wanted(NamedTuple):
 class InferRequest:
     """One request, checked against the model."""
 
-    inputs: dict[str, Array]
+    inputs: dict[str, Input]
     id: str
     """Empty if the client gave none."""
     parameters: dict[str, Parameter]
@@ -361,12 +362,12 @@ def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> Shar
     return SharedTensors(inputs, outputs) if inputs or outputs else None
 
 
-def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Array], InRegions]:
+def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
     """The inputs that came, and those that lie in regions."""
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
     specs = {spec.name: spec for spec in model.inputs}
-    inputs: dict[str, Array] = {}
+    inputs: dict[str, Input] = {}
     apart: InRegions = {}
     read = 0
     for item in listed:

@@ -111,7 +111,7 @@ class _Exposed:
 
 
 def _checked(offset: int, shape: tuple[int, ...], dtype: Any, byte_size: int) -> int:
-    size = prod(shape) * np.dtype(dtype).itemsize
+    size = int(prod(shape) * np.dtype(dtype).itemsize)
     if not 0 <= offset <= byte_size - size:
         raise BadRequest(f"{size} bytes at {offset} lie beyond the region of {byte_size} bytes")
     return size

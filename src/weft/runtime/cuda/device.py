@@ -20,8 +20,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from weft.errors import BadRequest
-from weft.runtime.isolated.engines import Borrowed
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
 
 Tensor = Any

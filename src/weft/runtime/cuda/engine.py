@@ -14,8 +14,7 @@ from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.isolated.engines import Borrowed
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 
 log = logging.getLogger("weft.device")
 

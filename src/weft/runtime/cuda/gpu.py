@@ -21,8 +21,7 @@ from onnx import TensorProto
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable
 from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Tensor
-from weft.runtime.isolated.engines import Borrowed
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
 
 _TYPES: Mapping[int, Any] = {

@@ -10,8 +10,7 @@ from typing import Any
 from weft.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated import memory
-from weft.runtime.isolated.engines import Borrowed
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.preparing import prepare

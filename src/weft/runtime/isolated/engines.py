@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 
 CPU = "cpu"
 TWIN = "cuda:twin"
@@ -39,22 +39,6 @@ class EngineLane(DeviceLane, Protocol):
 
     def dropped(self, memory: Any) -> None:
         """They will not any more."""
-        ...
-
-
-class Borrowed(Protocol):
-    """A region of a client's that a worker was told of."""
-
-    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A tensor that lies there, as the engine's models take it."""
-        ...
-
-    def write(self, data: bytes, offset: int) -> None:
-        """Put bytes there; only where it is memory of a device."""
-        ...
-
-    def close(self) -> None:
-        """Nobody needs it any more."""
         ...
 
 

@@ -22,10 +22,10 @@ from weft.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
 from weft.runtime.isolated.described import description, told
-from weft.runtime.isolated.engines import CPU, Borrowed, WorkerEngine, make_engine
+from weft.runtime.isolated.engines import CPU, WorkerEngine, make_engine
 from weft.runtime.isolated.packets import Line, Packet
 from weft.runtime.isolated.worker_lane import WorkerLane
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 
 NAME = "weft worker"
 """What the system calls the process."""

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd, StepOutput
 from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.described import told
-from weft.runtime.isolated.engines import Borrowed, WorkerEngine
+from weft.runtime.isolated.engines import WorkerEngine
 from weft.runtime.isolated.packets import Laid, Line, Packet
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import DATATYPES
 
 
