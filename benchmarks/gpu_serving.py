@@ -6,9 +6,10 @@ measured, and not measured again when this is started once more:
     python benchmarks/gpu_serving.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE]
 
 Rows: `bare/MODEL/ROWS` the captured model in one piece and in segments, replayed in a loop without a server;
-`served/MODEL/WIRE/ROWS` requests in a closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL` one-row
-requests at a fifth of what the device can do; `beside/URGENT/OTHER` the same while the other model is asked without
-end; `killed/MODEL` from the death of the worker to the next answer.
+`attention/MODEL/ROWS` an encoder of 197 tokens beside torch's own attention; `served/MODEL/WIRE/ROWS` requests in a
+closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL` one-row requests at a fifth of what the device
+can do; `beside/URGENT/OTHER` the same while the other model is asked without end; `killed/MODEL` from the death of the
+worker to the next answer.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import numpy as np
 from machine import machine
 
 MODELS = {"resnet50": "fp16", "bert-base": "fp16"}
+PARAMETERS: dict[str, dict[str, int | str]] = {"bert-base": {"seq_len": 128}, "bert-large": {"seq_len": 197}}
 ROWS = (1, 8, 32)
 RESULTS = Path(__file__).parent / "results" / "gpu_serving.json"
 FOLDER = Path(tempfile.gettempdir()) / "weft-gpu-serving"
@@ -54,7 +56,7 @@ def exported(name: str) -> Path:
         from weft.models import zoo
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        zoo.export(name, path)
+        zoo.export(name, path, **PARAMETERS.get(name, {}))
     return path
 
 
@@ -99,6 +101,61 @@ def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, f
             replays += 50
         took_s = time.perf_counter() - began_s
     return {"ms": took_s / replays * 1e3, "rows_per_s": replays * rows / took_s}
+
+
+def attention(name: str, rows: int, seconds: float) -> dict[str, Any]:
+    """An encoder of plain operators as weft runs it, with attention as one operator and without, beside torch's own."""
+    from weft.runtime.backend import LoadOptions
+    from weft.runtime.cuda import preparing
+    from weft.runtime.cuda.gpu import Gpu
+
+    device: Any = Gpu(0)
+    found: dict[str, Any] = {"torch_ms": _torch_encoder_ms(rows, seconds)}
+    fusing = preparing.with_attention
+    for label, fuse in (("fused_ms", fusing), ("plain_ms", lambda path, folder: path)):
+        preparing.with_attention = fuse
+        options = LoadOptions(grain_s=1.0, precision="fp16", max_batch=rows)
+        model: Any = preparing.prepare_on(device, exported(name), options)
+        found[label] = _replayed(device, model, rows, seconds)["ms"]
+        model.close()
+    return found | {"rows": rows, "times_torch": found["fused_ms"] / found["torch_ms"]}
+
+
+def _torch_encoder_ms(rows: int, seconds: float) -> float:
+    """24 layers, 1024 wide, of 16 heads over 197 tokens, in fp16 as one CUDA graph."""
+    import torch
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.taken, self.given = nn.Linear(1024, 3072), nn.Linear(1024, 1024)
+            self.wide, self.narrow = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+            self.first, self.second = nn.LayerNorm(1024), nn.LayerNorm(1024)
+
+        def forward(self, x: Any) -> Any:
+            heads = self.taken(x).view(rows, 197, 3, 16, 64).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(*heads)
+            x = self.first(x + self.given(mixed.transpose(1, 2).reshape(rows, 197, 1024)))
+            return self.second(x + self.narrow(nn.functional.gelu(self.wide(x))))
+
+    with torch.inference_mode():
+        net = nn.Sequential(*(Layer() for _ in range(24))).half().cuda()
+        x = torch.randn(rows, 197, 1024, device="cuda", dtype=torch.float16)
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                net(x)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            net(x)
+        replays, began_s = 0, time.perf_counter()
+        while time.perf_counter() - began_s < seconds:
+            for _ in range(20):
+                graph.replay()
+            torch.cuda.synchronize()
+            replays += 20
+        return (time.perf_counter() - began_s) / replays * 1e3
 
 
 # A server and its clients
@@ -396,10 +453,13 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--serve", default="")
     options.add_argument("--bare", default="")
+    options.add_argument("--attention", default="")
     given = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if given.serve:
         serve(given.serve)
+    elif given.attention:
+        print(json.dumps(attention(given.attention, 16, given.seconds)))
     elif given.bare:
         print(json.dumps(bare(given.bare, given.seconds)))
     else:
@@ -423,7 +483,8 @@ def measure(only: str, seconds: float, results: Path) -> None:
 
     for name in MODELS:
         for count in ROWS:
-            row(f"bare/{name}/{count}", lambda name=name, count=count: _apart(name, seconds)[str(count)])
+            row(f"bare/{name}/{count}", lambda name=name, count=count: _apart("--bare", name, seconds)[str(count)])
+    row("attention/bert-large/16", lambda: _apart("--attention", "bert-large", seconds))
     slo = {"resnet50": {"slo_ms": 1000.0, "max_batch": 32}, "bert-base": {"slo_ms": 2.0, "max_batch": 32}}
     server = Served(slo)
     try:
@@ -457,9 +518,9 @@ def _beside_cut_at(grain_ms: float, settings: dict[str, Any], graph_ms: float, s
 
 
 @cache
-def _apart(name: str, seconds: float) -> dict[str, Any]:
-    """Bare rows in a process of its own, which gives the device's memory back."""
-    command = [sys.executable, __file__, "--bare", name, "--seconds", str(seconds)]
+def _apart(what: str, name: str, seconds: float) -> dict[str, Any]:
+    """Something without a server in a process of its own, which gives the device's memory back."""
+    command = [sys.executable, __file__, what, name, "--seconds", str(seconds)]
     found: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return found
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.engine.hosts import MS
 from tests.serving.test_dispatch import at_rest
-from weft.errors import Expired, Overloaded, WorkerDied
+from weft.errors import BadRequest, Expired, Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, Endurance
+from weft.runtime.lent import LentTensor
 from weft.serving import second_tries
 from weft.serving.second_tries import MOST_TRIES, QUARANTINE_S
 from weft.serving.tickets import BatchWork
@@ -101,6 +102,33 @@ def test_texts_are_told_apart_by_what_they_say(machine):
     with pytest.raises(Overloaded):
         tries.admit(tickets[0])
     tries.admit(tickets[1])
+
+
+class Paper:
+    """A region that the server can read, or cannot."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        if self.data is None:
+            raise BadRequest("it lies on a GPU")
+        buffer[:] = self.data[offset : offset + len(buffer)]
+
+
+def test_lent_inputs_are_told_apart_by_what_lies_there_and_unseen_ones_are_like_nothing_else(machine):
+    one = machine()
+    tries, model = one.dispatcher.second_tries, one.model([5])
+    tickets = [one.send(model).ticket for _ in range(4)]
+    papers = [Paper(b"aaaaaaaa"), Paper(b"aaaabbbb"), Paper(None), Paper(None)]
+    for ticket, paper, offset in zip(tickets, papers, (0, 4, 0, 0), strict=True):
+        ticket.inputs = {"x": LentTensor(paper, offset, (1, 1), np.dtype(np.float32))}
+    for poison in (tickets[0], tickets[2]):
+        tries._quarantine(poison, died())
+    with pytest.raises(Overloaded):
+        tries.admit(tickets[0])
+    for ticket in tickets[1:]:
+        tries.admit(ticket)
 
 
 def test_a_strict_request_without_time_for_another_try_is_told_at_once(machine):

@@ -256,6 +256,13 @@ SCHEMAS: dict[str, Json] = {
         key=_is("string", "The name of the shared memory object, as `/camera`."),
         byte_size=_is("integer", minimum=1, maximum=LARGEST),
     ),
+    "CudaRegionRequest": _object(
+        "Memory of the GPU that models run on; refused where they run on processors.",
+        {"device_id": _is("integer", "The GPU by its number.", minimum=0, maximum=LARGEST)},
+        raw_handle=_object("", b64=_is("string", "The handle of CUDA, 64 bytes, in Base64.")),
+        byte_size=_is("integer", minimum=1, maximum=LARGEST),
+    ),
+    "CudaRegions": _list(_object(name=_TEXT, **_each("device_id byte_size", _COUNT))),
     "Regions": _list(_object(**_each("name key", _TEXT), **_each("offset byte_size", _COUNT))),
     "State": _object(
         "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
@@ -449,7 +456,7 @@ PATHS: tuple[Path, ...] = (
         body=_ref("LogChanges"),
     ),
     *_of_regions("system", _ref("Regions"), _ref("RegionRequest"), registers=True),
-    *_of_regions("cuda", _list(_is("object")), _is("object"), registers=False),
+    *_of_regions("cuda", _ref("CudaRegions"), _ref("CudaRegionRequest"), registers=False),
 )  # fmt: skip
 
 

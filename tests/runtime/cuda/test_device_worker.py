@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.engines import TWIN, device_files
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
+from weft.runtime.lent import LendingTerms, LentTensor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 PATIENCE_S = 120.0
@@ -153,3 +155,38 @@ def test_a_device_is_granted_its_files_and_no_other_engine_is() -> None:
     read, written = device_files("cuda:0")
     assert "/proc" in read and "/proc/self" in written
     assert all(each.startswith(("/dev/", "/proc/self")) for each in written)
+
+
+class Pages:
+    """A region of a client's, and how often it was read here."""
+
+    def __init__(self, number: int, array: Any) -> None:
+        self.file, self.reads = os.memfd_create("pages"), 0
+        os.write(self.file, array.tobytes())
+        self.terms = LendingTerms(number, "file", 0, array.nbytes)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        self.reads += 1
+        assert os.preadv(self.file, [buffer], offset) == len(buffer)
+
+
+@pytest.mark.parametrize(("most", "reads"), [(3, [0, 0, 0]), (2, [1, 1, 1])])
+def test_more_regions_than_a_worker_can_be_told_of_at_once_are_read_before(
+    model: Any, lane: Any, monkeypatch: pytest.MonkeyPatch, most: int, reads: list[int]
+) -> None:
+    monkeypatch.setattr("weft.runtime.isolated.process.MOST_LENT", most)
+    feeds = [drawn(1, seed)["x"] for seed in range(3)]
+    regions = [Pages(100 * most + at, each) for at, each in enumerate(feeds)]
+    lent = [LentTensor(region, 0, each.shape, each.dtype) for region, each in zip(regions, feeds, strict=True)]
+    heard = Heard()
+    model.start(Step(0, [BatchPart({"x": each}) for each in lent], 3), lane, heard)
+    assert heard.end().error is None and [each.reads for each in regions] == reads
+    values: Any = heard.end().made[0].values
+    for segment in range(1, len(model.segments)):
+        heard = Heard()
+        model.start(Step(segment, [BatchPart(values)], 3), lane, heard)
+        values = heard.end().made[0].values
+    path = model._kept.file.path
+    np.testing.assert_allclose(
+        heard.end().made[0].answers["y"], wanted(path, {"x": np.concatenate(feeds)}), rtol=1e-4, atol=1e-6
+    )

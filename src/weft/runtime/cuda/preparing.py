@@ -23,6 +23,7 @@ from weft.errors import ModelError, NotLearned
 from weft.runtime import cutting
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda import node_costs
+from weft.runtime.cuda.attention import with_attention
 from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
@@ -254,11 +255,9 @@ class _DeviceWorkshop:
 
     def _optimised(self) -> ModelProto:
         """The graph as ONNX Runtime optimises it for the device, without what copies between that and the host."""
-        source = converted(self.path, self.options.precision, self.folder)
-        self.half = is_half(onnx.load(str(source), load_external_data=False))
         target = self.folder / "optimised.onnx"
         try:
-            session = open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
+            session = self._opened_whole(with_attention(self.path, self.folder), target)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             if lacks_memory(error):
                 raise
@@ -267,6 +266,17 @@ class _DeviceWorkshop:
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise _Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
+
+    def _opened_whole(self, path: Path, target: Path) -> Any:
+        """A session over the whole model in its precision, optimised; the graph of that goes to *target*."""
+        source = converted(path, self.options.precision, self.folder)
+        self.half = is_half(onnx.load(str(source), load_external_data=False))
+        try:
+            return open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
+        except Exception:
+            if path == self.path:
+                raise
+            return self._opened_whole(self.path, target)  # without what we made of it
 
     def _seen(self, graph: ModelProto, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
         last = any(node.domain == NHWC for node in graph.graph.node)

@@ -1,0 +1,267 @@
+"""Attention as one operator: what exporters write as a dozen of them, a GPU computes several times faster as one.
+
+Found is what lies between three tensors of rows and columns and the next one: heads are split off, queries and keys
+multiplied, scaled, masked, weighed by a softmax and multiplied with the values, and the heads joined again. Everything
+about it must be known and usual, or the operators stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+DOMAIN = "com.microsoft"
+SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
+"""Orders of axes: of heads before rows, of keys that are turned as well, and of turning alone."""
+
+SMALL = 64
+"""Weights of no more numbers may say sizes."""
+
+Size = int | str | None
+"""Of an axis: a number, the name of one that is free, or unknown."""
+
+
+class _Heads(NamedTuple):
+    """A tensor before its heads were split off."""
+
+    source: str
+    rows: Size
+    heads: int
+    width: int
+
+
+class _Found(NamedTuple):
+    queries: _Heads
+    keys: _Heads
+    values: _Heads
+    scale: float
+    mask: str | None
+    end: NodeProto
+    """The node that joins the heads."""
+
+
+def with_attention(path: Path, folder: Path) -> Path:
+    """The model with attention as one operator, in a folder for a while; the file itself where none is found."""
+    if all(node.op_type != "Softmax" for node in onnx.load(str(path), load_external_data=False).graph.node):
+        return path
+    model = onnx.load(str(path))
+    if not fuse_attention(model):
+        return path
+    target = folder / "attention.onnx"
+    onnx.save(model, str(target), save_as_external_data=model.ByteSize() > 1 << 30)
+    return target
+
+
+def fuse_attention(model: ModelProto) -> int:
+    """Have one operator wherever attention is found; how often that was."""
+    graph = _Graph(model)
+    found = [each for node in graph.nodes if node.op_type == "Softmax" and (each := graph.attention_at(node))]
+    kept = [(each, mask) for each in found if (mask := graph.mask_for(each)) is not None]
+    for each, mask in kept:
+        names = [each.queries.source, each.keys.source, each.values.source]
+        fused = helper.make_node(
+            "MultiHeadAttention",
+            [*names, "", "", mask] if mask else names,
+            list(each.end.output),
+            f"{each.end.name or each.end.output[0]}/attention",
+            domain=DOMAIN,
+            num_heads=each.queries.heads,
+            scale=each.scale,
+        )
+        graph.replace(each.end, fused)
+    if kept:
+        graph.write_to(model)
+        if all(each.domain != DOMAIN for each in model.opset_import):
+            model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return len(kept)
+
+
+class _Graph:
+    """A graph, and what is known of its tensors."""
+
+    def __init__(self, model: ModelProto) -> None:
+        graph = model.graph
+        self.nodes = list(graph.node)
+        self._outputs = [each.name for each in graph.output]
+        self._made_by: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output}
+        self._weights = {each.name: each for each in graph.initializer}
+        self._sizes = dict(_sizes(onnx.shape_inference.infer_shapes(_outlined(model), data_prop=True).graph))
+        self._zeros: dict[tuple[str, int], str] = {}
+        self._added: list[NodeProto] = []
+
+    # Looking
+
+    def attention_at(self, softmax: NodeProto) -> _Found | None:
+        """What the softmax is the middle of; None where that is not attention as it is known here."""
+        axis = _attribute(softmax, "axis", -1)
+        joined = self._next(self._next(self._next(softmax, "MatMul"), "Transpose", SPLIT), "Reshape")
+        product = self._next(softmax, "MatMul")
+        if axis not in (-1, 3) or joined is None or product is None or product.input[0] != softmax.output[0]:
+            return None
+        scores, mask = self._unmasked(softmax.input[0])
+        scores, scale = self._unscaled(scores)
+        multiplied = self._made(scores, "MatMul")
+        if multiplied is None:
+            return None
+        (left, factor), (right, other) = (self._unscaled(name) for name in multiplied.input)
+        keys = self._heads(right, KEYS)
+        if keys is None and (turned := self._made(right, "Transpose", TURNED)) is not None:
+            right, more = self._unscaled(turned.input[0])
+            keys, other = self._heads(right, SPLIT), other * more
+        queries, values = self._heads(left, SPLIT), self._heads(product.input[1], SPLIT)
+        if queries is None or keys is None or values is None:
+            return None
+        alike = queries.heads == keys.heads == values.heads and queries.width == keys.width and keys.rows == values.rows
+        sizes = self._sizes.get(joined.output[0], ())
+        if not alike or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
+            return None
+        return _Found(queries, keys, values, scale * factor * other, mask, joined)
+
+    def mask_for(self, found: _Found) -> str | None:
+        """The mask as the operator takes it, of a row for every query; empty where there is none, None if it is odd."""
+        if found.mask is None:
+            return ""
+        sizes, rows = self._sizes.get(found.mask, ()), found.queries.rows
+        if len(sizes) != 4 or sizes[1] not in (1, found.queries.heads) or sizes[3] != found.keys.rows:
+            return None
+        if sizes[2] == rows:
+            return found.mask
+        if sizes[2] != 1 or not isinstance(rows, int):
+            return None
+        return self._for_each_row(found.mask, rows)
+
+    def _made(self, name: str, kind: str, order: Sequence[int] | None = None) -> NodeProto | None:
+        """The node that makes a tensor, if it is of this kind."""
+        node = self._made_by.get(name)
+        if node is None or node.op_type != kind or (order and _attribute(node, "perm", ()) != tuple(order)):
+            return None
+        return node
+
+    def _next(self, node: NodeProto | None, kind: str, order: Sequence[int] | None = None) -> NodeProto | None:
+        """The only node that a tensor goes to, if it is of this kind."""
+        if node is None or node.output[0] in self._outputs:
+            return None
+        users = [each for each in self.nodes if node.output[0] in each.input]
+        return self._made(users[0].output[0], kind, order) if len(users) == 1 else None
+
+    def _unmasked(self, name: str) -> tuple[str, str | None]:
+        """Scores before a mask was added, and the mask."""
+        added = self._made(name, "Add")
+        if added is None:
+            return name, None
+        first, second = added.input
+        return (first, second) if self._made(self._unscaled(first)[0], "MatMul") else (second, first)
+
+    def _unscaled(self, name: str) -> tuple[str, float]:
+        """A tensor before it was multiplied with numbers, and these."""
+        scale = 1.0
+        while (node := self._made(name, "Mul") or self._made(name, "Div")) is not None:
+            number = self._number(node.input[1])
+            if number is None or not number:
+                break
+            name, scale = node.input[0], scale * number if node.op_type == "Mul" else scale / number
+        return name, scale
+
+    def _number(self, name: str) -> float | None:
+        weight, node = self._weights.get(name), self._made(name, "Constant")
+        if weight is None and node is not None and node.attribute and node.attribute[0].name == "value":
+            weight = node.attribute[0].t
+        if weight is None or not all(size == 1 for size in weight.dims):
+            return None
+        return float(numpy_helper.to_array(weight).ravel()[0])
+
+    def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
+        """The tensor whose heads were split off and put into this order."""
+        turned = self._made(name, "Transpose", order)
+        split = self._made(turned.input[0], "Reshape") if turned is not None else None
+        if split is None:
+            return None
+        before, after = (self._sizes.get(each, ()) for each in (split.input[0], split.output[0]))
+        if len(before) != 3 or len(after) != 4 or before[1] is None or before[1] != after[1]:
+            return None
+        count, width = after[2:]
+        if not isinstance(count, int) or not isinstance(width, int) or before[2] != count * width:
+            return None
+        return _Heads(split.input[0], before[1], count, width)
+
+    # Changing
+
+    def _for_each_row(self, mask: str, rows: int) -> str:
+        """A mask of one row for all as one of so many rows."""
+        if (mask, rows) not in self._zeros:
+            name = self._zeros[mask, rows] = f"{mask}/rows{rows}"
+            zeros = numpy_helper.from_array(np.zeros((1, 1, rows, 1), np.float32), f"{name}/zeros")
+            self._weights[zeros.name] = zeros
+            self._added.append(helper.make_node("Add", [mask, zeros.name], [name], name))
+        return self._zeros[mask, rows]
+
+    def replace(self, node: NodeProto, by: NodeProto) -> None:
+        self.nodes[self.nodes.index(node)] = by
+
+    def write_to(self, model: ModelProto) -> None:
+        """The nodes that are still needed, in an order in which they can be computed."""
+        graph, wanted, needed = model.graph, set(self._outputs), list[NodeProto]()
+        masks = {node.output[0]: node for node in self._added}
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.output):
+                needed.append(node)
+                wanted |= {*node.input} | _inner(node)
+                for name in [each for each in node.input if each in masks]:
+                    wanted |= {*masks[name].input}
+        needed.reverse()
+        for mask in masks.values():
+            made = [at for at, node in enumerate(needed) if mask.input[0] in node.output]
+            needed.insert(made[0] + 1 if made else 0, mask)
+        del graph.node[:]
+        graph.node.extend(needed)
+        kept = [each for name, each in self._weights.items() if name in wanted]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def _outlined(model: ModelProto) -> ModelProto:
+    """The model without its large weights, of which only shapes matter."""
+    graph, found = model.graph, ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    large = [each for each in graph.initializer if prod(each.dims) > SMALL]
+    found.graph.CopyFrom(GraphProto(name=graph.name, node=graph.node, output=graph.output, value_info=graph.value_info))
+    found.graph.initializer.extend(each for each in graph.initializer if prod(each.dims) <= SMALL)
+    found.graph.input.extend(graph.input)
+    named = {each.name for each in graph.input}
+    found.graph.input.extend(
+        helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large if each.name not in named
+    )
+    return found
+
+
+def _sizes(graph: GraphProto) -> Iterator[tuple[str, tuple[Size, ...]]]:
+    for each in (*graph.input, *graph.value_info, *graph.output):
+        if each.type.tensor_type.HasField("shape"):
+            sizes = each.type.tensor_type.shape.dim
+            yield (
+                each.name,
+                tuple(one.dim_value if one.HasField("dim_value") else one.dim_param or None for one in sizes),
+            )
+    for weight in graph.initializer:
+        yield weight.name, tuple(weight.dims)
+
+
+def _attribute(node: NodeProto, name: str, default: object) -> object:
+    found = next((each for each in node.attribute if each.name == name), None)
+    if found is None:
+        return default
+    value = helper.get_attribute_value(found)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _inner(node: NodeProto) -> set[str]:
+    """What the graphs inside a node use of the one around it."""
+    graphs = [each.g for each in node.attribute if each.HasField("g")] + [
+        g for each in node.attribute for g in each.graphs
+    ]
+    return {name for graph in graphs for inner in graph.node for name in {*inner.input} | _inner(inner)}
