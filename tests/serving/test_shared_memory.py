@@ -495,7 +495,7 @@ def test_tensors_lie_within_their_region() -> None:
 def test_what_is_read_counts_until_the_request_is_over() -> None:
     copying = Copying(Pages(200_000), budget=200_000).input("x", 50_000, 200_000)
     regions = copying.regions()
-    regions.filled(InferRequest({}, "", {}, ()))
+    regions.filled(InferRequest({}, "", {}, ()), borrows=False)
     assert copying.budget.held_bytes == 200_000
     with pytest.raises(OverBudget):
         copying.filled()
