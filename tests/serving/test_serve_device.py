@@ -145,6 +145,18 @@ def test_a_region_that_is_cut_off_fails_its_own_requests(server: live.Live) -> N
     image.close()
 
 
+def test_a_region_that_is_cut_off_does_not_hurt_who_is_in_the_same_batch(server: live.Live) -> None:
+    images = [Lent(server, seed) for seed in range(4)]
+    os.truncate(f"/dev/shm/{images[0].memory.name}", 1000)
+    with ThreadPoolExecutor(4) as clients:
+        bad, *good = [clients.submit(image.asked) for image in images * 3]
+        assert isinstance(bad.exception(), urllib.error.HTTPError)
+        answered = [each.exception() is None for each in good]
+    assert answered == [(1 + at) % 4 != 0 for at in range(len(good))]
+    for image in images:
+        image.close()
+
+
 def test_metrics_tell_of_the_device(server: live.Live) -> None:
     asked(server, "chain", drawn(1))
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=live.PATIENCE_S) as answer:

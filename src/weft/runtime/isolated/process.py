@@ -44,7 +44,7 @@ CARRIED_BYTES = 4 << 20
 """Larger tensors are copied on a thread beside, or the event loop would wait for it."""
 
 MOST_LENT = packets.MOST_FILES - 2
-"""So many regions of clients a worker can be told of with one step."""
+"""So many regions of clients that are files a worker can be given with one step."""
 
 LOOK_S = 0.01
 """How often who waits for a step looks whether it has ended."""
@@ -268,11 +268,13 @@ class WorkerProcess:
         return list({each.terms.number: each for each in found if each.terms.number not in self._lent}.values())
 
     def _read_what_is_too_much(self, step: Step) -> None:
-        """More regions than it can be told of with one step are read here."""
-        for part in step.parts if len(self._new_lenders(step)) > MOST_LENT else ():
-            if isinstance(part.values, dict):
-                lent = {name: each for name, each in part.values.items() if isinstance(each, LentTensor)}
-                part.values.update({name: each.read() for name, each in lent.items()})
+        """More files than it can be given with one step are read here."""
+        if sum(each.file is not None for each in self._new_lenders(step)) <= MOST_LENT:
+            return
+        for values in (part.values for part in step.parts if isinstance(part.values, dict)):
+            for name, each in values.items():
+                if isinstance(each, LentTensor) and each.lender.file is not None:
+                    values[name] = each.read()
 
     def _lend(self, lenders: Sequence[Lender]) -> None:
         """It knows these regions now, until nobody else does."""
