@@ -59,7 +59,9 @@ def test_the_container_runs_the_server_as_nobody_in_particular() -> None:
 
 def test_the_container_takes_files_that_are_there_and_settings_that_exist() -> None:
     copied = [what.split()[:-1] for word, what in instructions() if word == "COPY" and not what.startswith("--from")]
-    assert [name for names in copied for name in names if not (ROOT / name).exists()] == []
+    usual = dict(what.split("=") for word, what in instructions() if word == "ARG" and "=" in what)
+    names = [name.replace("${REQUIREMENTS}", usual["REQUIREMENTS"]) for names in copied for name in names]
+    assert [name for name in names if not (ROOT / name).exists()] == []
     variables = re.findall(r"\b(WEFT_\w+)=", dict(last_stage())["ENV"])
     assert variables and set(variables) <= KNOWN
 
@@ -67,6 +69,15 @@ def test_the_container_takes_files_that_are_there_and_settings_that_exist() -> N
 def test_the_image_has_all_that_weft_needs_but_what_serving_does_not() -> None:
     listed = [line for line in (DEPLOY / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
     assert listed == [each for each in project()["project"]["dependencies"] if not each.startswith(LEFT_OUT)]
+
+
+def test_the_image_for_a_gpu_has_the_same_and_what_a_gpu_needs() -> None:
+    usual, on_gpu = (
+        [line for line in (DEPLOY / name).read_text().splitlines() if not line.startswith("#")]
+        for name in ("requirements.txt", "requirements-cuda.txt")
+    )
+    swapped = [re.sub("^onnxruntime(?=>)", "onnxruntime-gpu", line) for line in usual]
+    assert sorted([*swapped, *project()["project"]["optional-dependencies"]["cuda"]]) == sorted(on_gpu)
 
 
 def test_serving_and_benching_need_nothing_that_is_left_out() -> None:
