@@ -46,7 +46,8 @@ class Attention:
     def scaled(self, x: str, number: float) -> str:
         if self.ways.get("divided"):
             return self.node("Div", x, self.weight(np.float32(1 / number)))
-        return self.node("Mul", x, self.weight(np.array([number], np.float32)))
+        factor = self.weight(np.array([number], np.float32))
+        return self.node("Mul", *((factor, x) if self.ways.get("swapped") else (x, factor)))
 
     def model(self) -> ModelProto:
         ways = self.ways
@@ -73,7 +74,7 @@ class Attention:
         graph = helper.make_graph(
             self.nodes, "g", inputs, [value("y", TensorProto.FLOAT, ["n", ROWS, ALL])], self.weights
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", ways.get("opset", 17))], ir_version=8)
 
 
 def computed(model: ModelProto, seed: int = 0) -> Any:
@@ -90,6 +91,8 @@ def computed(model: ModelProto, seed: int = 0) -> Any:
     [
         {},
         {"divided": True},
+        {"swapped": True},
+        {"opset": 12, "axis": 3},
         {"turned": True},
         {"early": True},
         {"early": True, "turned": True},
@@ -114,6 +117,7 @@ def test_attention_is_one_operator_and_gives_the_same(ways: dict[str, Any]) -> N
     [
         {"mask": ["n", 1, 1, ROWS], "late": True},
         {"axis": 2},
+        {"opset": 12, "axis": -1},
         {"order": (0, 2, 3, 1), "split": [0, 4, 2, 6]},
         {"mask": [ROWS]},
         {"mask": ["n", 1, ROWS, 1]},

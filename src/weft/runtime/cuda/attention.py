@@ -14,11 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 DOMAIN = "com.microsoft"
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
 """Orders of axes: of heads before rows, of keys that are turned as well, and of turning alone."""
+
+NEGATIVE_AXES = 13
+"""From this version of the operators on a softmax is over one axis, the last where none is named."""
 
 SMALL = 64
 """Weights of no more numbers may say sizes."""
@@ -31,9 +34,14 @@ class _Heads(NamedTuple):
     """A tensor before its heads were split off."""
 
     source: str
-    rows: Size
+    outer: tuple[Size, ...]
+    """Samples, and rows of each."""
     heads: int
     width: int
+
+    @property
+    def rows(self) -> Size:
+        return self.outer[1]
 
 
 class _Found(NamedTuple):
@@ -91,7 +99,10 @@ class _Graph:
         self._outputs = [each.name for each in graph.output]
         self._made_by: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output}
         self._weights = {each.name: each for each in graph.initializer}
-        self._sizes = dict(_sizes(onnx.shape_inference.infer_shapes(_outlined(model), data_prop=True).graph))
+        self._given = {each.name for each in graph.input}
+        self._last_axis = (-1, 3) if _opset(model) >= NEGATIVE_AXES else (3,)
+        inferred = onnx.shape_inference.infer_shapes(_outlined(model), data_prop=True).graph
+        self._sizes, self._types = dict(_sizes(inferred)), dict(_types(inferred))
         self._zeros: dict[tuple[str, int], str] = {}
         self._added: list[NodeProto] = []
 
@@ -99,10 +110,10 @@ class _Graph:
 
     def attention_at(self, softmax: NodeProto) -> _Found | None:
         """What the softmax is the middle of; None where that is not attention as it is known here."""
-        axis = _attribute(softmax, "axis", -1)
+        axis = _attribute(softmax, "axis", self._last_axis[0] if self._last_axis[0] < 0 else 1)
         joined = self._next(self._next(self._next(softmax, "MatMul"), "Transpose", SPLIT), "Reshape")
         product = self._next(softmax, "MatMul")
-        if axis not in (-1, 3) or joined is None or product is None or product.input[0] != softmax.output[0]:
+        if axis not in self._last_axis or joined is None or product is None or product.input[0] != softmax.output[0]:
             return None
         scores, mask = self._unmasked(softmax.input[0])
         scores, scale = self._unscaled(scores)
@@ -117,7 +128,8 @@ class _Graph:
         queries, values = self._heads(left, SPLIT), self._heads(product.input[1], SPLIT)
         if queries is None or keys is None or values is None:
             return None
-        alike = queries.heads == keys.heads == values.heads and queries.width == keys.width and keys.rows == values.rows
+        alike = queries.heads == keys.heads == values.heads and queries.width == keys.width
+        alike = alike and keys.outer == values.outer and queries.outer[0] == keys.outer[0] is not None
         sizes = self._sizes.get(joined.output[0], ())
         if not alike or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
             return None
@@ -162,17 +174,20 @@ class _Graph:
         """A tensor before it was multiplied with numbers, and these."""
         scale = 1.0
         while (node := self._made(name, "Mul") or self._made(name, "Div")) is not None:
-            number = self._number(node.input[1])
+            left, right = node.input
+            if node.op_type == "Mul" and self._number(left) is not None:
+                left, right = right, left
+            number = self._number(right)
             if number is None or not number:
                 break
-            name, scale = node.input[0], scale * number if node.op_type == "Mul" else scale / number
+            name, scale = left, scale * number if node.op_type == "Mul" else scale / number
         return name, scale
 
     def _number(self, name: str) -> float | None:
         weight, node = self._weights.get(name), self._made(name, "Constant")
         if weight is None and node is not None and node.attribute and node.attribute[0].name == "value":
             weight = node.attribute[0].t
-        if weight is None or not all(size == 1 for size in weight.dims):
+        if weight is None or name in self._given or not all(size == 1 for size in weight.dims):
             return None
         return float(numpy_helper.to_array(weight).ravel()[0])
 
@@ -188,7 +203,7 @@ class _Graph:
         count, width = after[2:]
         if not isinstance(count, int) or not isinstance(width, int) or before[2] != count * width:
             return None
-        return _Heads(split.input[0], before[1], count, width)
+        return _Heads(split.input[0], before[:2], count, width)
 
     # Changing
 
@@ -196,7 +211,8 @@ class _Graph:
         """A mask of one row for all as one of so many rows."""
         if (mask, rows) not in self._zeros:
             name = self._zeros[mask, rows] = f"{mask}/rows{rows}"
-            zeros = numpy_helper.from_array(np.zeros((1, 1, rows, 1), np.float32), f"{name}/zeros")
+            kind = helper.tensor_dtype_to_np_dtype(self._types.get(mask, TensorProto.FLOAT))
+            zeros = numpy_helper.from_array(np.zeros((1, 1, rows, 1), kind), f"{name}/zeros")
             self._weights[zeros.name] = zeros
             self._added.append(helper.make_node("Add", [mask, zeros.name], [name], name))
         return self._zeros[mask, rows]
@@ -249,6 +265,17 @@ def _sizes(graph: GraphProto) -> Iterator[tuple[str, tuple[Size, ...]]]:
             )
     for weight in graph.initializer:
         yield weight.name, tuple(weight.dims)
+
+
+def _types(graph: GraphProto) -> Iterator[tuple[str, int]]:
+    for each in (*graph.input, *graph.value_info, *graph.output):
+        yield each.name, each.type.tensor_type.elem_type
+    for weight in graph.initializer:
+        yield weight.name, weight.data_type
+
+
+def _opset(model: ModelProto) -> int:
+    return max((each.version for each in model.opset_import if not each.domain), default=1)
 
 
 def _attribute(node: NodeProto, name: str, default: object) -> object:
