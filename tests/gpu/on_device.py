@@ -159,7 +159,7 @@ def test_tensors_are_taken_from_regions_of_clients(backend: DeviceBackend, tmp_p
     if kind == "memory":  # the GPU has the pages that were there when it was told of them
         os.truncate(f"/dev/shm/{region.name}", 10)
     else:
-        backend.write_region(lender.terms, 100, memoryview((x * 0).tobytes()))
+        backend.write_region(lender, 100, memoryview((x * 0).tobytes()))
     model.start(Step(0, [BatchPart({"x": LentTensor(lender, 100, sizes, x.dtype)})], 3), lane, ended.put)
     end = ended.get(timeout=60)
     assert end.error is None and backend.groups()["cuda:0"].counts.deaths <= 1

@@ -11,7 +11,7 @@ from tests.engine.hosts import MS
 from tests.serving.test_dispatch import at_rest
 from weft.errors import BadRequest, Expired, Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, Endurance
-from weft.runtime.lent import LentTensor
+from weft.runtime.lent import LendingTerms, LentTensor
 from weft.serving import second_tries
 from weft.serving.second_tries import MOST_TRIES, QUARANTINE_S
 from weft.serving.tickets import BatchWork
@@ -107,8 +107,8 @@ def test_texts_are_told_apart_by_what_they_say(machine):
 class Paper:
     """A region that the server can read, or cannot."""
 
-    def __init__(self, data: bytes | None) -> None:
-        self.data = data
+    def __init__(self, data: bytes | None, number: int = 1) -> None:
+        self.data, self.terms = data, LendingTerms(number, "cuda", 0, 8)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         if self.data is None:
@@ -116,18 +116,19 @@ class Paper:
         buffer[:] = self.data[offset : offset + len(buffer)]
 
 
-def test_lent_inputs_are_told_apart_by_what_lies_there_and_unseen_ones_are_like_nothing_else(machine):
+def test_lent_inputs_are_told_apart_by_what_lies_there_and_unseen_ones_by_where(machine):
     one = machine()
     tries, model = one.dispatcher.second_tries, one.model([5])
     tickets = [one.send(model).ticket for _ in range(4)]
-    papers = [Paper(b"aaaaaaaa"), Paper(b"aaaabbbb"), Paper(None), Paper(None)]
+    papers = [Paper(b"aaaaaaaa"), Paper(b"aaaabbbb"), Paper(None), Paper(None, 2)]
     for ticket, paper, offset in zip(tickets, papers, (0, 4, 0, 0), strict=True):
         ticket.inputs = {"x": LentTensor(paper, offset, (1, 1), np.dtype(np.float32))}
     for poison in (tickets[0], tickets[2]):
         tries._quarantine(poison, died())
-    with pytest.raises(Overloaded):
-        tries.admit(tickets[0])
-    for ticket in tickets[1:]:
+    for ticket in (tickets[0], tickets[2]):
+        with pytest.raises(Overloaded):
+            tries.admit(ticket)
+    for ticket in (tickets[1], tickets[3]):
         tries.admit(ticket)
 
 

@@ -28,7 +28,7 @@ from tests.serving import live
 from tests.serving.clients import CLIENTS, KINDS, Client, expected, told, utils, values, x
 from tests.serving.test_serve_models import until
 from weft.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, OverBudget, TooLarge
-from weft.runtime.lent import LendingTerms, LentTensor
+from weft.runtime.lent import Lender, LentTensor
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto
 from weft.serving.budget import ByteBudget
@@ -309,8 +309,8 @@ def test_shared_memory_that_is_off_is_refused_by_name_and_has_nothing_to_tell(sh
 
 
 def cuda(device: int | None, written: list[Any]) -> CudaMemory:
-    def write(terms: LendingTerms, offset: int, data: memoryview) -> None:
-        written.append((terms.handle, offset, bytes(data)))
+    def write(lender: Lender, offset: int, data: memoryview) -> None:
+        written.append((lender.terms.handle, offset, bytes(data)))
 
     return CudaMemory(device, write, enabled=True, most_regions=4, most_bytes=1 << 20)
 
@@ -327,7 +327,7 @@ def test_a_region_of_a_gpu_is_kept_by_its_handle_and_written_by_who_has_the_gpu(
     assert region.terms.number != other.terms.number
     region.write_from(memoryview(b"abc"), 8)
     assert written == [(handle.hex(), 8, b"abc")]
-    with pytest.raises(BadRequest, match="'r' lies on a GPU, and the model runs on the CPU"):
+    with pytest.raises(BadRequest, match="'r' lies on a GPU, where only tensors of numbers are read"):
         region.read_into(memoryview(bytearray(4)), 0)
 
 
@@ -353,6 +353,8 @@ def test_long_inputs_are_lent_to_a_model_that_borrows_and_not_counted() -> None:
     assert isinstance(lent, LentTensor) and lent.shape == (1 << 17,) and lent.nbytes == 1 << 19 and lent.offset == 64
     assert not pages.threads or pages.threads == ["MainThread"]
     assert isinstance(Copying(pages).input("x", 16, 64).filled(borrows=True).inputs["x"], np.ndarray)
+    with pytest.raises(TooLarge, match="524288 bytes of inputs in regions exceed the limit"):
+        Copying(pages, most=1 << 18).input("x", 1 << 17, 1 << 19).filled(borrows=True)
 
 
 def test_there_is_no_shared_memory_of_cuda() -> None:

@@ -16,7 +16,7 @@ MOST_AHEAD = 4
 """So many segments wait at most on a lane that takes them ahead."""
 
 SHORT_TICKS = 300_000
-"""What waits on such a lane may take 0.3 ms together: so long it takes to hear of an end and to give it another."""
+"""Another one is taken while what waits takes less than 0.3 ms, as hearing of an end and sending the next does."""
 
 BatchKey = tuple[int, int]
 """A batch by its stream and its query."""

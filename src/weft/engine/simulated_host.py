@@ -154,7 +154,7 @@ class SimulatedHost:
                 if self._goes_on(each):
                     each.told = True
                     found.append(Completion(each.candidate, LayerTimes(begin, begin, begin, begin + each.compute)))
-                begin += self._rest(each)
+                begin += 0 if each.aborted else self._rest(each)
         return found
 
     def _goes_on(self, segment: _Segment) -> bool:

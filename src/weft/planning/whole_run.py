@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.devices import HOST, Host, read_host
+from weft.devices.host import is_gpu
 from weft.errors import InputError, WorkloadError
 from weft.planning.alone import times_alone
 from weft.planning.asked import LIMIT, Asked, AskedModel, ask
@@ -140,6 +141,10 @@ def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: fl
         )
     hosts = [each if isinstance(each, Host) else _read(each) for each in devices]
     for host in hosts:
+        if is_gpu(host.name):
+            raise InputError(
+                f"device = {host.name}: plans are made for processors; weft sustain and weft compare take a GPU"
+            )
         if host.isolation != asked.isolation:
             raise InputError(
                 f"isolation = {asked.isolation}: the device was measured with models in {host.isolation}, which takes "

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.errors import ModelError, unknown_name
 from weft.runtime.exits import KINDS, ExitSpec, Kind
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Lender
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 
@@ -246,7 +246,7 @@ class Backend(Protocol):
         """Open a lane; *pin*: on a part of the device that is its own."""
         ...
 
-    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+    def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
         """Put bytes into a region of a client's that is memory of the device, and wait for it; from any thread.
 
         BadRequest where that cannot be.

@@ -10,19 +10,20 @@ import binascii
 from collections.abc import Callable, Mapping
 
 from weft.errors import BadRequest, Forbidden, RequestError
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Lender, LendingTerms
 from weft.serving.regions import REGION_NUMBERS, Regions, whole
 
 HANDLE_BYTES = 64
 
-Write = Callable[[LendingTerms, int, memoryview], None]
+Write = Callable[[Lender, int, memoryview], None]
 """Puts bytes at an offset of a region, and returns when they are there."""
 
 
 class CudaRegion:
     """Memory of a GPU that a client shares."""
 
-    on_device, file = True, None
+    on_device = True
+    file: int | None = None
 
     def __init__(self, name: str, handle: bytes, device: int, byte_size: int, write: Write) -> None:
         self.name, self.device, self.byte_size, self._write = name, device, byte_size, write
@@ -37,12 +38,12 @@ class CudaRegion:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         raise BadRequest(
-            f"region {self.name!r} lies on a GPU, and the model runs on the CPU; use system shared memory, or send the "
-            "tensor itself"
+            f"region {self.name!r} lies on a GPU, where only tensors of numbers are read, and only for models that run "
+            "there; use system shared memory, or send the tensor itself"
         )
 
     def write_from(self, data: memoryview, offset: int) -> None:
-        self._write(self.terms, offset, data)
+        self._write(self, offset, data)
 
 
 class CudaMemory(Regions[CudaRegion]):

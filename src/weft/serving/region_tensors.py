@@ -72,6 +72,7 @@ class RegionTensors:
         """most_bytes: what one request may have read."""
         self.budget, self.most_bytes = budget, most_bytes
         self._threads: ThreadPoolExecutor | None = None
+        self._device_threads: ThreadPoolExecutor | None = None
 
     def of(self, tensors: SharedTensors, find: Find) -> RequestRegions:
         """The regions that a request uses; RequestError if it cannot use them so."""
@@ -83,10 +84,17 @@ class RegionTensors:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="regions")
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def through_device(self, work: Callable[[], Result]) -> Awaitable[Result]:
+        """Have something done in a thread that waits for a device, behind nobody who does not."""
+        if self._device_threads is None:
+            self._device_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="regions of a device")
+        return asyncio.get_running_loop().run_in_executor(self._device_threads, work)
+
     def close(self) -> None:
         """Begin no more; what is being copied is not waited for."""
-        if self._threads:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in (self._threads, self._device_threads):
+            if each:
+                each.shutdown(wait=False, cancel_futures=True)
 
 
 class RequestRegions:
@@ -109,6 +117,7 @@ class RequestRegions:
         borrows: its model takes long ones from where they lie.
         """
         inputs, self._inputs = self._inputs, {}
+        self._check(sum(each.part.byte_size for each in inputs.values()))
         if borrows:
             lent = {name: each for name, each in inputs.items() if _is_lent(each)}
             request.inputs |= {name: _lent(each) for name, each in lent.items()}
@@ -133,8 +142,9 @@ class RequestRegions:
         def write() -> InferResponse:
             return replace(response, shared=_written(outputs, arrays))
 
-        here = _short(arrays) and not any(each.region.on_device for each in outputs.values())
-        return write() if here else self._copier.beside(write)
+        if any(each.region.on_device for each in outputs.values()):
+            return self._copier.through_device(write)
+        return write() if _short(arrays) else self._copier.beside(write)
 
     def end(self) -> None:
         """The request is over, or nobody waits for it."""
@@ -142,11 +152,13 @@ class RequestRegions:
         held, self._held_bytes = self._held_bytes, 0
         self._copier.budget.give(held)
 
-    def _hold(self, count: int) -> None:
-        """Count what is about to be read, until the request is over."""
+    def _check(self, count: int) -> None:
         if count > self._copier.most_bytes:
             limit = self._copier.most_bytes
             raise TooLarge(f"{count} bytes of inputs in regions exceed the limit of {limit} bytes for a request")
+
+    def _hold(self, count: int) -> None:
+        """Count what is about to be read, until the request is over."""
         if count > UNCOUNTED_BYTES:
             self._copier.budget.take(count)
             self._held_bytes = count

@@ -28,7 +28,7 @@ from weft.errors import (
     RequestError,
     Unauthorised,
 )
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Lender
 from weft.runtime.tensors import Array
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ModelConfig, ServerConfig
@@ -355,8 +355,8 @@ class Service:
 
         return self.region_tensors.of(tensors, find)
 
-    def _write_on_device(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
-        self.library.backend.write_region(terms, offset, data)
+    def _write_on_device(self, lender: Lender, offset: int, data: memoryview) -> None:
+        self.library.backend.write_region(lender, offset, data)
 
     def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Go on with a request in a task, for which a server that goes down waits."""

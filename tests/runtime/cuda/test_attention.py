@@ -120,6 +120,7 @@ def test_attention_is_one_operator_and_gives_the_same(ways: dict[str, Any]) -> N
         {"opset": 12, "axis": -1},
         {"order": (0, 2, 3, 1), "split": [0, 4, 2, 6]},
         {"mask": [ROWS]},
+        {"mask": [3, 1, ROWS, ROWS]},
         {"mask": ["n", 1, ROWS, 1]},
         {"split": [0, ROWS // 2, HEADS, 2 * WIDTH]},
     ],
@@ -150,6 +151,26 @@ def test_an_encoder_of_the_zoo_has_one_operator_for_each_layer_and_answers_as_be
     (wanted,) = session.run(None, feed)
     np.testing.assert_allclose(next(iter(model.run(feed).values())), wanted, rtol=1e-4, atol=1e-5)
     model.close()
+
+
+@pytest.mark.parametrize("scale", [1e-25, float("inf")])
+def test_a_scale_that_is_none_is_left_alone(scale: float) -> None:
+    model = Attention(early=True).model()
+    for each in model.graph.initializer:
+        if list(each.dims) == [1]:
+            each.CopyFrom(numpy_helper.from_array(np.array([scale], np.float32), each.name))
+    assert fuse_attention(model) == 0
+
+
+def test_weights_that_are_inputs_as_well_stay() -> None:
+    model = Attention().model()
+    wanted = computed(model)
+    for each in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    del model.graph.input[1:]
+    model.graph.input.append(helper.make_tensor_value_info(model.graph.initializer[1].name, TensorProto.INT64, [4]))
+    assert fuse_attention(model) == 1
+    np.testing.assert_allclose(computed(model), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_without_a_softmax_is_not_read(tmp_path: Path) -> None:

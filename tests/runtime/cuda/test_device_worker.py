@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
-from weft.errors import WorkerDied
+from weft.errors import BadRequest, WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.engines import TWIN, device_files
@@ -190,3 +191,34 @@ def test_more_regions_than_a_worker_can_be_told_of_at_once_are_read_before(
     np.testing.assert_allclose(
         heard.end().made[0].answers["y"], wanted(path, {"x": np.concatenate(feeds)}), rtol=1e-4, atol=1e-6
     )
+
+
+def test_a_region_that_is_only_written_to_is_given_back_and_a_long_answer_ends_nobody(
+    backend: DeviceBackend, model: Any
+) -> None:
+    region = Pages(900, np.zeros(8, np.uint8))
+    region.terms, region.file = region.terms._replace(kind="cuda"), None
+    with pytest.raises(BadRequest, match="needs a GPU"):  # the twin has none
+        backend.write_region(region, 0, memoryview(bytes(13 << 20)))
+    worker = backend.groups()[TWIN].worker
+    assert worker is not None and worker.alive and worker.call("borrowed") > 0
+    worker.lend([region])
+    before = worker.call("borrowed")
+    del region
+    gc.collect()
+    assert worker.call("borrowed") == before - 1
+
+
+def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memory(model: Any, lane: Any) -> None:
+    worker = model.group.charge(model.number)
+    line = worker._lane(lane)
+    sent = line.line.send
+
+    def losing(head: Any, pieces: Any = (), files: Any = (), *, wait: bool) -> None:
+        sent(head, pieces, [], wait=wait)
+
+    line.line.send = losing
+    array, heard = drawn(1)["x"], Heard()
+    values = {"x": LentTensor(Pages(901, array), 0, array.shape, array.dtype)}
+    model.start(Step(0, [BatchPart(values)], 1), lane, heard)
+    assert isinstance(heard.end().error, WorkerDied)

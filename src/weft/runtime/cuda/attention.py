@@ -133,7 +133,10 @@ class _Graph:
         sizes = self._sizes.get(joined.output[0], ())
         if not alike or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
             return None
-        return _Found(queries, keys, values, scale * factor * other, mask, joined)
+        scale *= factor * other
+        if not np.isfinite(scale) or not np.float32(scale):  # the operator takes 0 for "as usual"
+            return None
+        return _Found(queries, keys, values, scale, mask, joined)
 
     def mask_for(self, found: _Found) -> str | None:
         """The mask as the operator takes it, of a row for every query; empty where there is none, None if it is odd."""
@@ -141,6 +144,8 @@ class _Graph:
             return ""
         sizes, rows = self._sizes.get(found.mask, ()), found.queries.rows
         if len(sizes) != 4 or sizes[1] not in (1, found.queries.heads) or sizes[3] != found.keys.rows:
+            return None
+        if sizes[0] not in (1, found.queries.outer[0]):
             return None
         if sizes[2] == rows:
             return found.mask
@@ -231,12 +236,12 @@ class _Graph:
                 for name in [each for each in node.input if each in masks]:
                     wanted |= {*masks[name].input}
         needed.reverse()
-        for mask in masks.values():
+        for mask in (each for name, each in masks.items() if name in wanted):
             made = [at for at, node in enumerate(needed) if mask.input[0] in node.output]
             needed.insert(made[0] + 1 if made else 0, mask)
         del graph.node[:]
         graph.node.extend(needed)
-        kept = [each for name, each in self._weights.items() if name in wanted]
+        kept = [each for name, each in self._weights.items() if name in wanted | self._given]
         del graph.initializer[:]
         graph.initializer.extend(kept)
 

@@ -28,14 +28,15 @@ _LAZY_PEER_ACCESS = 1
 class RegisteredFile(BorrowedFile):
     """A file whose pages are registered with the driver."""
 
-    def __init__(self, terms: LendingTerms, file: int) -> None:
-        """BadRequest, and the file is closed, where that cannot be."""
+    def __init__(self, terms: LendingTerms, file: int, inward: Any) -> None:
+        """*inward*: the stream that copies from it. BadRequest, and the file is closed, where that cannot be."""
         super().__init__(terms, file)
+        self._inward = inward
         self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY
         size = self._skipped + terms.byte_size
         try:
             if os.fstat(file).st_size < terms.start + terms.byte_size:
-                raise BadRequest("the region was cut off since it was registered; make it larger again")
+                raise BadRequest("the region was cut off since it was registered; register it anew")
             self._bytes = np.frombuffer(mmap.mmap(file, size, offset=terms.start - self._skipped), np.uint8)
             failed = int(torch.cuda.cudart().cudaHostRegister(self._bytes.ctypes.data, size, 0))
             if failed:
@@ -54,7 +55,7 @@ class RegisteredFile(BorrowedFile):
         return BorrowedTensor(shape, np.dtype(dtype), source, lambda: self.read(offset, shape, dtype))
 
     def close(self) -> None:
-        torch.cuda.synchronize()
+        self._inward.synchronize()
         torch.cuda.cudart().cudaHostUnregister(self._bytes.ctypes.data)
         super().close()
 
@@ -62,12 +63,12 @@ class RegisteredFile(BorrowedFile):
 class IpcMemory:
     """Memory of the GPU that another process has, by its handle."""
 
-    def __init__(self, terms: LendingTerms, device: torch.device) -> None:
+    def __init__(self, terms: LendingTerms, device: torch.device, inward: Any) -> None:
         handle = bytes.fromhex(terms.handle)
         if len(handle) != _HANDLE_BYTES:
             raise BadRequest(f"a handle of CUDA shared memory has {_HANDLE_BYTES} bytes, not {len(handle)}")
-        self.byte_size, self._address = terms.byte_size, ctypes.c_uint64(0)
-        torch.cuda.synchronize(device)  # and so the thread has a context
+        self.byte_size, self._address, self._inward = terms.byte_size, ctypes.c_uint64(0), inward
+        torch.empty(1, device=device)  # and so the thread has a context
         told = _Handle((ctypes.c_ubyte * _HANDLE_BYTES)(*handle))
         failed = driver().cuIpcOpenMemHandle_v2(ctypes.byref(self._address), told, _LAZY_PEER_ACCESS)
         if failed:
@@ -75,7 +76,17 @@ class IpcMemory:
                 f"the handle of CUDA shared memory cannot be opened (error {failed}); it must come from another "
                 "process on this machine that still has the memory"
             )
-        self._bytes = torch.as_tensor(_Exposed(self._address.value, self.byte_size), device=device)
+        self._check_size()
+        with torch.inference_mode():
+            self._bytes = torch.as_tensor(_Exposed(self._address.value, self.byte_size), device=device)
+
+    def _check_size(self) -> None:
+        """Refuse a region that is said to be larger than the memory it is in."""
+        begin, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
+        failed = driver().cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), self._address)
+        if not failed and self._address.value + self.byte_size > begin.value + size.value:
+            driver().cuIpcCloseMemHandle(self._address)
+            raise BadRequest(f"the region has {self.byte_size} bytes, and its memory on the GPU {size.value}")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> BorrowedTensor:
         size = _checked(offset, shape, dtype, self.byte_size)
@@ -90,13 +101,15 @@ class IpcMemory:
     def write(self, data: bytes, offset: int) -> None:
         """Put bytes there, and wait until they are."""
         _checked(offset, (len(data),), np.uint8, self.byte_size)
-        self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        torch.cuda.synchronize(self._bytes.device)
+        with torch.cuda.device(self._bytes.device), torch.inference_mode():
+            self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
-        torch.cuda.synchronize(self._bytes.device)
-        del self._bytes
-        driver().cuIpcCloseMemHandle(self._address)
+        self._inward.synchronize()
+        with torch.cuda.device(self._bytes.device):
+            del self._bytes
+            driver().cuIpcCloseMemHandle(self._address)
 
 
 class _Handle(ctypes.Structure):

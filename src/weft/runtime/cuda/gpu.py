@@ -119,7 +119,9 @@ class Gpu:
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
         with torch.cuda.device(self.index):
-            return IpcMemory(terms, self._device) if file is None else RegisteredFile(terms, file)
+            if file is None:
+                return IpcMemory(terms, self._device, self._inward)
+            return RegisteredFile(terms, file, self._inward)
 
     def copy_out(self, tensor: Tensor) -> Array:
         still = tensor.clone()  # the next batch may write over it before it has been copied

@@ -22,7 +22,7 @@ from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.spawning import Template
 from weft.runtime.isolated.watchman import Watchman
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 
@@ -97,7 +97,7 @@ class IsolatingBackend:
         with self._lock:
             return dict(self._groups)
 
-    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+    def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
         raise BadRequest("models run on processors here, which have no memory of their own")
 
     def close(self) -> None:

@@ -16,11 +16,14 @@ from weft.runtime.isolated.ear import Ear
 from weft.runtime.isolated.group import STARTING_S
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 
 log = logging.getLogger("weft.workers")
+
+PIECE_BYTES = 4 << 20
+"""So many bytes are written to a client's region at a time."""
 
 GRAIN_S = 0.00025
 """How long a segment on a GPU should be, where nobody says."""
@@ -57,11 +60,15 @@ class DeviceBackend(IsolatingBackend):
             index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=DEVICE_AHEAD
         )
 
-    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+    def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
         group = self.groups().get(self.device)
-        if group is None or group.worker is None:
+        worker = group.worker if group is not None else None
+        if worker is None:
             raise WorkerDied(f"the worker of {self.device} is being started", again_s=STARTING_S)
-        group.worker.call("write", tuple(terms), offset, b64encode(data).decode())
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = b64encode(data[at : at + PIECE_BYTES]).decode()
+            worker.call("write", tuple(lender.terms), offset + at, piece)
+        worker.lend([lender])
 
     @property
     def used_bytes(self) -> int:

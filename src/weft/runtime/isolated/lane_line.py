@@ -50,9 +50,8 @@ class LaneLine:
         """Send a step; large tensors go into the memory, which is passed on if it is new, before the files *lent*."""
         place = self._sent % self._places
         self._sent += 1
-        head = [*head, place]
         if laid.size <= packets.INLINE_BYTES:
-            self.line.send(head, laid.in_a_row(), lent, wait=False)
+            self.line.send([*head, place, len(lent)], laid.in_a_row(), lent, wait=False)
             return
         files: list[int] = []
         found = self._outward.get(place)
@@ -62,7 +61,7 @@ class LaneLine:
             files.append(file)
         try:
             found.write(laid.pieces)
-            self.line.send(head, files=[*files, *lent], wait=False)
+            self.line.send([*head, place, len(files) + len(lent)], files=[*files, *lent], wait=False)
         except BaseException:
             if files:  # the other side does not have it
                 del self._outward[place]

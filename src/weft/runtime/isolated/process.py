@@ -46,6 +46,9 @@ CARRIED_BYTES = 4 << 20
 MOST_LENT = packets.MOST_FILES - 2
 """So many regions of clients that are files a worker can be given with one step."""
 
+MOST_BORROWED = 200
+"""So many regions of clients a worker has open; each takes two of its files, of which there are limits."""
+
 LOOK_S = 0.01
 """How often who waits for a step looks whether it has ended."""
 
@@ -250,7 +253,7 @@ class WorkerProcess:
         head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
         try:
             self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
-            self._lend(lenders)
+            self.lend(lenders)
         except ConnectionError:
             self.process.kill()  # it is gone; how it ended is seen where it is buried
         except BlockingIOError as error:
@@ -268,17 +271,20 @@ class WorkerProcess:
         return list({each.terms.number: each for each in found if each.terms.number not in self._lent}.values())
 
     def _read_what_is_too_much(self, step: Step) -> None:
-        """More files than it can be given with one step are read here."""
-        if sum(each.file is not None for each in self._new_lenders(step)) <= MOST_LENT:
+        """More files than it can be given with one step, or have open, are read here."""
+        new = sum(each.file is not None for each in self._new_lenders(step))
+        if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
             return
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
             for name, each in values.items():
                 if isinstance(each, LentTensor) and each.lender.file is not None:
                     values[name] = each.read()
 
-    def _lend(self, lenders: Sequence[Lender]) -> None:
+    def lend(self, lenders: Sequence[Lender]) -> None:
         """It knows these regions now, until nobody else does."""
         for each in lenders:
+            if each.terms.number in self._lent:
+                continue
             self._lent.add(each.terms.number)
             weakref.finalize(each, _take_back, weakref.ref(self), each.terms.number).atexit = False
 

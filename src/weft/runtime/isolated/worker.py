@@ -7,6 +7,7 @@ thread here and its end one thread there. Everything else is said on the first l
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -23,9 +24,11 @@ from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
 from weft.runtime.isolated.described import description, told
 from weft.runtime.isolated.engines import CPU, WorkerEngine, make_engine
-from weft.runtime.isolated.packets import Line, Packet
+from weft.runtime.isolated.packets import Line, Packet, close_all
 from weft.runtime.isolated.worker_lane import WorkerLane
 from weft.runtime.lent import Borrowed, LendingTerms
+
+log = logging.getLogger("weft.workers")
 
 NAME = "weft worker"
 """What the system calls the process."""
@@ -73,7 +76,8 @@ class ModelWorker:
         self._regions: dict[int, Borrowed] = {}
         """Memory that clients share, by the numbers of the server."""
         self._lanes: dict[int, WorkerLane] = {}
-        self._slow = ThreadPoolExecutor(1, "calls")
+        self._slow, self._writer = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
+        self._borrowing = threading.Lock()
 
     def serve(self) -> None:
         try:
@@ -94,7 +98,8 @@ class ModelWorker:
         elif kind == "lane":
             self._open_lane(*rest, file=packet.files[0])
         elif kind == "call":
-            self._slow.submit(self._answer, *rest)
+            hands = self._writer if rest[1] == "write" else self._slow
+            hands.submit(self._answer, *rest)
         elif kind == "bye":
             os._exit(0)
 
@@ -114,18 +119,27 @@ class ModelWorker:
         return found
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
-        try:
-            self._regions[terms.number] = self.engine.borrow(terms, file)
-        except BadRequest as error:
-            self._regions[terms.number] = _Unborrowed(error)
+        with self._borrowing:
+            if terms.number in self._regions:
+                close_all(() if file is None else (file,))
+                return
+            try:
+                self._regions[terms.number] = self.engine.borrow(terms, file)
+            except BadRequest as error:
+                self._regions[terms.number] = _Unborrowed(error)
+            except Exception as error:  # whatever a device raises
+                self._regions[terms.number] = _Unborrowed(BadRequest(f"the region cannot be used there: {error}"))
 
     def borrowed(self, number: int) -> Borrowed:
         return self._regions[number]
 
     def _return(self, number: int) -> None:
         region = self._regions.pop(number, None)
-        if region is not None:
-            region.close()
+        try:
+            if region is not None:
+                region.close()
+        except Exception:
+            log.exception("a region of a client's could not be given back")
 
     # Calls
 
@@ -149,8 +163,7 @@ class ModelWorker:
     def _write(self, terms: list[Any], offset: int, data: str) -> None:
         """Put bytes, which travel as Base64, into a region of a GPU's memory."""
         told = LendingTerms(*terms)
-        if told.number not in self._regions:
-            self.borrow(told, None)
+        self.borrow(told, None)
         self._regions[told.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:

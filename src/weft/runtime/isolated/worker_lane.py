@@ -94,7 +94,9 @@ class WorkerLane:
             self._lane.stop(self._steps)
 
     def _run(self, packet: Packet) -> None:
-        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, place = packet.head
+        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, place, sent = packet.head
+        if len(packet.files) != sent:
+            raise OSError(f"{sent} files were sent and {len(packet.files)} came: too many are open")
         if freed:
             self._worker.free(freed)
         self._current = run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weft.errors import BadRequest, ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane, own_core
 from weft.runtime.onnxruntime_cpu.preparing import prepare
@@ -65,7 +65,7 @@ class CpuBackend:
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
         return CpuLane(index, self.now, own_core(index, pin=pin), self.scratch)
 
-    def write_region(self, terms: LendingTerms, offset: int, data: memoryview) -> None:
+    def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
         raise BadRequest("models run on processors here, which have no memory of their own")
 
     def close(self) -> None:
