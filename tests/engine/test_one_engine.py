@@ -221,6 +221,18 @@ def test_that_holds_where_lanes_take_segments_ahead(policy, load, lanes, monkeyp
     assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
 
 
+@pytest.mark.parametrize("policy", ["edf", "punctual", "top-up"])
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(load=shared_loads() | crowded_loads(), lanes=st.integers(1, 2))
+def test_that_holds_where_several_short_segments_wait(policy, load, lanes, monkeypatch):
+    monkeypatch.setattr("weft.engine.lane_queues.SHORT_TICKS", 6 * TICK)
+    assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
+
+
 @pytest.mark.parametrize("policy", ["edf", "top-up"])
 @settings(
     max_examples=30,

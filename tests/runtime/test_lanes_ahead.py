@@ -506,7 +506,7 @@ class Trial:
             self.bench.work(batch, segments, tuple(self.random.sample(range(segments), self.random.randint(0, 1))))
             self.layers[batch] = 0
         self.standing.discard(batch)
-        ticks = self.random.choice([TICKS, TICKS, TICKS, 3 * TICKS, ABORT_FROM_TICKS])
+        ticks = self.random.choice([1, SHORT_TICKS // 3, TICKS, TICKS, 3 * TICKS, ABORT_FROM_TICKS])
         self.issued[batch, self.layers[batch]] += 1
         self.bench.give(batch, self.layers[batch], ticks)
 
@@ -543,7 +543,9 @@ class Trial:
 
     def check(self) -> None:
         for lane in self.bench.lanes.lanes:
-            assert len(lane.tasks) <= 1 + lane.device.ahead
+            assert len(lane.tasks) <= 1 + MOST_AHEAD
+            waiting = [task.compute for task in lane.tasks[1:-1]]
+            assert len(lane.tasks) <= 1 + lane.device.ahead or sum(waiting) < SHORT_TICKS
             started = [task for task in lane.tasks if task.started]
             assert [run for task in started if (run := task.run)] == lane.device.steps  # type: ignore[attr-defined]
             assert lane.tasks[: len(started)] == started, "one was started before another that stands before it"
