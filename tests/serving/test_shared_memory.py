@@ -357,6 +357,14 @@ def test_long_inputs_are_lent_to_a_model_that_borrows_and_not_counted() -> None:
         Copying(pages, most=1 << 18).input("x", 1 << 17, 1 << 19).filled(borrows=True)
 
 
+def test_outputs_on_a_device_are_written_by_threads_of_their_own() -> None:
+    pages = Pages(64)
+    pages.on_device = True
+    copying = Copying(pages).output("y", 16)
+    copying.delivered(y=np.ones(4, np.float32))
+    assert copying.later and pages.threads[0].startswith("regions of a device")
+
+
 def test_there_is_no_shared_memory_of_cuda() -> None:
     regions = cuda(None, [])
     assert regions.status(ONE) == []

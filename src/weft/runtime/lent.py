@@ -6,6 +6,7 @@ and forgets it when the server does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft.runtime.tensors import Array
+
+HANDLE_BYTES = 64
+"""So long is a handle of CUDA's shared memory."""
+
+
+def read_fully(file: int, buffer: memoryview, offset: int) -> bool:
+    """Fill *buffer* from a file, by calls, which nothing that its owner does to it can harm; False if it is shorter."""
+    at = 0
+    while at < len(buffer):
+        count = os.preadv(file, [buffer[at:]], offset + at)
+        if not count:
+            return False
+        at += count
+    return True
 
 
 class LendingTerms(NamedTuple):
@@ -56,13 +71,6 @@ class LentTensor:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def read(self) -> Array:
         """A copy."""

@@ -10,10 +10,8 @@ import binascii
 from collections.abc import Callable, Mapping
 
 from weft.errors import BadRequest, Forbidden, RequestError
-from weft.runtime.lent import Lender, LendingTerms
-from weft.serving.regions import REGION_NUMBERS, Regions, whole
-
-HANDLE_BYTES = 64
+from weft.runtime.lent import HANDLE_BYTES, Lender, LendingTerms
+from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
 
 Write = Callable[[Lender, int, memoryview], None]
 """Puts bytes at an offset of a region, and returns when they are there."""
@@ -82,8 +80,4 @@ def _why_not(device: int | None, enabled: bool) -> RequestError | None:
         return BadRequest(
             "CUDA shared memory is not supported, models run on processors here; register system shared memory"
         )
-    if not enabled:
-        return Forbidden(
-            "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
-        )
-    return None
+    return None if enabled else Forbidden(OFF)

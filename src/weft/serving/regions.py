@@ -21,6 +21,7 @@ PARAMETERS = frozenset({REGION, OFFSET, BYTE_SIZE})
 REGION_NUMBERS = itertools.count(1)
 """By which devices know regions."""
 
+OFF = "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
 LONGEST_NAME_CHARS = 256
 MOST_BYTES = 2**62
 """No offset and no size reaches this."""

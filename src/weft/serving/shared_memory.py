@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 
 from weft.errors import BadRequest, Forbidden, Overloaded, RequestError
-from weft.runtime.lent import LendingTerms
-from weft.serving.regions import REGION_NUMBERS, Regions, whole
+from weft.runtime.lent import LendingTerms, read_fully
+from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
 
 FOLDER = "/dev/shm"
 """Where the system keeps the objects, as files."""
@@ -40,15 +40,13 @@ class SystemRegion:
         return self._opened.number
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        at, start = 0, self.offset + offset
-        while at < len(buffer):
-            try:
-                count = os.preadv(self._opened.number, [buffer[at:]], start + at)
-            except OSError as error:
-                raise BadRequest(f"region {self.name!r} cannot be read: {error.strerror}") from error
-            if not count:
-                raise BadRequest(self._cut(start + len(buffer)))
-            at += count
+        start = self.offset + offset
+        try:
+            complete = read_fully(self._opened.number, buffer, start)
+        except OSError as error:
+            raise BadRequest(f"region {self.name!r} cannot be read: {error.strerror}") from error
+        if not complete:
+            raise BadRequest(self._cut(start + len(buffer)))
 
     def write_from(self, data: memoryview, offset: int) -> None:
         at, start = 0, self.offset + offset
@@ -107,9 +105,7 @@ def _why_not(enabled: bool) -> RequestError | None:
     if sys.platform != "linux":
         return Forbidden("shared memory is not supported on this system, only on Linux; send the tensors themselves")
     if not enabled:
-        return Forbidden(
-            "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
-        )
+        return Forbidden(OFF)
     return None
 
 

@@ -15,6 +15,7 @@ from weft.models import zoo
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.attention import fuse_attention, with_attention
 from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 
 ROWS, HEADS, WIDTH = 6, 2, 4
@@ -65,7 +66,8 @@ class Attention:
             scores = self.node("Add", *(["mask", scores] if ways.get("before") else [scores, "mask"]))
         if ways.get("late"):
             scores = self.scaled(scores, 0.5)
-        weighed = self.node("MatMul", self.node("Softmax", scores, axis=ways.get("axis", -1)), values)
+        axis = {} if ways.get("usual_axis") else {"axis": ways.get("axis", -1)}
+        weighed = self.node("MatMul", self.node("Softmax", scores, **axis), values)
         joined = self.node("Transpose", weighed, perm=(0, 2, 1, 3))
         self.nodes.append(helper.make_node("Reshape", [joined, self.weight(np.array([0, ROWS, ALL]))], ["y"], "end"))
         value = helper.make_tensor_value_info
@@ -100,6 +102,7 @@ def computed(model: ModelProto, seed: int = 0) -> Any:
         {"mask": [1, 1, ROWS, ROWS], "before": True},
         {"mask": ["n", HEADS, ROWS, ROWS]},
         {"axis": 3},
+        {"usual_axis": True},
         {"split": [-1, ROWS, HEADS, WIDTH]},
     ],
 )
@@ -118,6 +121,7 @@ def test_attention_is_one_operator_and_gives_the_same(ways: dict[str, Any]) -> N
         {"mask": ["n", 1, 1, ROWS], "late": True},
         {"axis": 2},
         {"opset": 12, "axis": -1},
+        {"opset": 12, "usual_axis": True},
         {"order": (0, 2, 3, 1), "split": [0, 4, 2, 6]},
         {"mask": [ROWS]},
         {"mask": [3, 1, ROWS, ROWS]},
@@ -165,12 +169,22 @@ def test_a_scale_that_is_none_is_left_alone(scale: float) -> None:
 def test_weights_that_are_inputs_as_well_stay() -> None:
     model = Attention().model()
     wanted = computed(model)
-    for each in model.graph.initializer:
-        model.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
-    del model.graph.input[1:]
-    model.graph.input.append(helper.make_tensor_value_info(model.graph.initializer[1].name, TensorProto.INT64, [4]))
-    assert fuse_attention(model) == 1
+    split = model.graph.initializer[1]
+    model.graph.input.append(helper.make_tensor_value_info(split.name, split.data_type, split.dims))
+    assert fuse_attention(model) == 1 and split.name in {each.name for each in model.graph.initializer}
     np.testing.assert_allclose(computed(model), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_fused_form_cannot_be_opened_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, broken = tmp_path / "x.onnx", tmp_path / "broken.onnx"
+    onnx.save(Attention().model(), path)
+    broken.write_bytes(b"no model")
+    monkeypatch.setattr("weft.runtime.cuda.preparing.with_attention", lambda path, folder: broken)
+    model = prepare_on(HostDevice(), path, LoadOptions(max_batch=1))
+    assert isinstance(model, DeviceModel)
+    model.close()
 
 
 def test_a_model_without_a_softmax_is_not_read(tmp_path: Path) -> None:

@@ -171,13 +171,15 @@ class Pages:
         assert os.preadv(self.file, [buffer], offset) == len(buffer)
 
 
-@pytest.mark.parametrize(("most", "reads"), [(3, [0, 0, 0]), (2, [1, 1, 1])])
-def test_more_regions_than_a_worker_can_be_told_of_at_once_are_read_before(
-    model: Any, lane: Any, monkeypatch: pytest.MonkeyPatch, most: int, reads: list[int]
+@pytest.mark.parametrize(
+    ("limit", "most", "reads"), [("MOST_LENT", 3, [0] * 3), ("MOST_LENT", 2, [1] * 3), ("MOST_BORROWED", 2, [1] * 3)]
+)
+def test_more_regions_than_a_worker_can_be_given_or_have_are_read_before(
+    model: Any, lane: Any, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, reads: list[int]
 ) -> None:
-    monkeypatch.setattr("weft.runtime.isolated.process.MOST_LENT", most)
+    monkeypatch.setattr(f"weft.runtime.isolated.process.{limit}", most)
     feeds = [drawn(1, seed)["x"] for seed in range(3)]
-    regions = [Pages(100 * most + at, each) for at, each in enumerate(feeds)]
+    regions = [Pages(100 * most + 10 * len(limit) + at, each) for at, each in enumerate(feeds)]
     lent = [LentTensor(region, 0, each.shape, each.dtype) for region, each in zip(regions, feeds, strict=True)]
     heard = Heard()
     model.start(Step(0, [BatchPart({"x": each}) for each in lent], 3), lane, heard)

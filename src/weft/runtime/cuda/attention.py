@@ -20,8 +20,8 @@ DOMAIN = "com.microsoft"
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
 """Orders of axes: of heads before rows, of keys that are turned as well, and of turning alone."""
 
-NEGATIVE_AXES = 13
-"""From this version of the operators on a softmax is over one axis, the last where none is named."""
+LAST_AXIS = 13
+"""From this version of the operators on a softmax that names no axis is over the last one."""
 
 SMALL = 64
 """Weights of no more numbers may say sizes."""
@@ -100,7 +100,9 @@ class _Graph:
         self._made_by: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output}
         self._weights = {each.name: each for each in graph.initializer}
         self._given = {each.name for each in graph.input}
-        self._last_axis = (-1, 3) if _opset(model) >= NEGATIVE_AXES else (3,)
+        modern = _opset(model) >= LAST_AXIS
+        self._usual_axis = -1 if modern else 1
+        self._last_axes = {-1, 3} if modern else {3}
         inferred = onnx.shape_inference.infer_shapes(_outlined(model), data_prop=True).graph
         self._sizes, self._types = dict(_sizes(inferred)), dict(_types(inferred))
         self._zeros: dict[tuple[str, int], str] = {}
@@ -110,10 +112,11 @@ class _Graph:
 
     def attention_at(self, softmax: NodeProto) -> _Found | None:
         """What the softmax is the middle of; None where that is not attention as it is known here."""
-        axis = _attribute(softmax, "axis", self._last_axis[0] if self._last_axis[0] < 0 else 1)
-        joined = self._next(self._next(self._next(softmax, "MatMul"), "Transpose", SPLIT), "Reshape")
         product = self._next(softmax, "MatMul")
-        if axis not in self._last_axis or joined is None or product is None or product.input[0] != softmax.output[0]:
+        joined = self._next(self._next(product, "Transpose", SPLIT), "Reshape")
+        if joined is None or product is None or product.input[0] != softmax.output[0]:
+            return None
+        if _attribute(softmax, "axis", self._usual_axis) not in self._last_axes:
             return None
         scores, mask = self._unmasked(softmax.input[0])
         scores, scale = self._unscaled(scores)

@@ -18,10 +18,9 @@ import torch
 from weft.errors import BadRequest
 from weft.runtime.cuda.captured import driver
 from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
-from weft.runtime.lent import LendingTerms
+from weft.runtime.lent import HANDLE_BYTES, LendingTerms
 from weft.runtime.tensors import Array
 
-_HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 
 
@@ -64,12 +63,9 @@ class IpcMemory:
     """Memory of the GPU that another process has, by its handle."""
 
     def __init__(self, terms: LendingTerms, device: torch.device, inward: Any) -> None:
-        handle = bytes.fromhex(terms.handle)
-        if len(handle) != _HANDLE_BYTES:
-            raise BadRequest(f"a handle of CUDA shared memory has {_HANDLE_BYTES} bytes, not {len(handle)}")
         self.byte_size, self._address, self._inward = terms.byte_size, ctypes.c_uint64(0), inward
         torch.empty(1, device=device)  # and so the thread has a context
-        told = _Handle((ctypes.c_ubyte * _HANDLE_BYTES)(*handle))
+        told = _Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(terms.handle)))
         failed = driver().cuIpcOpenMemHandle_v2(ctypes.byref(self._address), told, _LAZY_PEER_ACCESS)
         if failed:
             raise BadRequest(
@@ -113,7 +109,7 @@ class IpcMemory:
 
 
 class _Handle(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * _HANDLE_BYTES),)
+    _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 class _Exposed:

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from weft.errors import BadRequest
-from weft.runtime.lent import Borrowed, LendingTerms
+from weft.runtime.lent import Borrowed, LendingTerms, read_fully
 from weft.runtime.tensors import Array
 
 Tensor = Any
@@ -48,10 +48,6 @@ class BorrowedTensor(NamedTuple):
     array: Callable[[], Array]
     """Makes a copy of it."""
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
 
 def as_array(tensor: Array | BorrowedTensor) -> Array:
     """A tensor in memory of our own."""
@@ -70,12 +66,8 @@ class BorrowedFile:
     def read(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
         """A copy of a tensor that lies there."""
         array: Array = np.empty(shape, dtype)
-        buffer, at = array.reshape(-1).view(np.uint8).data, 0
-        while at < len(buffer):
-            count = os.preadv(self._file, [buffer[at:]], self._start + offset + at)
-            if not count:
-                raise BadRequest("the region was cut off since it was registered; make it larger again")
-            at += count
+        if not read_fully(self._file, array.reshape(-1).view(np.uint8).data, self._start + offset):
+            raise BadRequest("the region was cut off since it was registered; make it larger again")
         return array
 
     def write(self, data: bytes, offset: int) -> None:

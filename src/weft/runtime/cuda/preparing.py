@@ -269,9 +269,9 @@ class _DeviceWorkshop:
 
     def _opened_whole(self, path: Path, target: Path) -> Any:
         """A session over the whole model in its precision, optimised; the graph of that goes to *target*."""
-        source = converted(path, self.options.precision, self.folder)
-        self.half = is_half(onnx.load(str(source), load_external_data=False))
         try:
+            source = converted(path, self.options.precision, self.folder)
+            self.half = is_half(onnx.load(str(source), load_external_data=False))
             return open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
         except Exception:
             if path == self.path:
