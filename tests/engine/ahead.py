@@ -12,10 +12,10 @@ from weft.runtime.onnxruntime_cpu.lane import CpuLane
 
 
 class Promised:
-    """Values that a step will make, if it can."""
+    """Values that a step makes on a lane, or will make, if it can."""
 
-    def __init__(self) -> None:
-        self.values: Any = None
+    def __init__(self, lane: AheadLane, values: Any = None) -> None:
+        self.lane, self.values = lane, values
         self.error: Exception | None = None
 
     def kept(self) -> Any:
@@ -28,13 +28,13 @@ class Promised:
 class AheadRun:
     """A step that a lane was given, and the model as its lane sees it."""
 
-    def __init__(self, model: Any, step: Step, ended: Ended, now: Callable[[], int]) -> None:
-        self._model, self._ended, self._now = model, ended, now
+    def __init__(self, lane: AheadLane, model: Any, step: Step, ended: Ended, now: Callable[[], int]) -> None:
+        self._lane, self._model, self._ended, self._now = lane, model, ended, now
         last, exits = len(model.segments) - 1, {each.segment for each in model.exits}
         self.onward: Sequence[StepOutput] | None = None
         if step.segment != last and step.segment not in exits:
             made = 1 if step.segment == 0 or model.mergeable else len(step.parts)
-            self.onward = [StepOutput(Promised(), {}) for _ in range(made)]
+            self.onward = [StepOutput(Promised(lane), {}) for _ in range(made)]
         self._lock = threading.Lock()
         self._begun = self._stopped = False
 
@@ -51,13 +51,19 @@ class AheadRun:
         if self._stopped:
             return ()
         try:
-            parts = tuple(map(_kept, step.parts))
+            parts = tuple(map(self._kept, step.parts))
             made: Sequence[StepOutput] = self._model.compute(step._replace(parts=parts), options)
         except Exception as error:
             raise self._fail(error) from None
         for promise, each in zip(self.onward or (), made, strict=self.onward is not None):
             promise.values.values = each.values
-        return made
+        return made if self.onward else [each._replace(values=Promised(self._lane, each.values)) for each in made]
+
+    def _kept(self, part: BatchPart) -> BatchPart:
+        if not isinstance(part.values, Promised):
+            return part
+        assert part.values.lane is self._lane or not self._lane.apart, "a batch went on where its values are not"
+        return part._replace(values=part.values.kept())
 
     def end(self, end: StepEnd) -> None:
         if not self._stopped:
@@ -69,30 +75,26 @@ class AheadRun:
         return error
 
 
-def _kept(part: BatchPart) -> BatchPart:
-    return part._replace(values=part.values.kept()) if isinstance(part.values, Promised) else part
-
-
 class AheadLane(CpuLane):
     """A thread that computes steps in the order in which they came."""
 
-    def __init__(self, index: int, now: Callable[[], int], ahead: int) -> None:
+    def __init__(self, index: int, now: Callable[[], int], ahead: int, apart: bool) -> None:
         super().__init__(index, now)
-        self.ahead = ahead
+        self.ahead, self.apart = ahead, apart
 
     def start(self, model: Any, step: Step, ended: Ended, *, here: bool = False) -> Any:
         assert not here
-        run = AheadRun(model, step, ended, self._now)
+        run = AheadRun(self, model, step, ended, self._now)
         super().start(run, step, run.end)
         return run
 
 
 class AheadBackend(CpuBackend):
-    """Lanes that take so many steps ahead."""
+    """Lanes that take so many steps ahead; *apart*: with memory of their own."""
 
-    def __init__(self, now: Callable[[], int], ahead: int) -> None:
+    def __init__(self, now: Callable[[], int], ahead: int, apart: bool) -> None:
         super().__init__(now)
-        self._ahead = ahead
+        self._ahead, self._apart = ahead, apart
 
     def lane(self, index: int, *, pin: bool = False) -> AheadLane:
-        return AheadLane(index, self.now, self._ahead)
+        return AheadLane(index, self.now, self._ahead, self._apart)

@@ -97,6 +97,8 @@ class Load:
     """Requests that may wait in all."""
     ahead: int = 0
     """Segments that a lane takes besides the one that it computes."""
+    apart: bool = False
+    """Whether its lanes have memory of their own."""
 
     @property
     def terms(self) -> list[Terms]:
@@ -109,7 +111,7 @@ class Load:
     @property
     def setting(self) -> Setting:
         programs = tuple(one for each in self.kinds for one in each.programs)
-        return Setting(programs, NO_BUFFER, rounds=1 << 40, lanes=self.lanes, ahead=self.ahead)
+        return Setting(programs, NO_BUFFER, rounds=1 << 40, lanes=self.lanes, ahead=self.ahead, apart=self.apart)
 
     @property
     def abortable_programs(self) -> frozenset[int]:
@@ -511,13 +513,21 @@ class Machine:
     """A dispatcher with real lanes, driven from instant to instant."""
 
     def __init__(
-        self, monkeypatch: Any, policy: str = "punctual", *, lanes: int = 1, ahead: int = 0, **settings: Any
+        self,
+        monkeypatch: Any,
+        policy: str = "punctual",
+        *,
+        lanes: int = 1,
+        ahead: int = 0,
+        apart: bool = False,
+        **settings: Any,
     ) -> None:
         self.clock = JumpingClock()
         self.start = self.clock.ticks
         self.loop = JumpingLoop(self.clock)
         self.stage = Stage(self.clock, self.loop.woken)
-        backend = AheadBackend(self.clock.monotonic_ns, ahead) if ahead else CpuBackend(self.clock.monotonic_ns)
+        now = self.clock.monotonic_ns
+        backend = AheadBackend(now, ahead, apart) if ahead else CpuBackend(now)
         self.dispatcher = Dispatcher(self.loop, policy, backend=backend, lanes=lanes, **settings)  # type: ignore[arg-type]
         self.issues: list[tuple[int, int, int]] = []
         """Stream, query and layer, in the order they were issued."""

@@ -78,7 +78,8 @@ LONG_MS = ABORT_FROM_TICKS // MS
 
 def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
     """The same requests at the same instants, through the server's dispatcher and its real threads."""
-    machine = Machine(monkeypatch, policy, lanes=load.lanes, ahead=load.ahead, late=load.late, most_waiting=load.places)
+    lanes = {"lanes": load.lanes, "ahead": load.ahead, "apart": load.apart}
+    machine = Machine(monkeypatch, policy, **lanes, late=load.late, most_waiting=load.places)
     try:
         models = [
             machine.model(
@@ -242,6 +243,17 @@ def test_that_holds_where_several_short_segments_wait(policy, load, lanes, monke
 @given(load=crowded_loads(), ahead=st.integers(1, 2))
 def test_that_holds_where_batches_meet_and_go_on_elsewhere(policy, load, ahead, monkeypatch):
     assert_alike(monkeypatch, policy, replace(load, lanes=2, ahead=ahead))
+
+
+@pytest.mark.parametrize("policy", SERVING)
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(load=shared_loads() | crowded_loads(), lanes=st.integers(2, 3))
+def test_that_holds_where_batches_stay_on_their_lanes(policy, load, lanes, monkeypatch):
+    assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1, apart=True))
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:

@@ -44,7 +44,10 @@ class Run:
 class FakeLane:
     """Holds steps until they are told to end."""
 
+    apart = False
+
     def __init__(self, backend: FakeBackend, index: int, ahead: int) -> None:
+        self.able = True
         self.backend, self.index, self.ahead = backend, index, ahead
         self.steps: list[Run] = []
         self.free_since = 0
@@ -117,8 +120,8 @@ class Bench:
         self.works[batch] = Work(batch, segments, exits)
         return self.works[batch]
 
-    def give(self, batch: int, layer: int = 0, ticks: int = TICKS) -> Candidate:
-        candidate = Candidate(0, batch, layer, 0, ticks, -1, program=0)
+    def give(self, batch: int, layer: int = 0, ticks: int = TICKS, home: int = -1) -> Candidate:
+        candidate = Candidate(0, batch, layer, 0, ticks, -1, program=0, home=home)
         if batch not in self.works:
             self.work(batch)
         self.lanes.submit(Start(candidate))
@@ -239,6 +242,32 @@ def test_what_the_batch_says_of_what_it_is_given_is_an_error_and_is_told_once():
     (known,) = one.lanes.completions()
     assert known.error is one.works[7].refuses
     assert one.end() == [] and one.lanes.ready() is not None
+
+
+# Lanes with memory of their own
+
+
+def test_a_batch_that_stays_where_it_began_waits_there_though_others_are_idle() -> None:
+    one = Bench(lanes=2)
+    one.give(7, home=1)
+    one.give(8, home=1)
+    assert (one.held(0), one.held(1)) == ([], [(7, 0), (8, 0)])
+    assert list(one.lanes.rooms()) == [0] and one.lanes.ready() is not None
+
+
+def test_lanes_that_cannot_compute_are_given_nothing_as_long_as_others_can() -> None:
+    one = Bench(lanes=2)
+    one.backend.opened[0].able = False
+    for batch in range(2):
+        assert one.lanes.ready() is not None
+        one.give(batch)
+    assert len(one.held(1)) == 2 and one.lanes.ready() is None
+    one.give(7, home=0)  # what it held there is gone, which its requests hear of
+    assert one.held(0) == [(7, 0)]
+    one.backend.opened[1].able = False
+    assert one.lanes.ready() is not None
+    one.give(8)
+    assert len(one.held(0)) == 2
 
 
 # Failures

@@ -161,7 +161,8 @@ def test_metrics_tell_of_the_device(server: live.Live) -> None:
     asked(server, "chain", drawn(1))
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=live.PATIENCE_S) as answer:
         lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
-    assert float(lines["weft_device_busy_seconds_total"]) > 0 and "weft_device_memory_bytes" in lines
+    assert float(lines[f'weft_device_busy_seconds_total{{device="{TWIN}"}}']) > 0
+    assert f'weft_device_memory_bytes{{device="{TWIN}"}}' in lines
 
 
 def test_a_machine_without_a_gpu_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,16 +308,16 @@ def test_shared_memory_that_is_off_is_refused_by_name_and_has_nothing_to_tell(sh
     assert regions.status(ONE) == [] and made.opened == 0
 
 
-def cuda(device: int | None, written: list[Any]) -> CudaMemory:
+def cuda(devices: tuple[int, ...], written: list[Any]) -> CudaMemory:
     def write(lender: Lender, offset: int, data: memoryview) -> None:
         written.append((lender.terms.handle, offset, bytes(data)))
 
-    return CudaMemory(device, write, enabled=True, most_regions=4, most_bytes=1 << 20)
+    return CudaMemory(devices, write, enabled=True, most_regions=4, most_bytes=1 << 20)
 
 
 def test_a_region_of_a_gpu_is_kept_by_its_handle_and_written_by_who_has_the_gpu() -> None:
     written: list[Any] = []
-    regions = cuda(0, written)
+    regions = cuda((0,), written)
     handle = bytes(range(64))
     regions.register(ONE, "r", {"raw_handle": {"b64": base64.b64encode(handle).decode()}, "byte_size": 64})
     regions.register(ONE, "s", {"raw_handle": handle, "device_id": 0, "byte_size": 32})
@@ -342,7 +342,7 @@ def test_a_region_of_a_gpu_is_kept_by_its_handle_and_written_by_who_has_the_gpu(
 )
 def test_a_region_of_a_gpu_that_cannot_be_says_why(about: dict[str, object], said: str) -> None:
     with pytest.raises(BadRequest, match=said):
-        cuda(0, []).register(ONE, "r", about)
+        cuda((0,), []).register(ONE, "r", about)
 
 
 def test_long_inputs_are_lent_to_a_model_that_borrows_and_not_counted() -> None:
@@ -366,7 +366,7 @@ def test_outputs_on_a_device_are_written_by_threads_of_their_own() -> None:
 
 
 def test_there_is_no_shared_memory_of_cuda() -> None:
-    regions = cuda(None, [])
+    regions = cuda((), [])
     assert regions.status(ONE) == []
     with pytest.raises(NotFound, match="no region 'r'"):
         regions.status(ONE, "r")

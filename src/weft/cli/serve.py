@@ -73,7 +73,7 @@ def command(
         str | None, machine(show_default="onnxruntime", help="What runs the models: onnxruntime, or one installed.")
     ] = None,
     device: Annotated[
-        str | None, machine(show_default="the cores", help="A GPU that runs the models, as cuda:0 (docs/gpu.md).")
+        str | None, machine(show_default="the cores", help="GPUs that run the models, as cuda:0 (docs/gpu.md).")
     ] = None,
     precision: Annotated[
         str | None, machine(show_default="fp32", help="What the device computes with: fp32 or fp16.")

@@ -6,7 +6,7 @@ refills is offered beginnings of every size at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 
 from weft.engine.queues import Queues, StreamQueue
@@ -15,6 +15,9 @@ from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running
 
 Abortable = Callable[[], tuple[Running, ...]]
 """What runs on a device, if one of them could be stopped to make room."""
+
+Rooms = Callable[[], Collection[int]]
+"""The lanes that take one more layer, by their numbers, where they have memory of their own."""
 
 BATCHES = 4
 """Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
@@ -31,10 +34,11 @@ class Batcher:
     """Offers the next layer of every batch in flight, and the first layer of every batch that could begin."""
 
     def __init__(
-        self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable
+        self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable, rooms: Rooms
     ) -> None:
         """abortable: what runs, and what of it could be stopped."""
-        self._setting, self._queues, self._remaining, self._abortable = policy.setting, queues, remaining, abortable
+        self._setting, self._queues, self._remaining = policy.setting, queues, remaining
+        self._abortable, self._rooms = abortable, rooms
         self._refills, self._waits = policy.traits.refills, policy.waits
 
     def ready_at(self, queue: StreamQueue) -> int:
@@ -54,13 +58,17 @@ class Batcher:
         if self._refills:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
-        heads = [self.head(queue, batch) for batch in batches if not batch.running]
+        heads = [self.head(queue, batch) for batch in batches if not batch.running and self._goes_on(batch)]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
         if ready and len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)):
             members = list(islice(queue.waiting, most))
             heads.append(self.head(queue, _formed(queue, members)))
         return heads
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Whether a batch could be given a lane: one that stays where it began, only while that lane takes more."""
+        return batch.home < 0 or batch.home in self._rooms()
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
         """Whether one more may begin: as many as there are lanes, and one that is due before all of those."""
@@ -99,7 +107,11 @@ class Batcher:
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
-        heads = [self.head(queue, batch, tuple([each.due for each in batch.members]), waiting) for batch in standing]
+        heads = [
+            self.head(queue, batch, tuple([each.due for each in batch.members]), waiting)
+            for batch in standing
+            if self._goes_on(batch)
+        ]
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
@@ -142,6 +154,7 @@ class Batcher:
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, dues, waiting, queue.served,
+            batch.home,
         )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:

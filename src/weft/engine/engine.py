@@ -35,6 +35,8 @@ class Completion(NamedTuple):
     """It could not be computed."""
     work: object = None
     """What the executor keeps for its batch."""
+    lane: int = -1
+    """Where it was computed, of lanes that take layers ahead."""
 
 
 class Source(Protocol):

@@ -6,7 +6,7 @@ They differ in their feed (simulated or real clients) and their executor (simula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from weft.engine.engine import Engine, Executor
@@ -20,6 +20,10 @@ class RequestExecutor(Executor, Protocol):
 
     def joined(self, stream: int, query: int, other: int) -> None:
         """A batch of a stream goes on as part of another one, by their queries: from all that runs of both."""
+        ...
+
+    def rooms(self) -> Collection[int]:
+        """The lanes that take one more layer, by their numbers, where they take layers ahead."""
         ...
 
 
@@ -51,6 +55,7 @@ def request_engine(
         remaining,
         executor.rests,
         executor.abortable,
+        executor.rooms,
         joined=executor.joined,
         late=late,
         places=places,

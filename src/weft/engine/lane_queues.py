@@ -1,13 +1,16 @@
 """What a lane holds that takes segments ahead: the rules that simulated and real lanes share.
 
 A lane computes what it was given in order, the first now and the others when their turn comes. A batch goes on where
-its last segment runs, if there is room. Elsewhere its next one has to wait until what it goes on from has ended.
+its last segment runs, if there is room. Elsewhere its next one has to wait until what it goes on from has ended. Where
+lanes have memory of their own (``Setting.apart``) there is no elsewhere: it is not offered while its lane has no room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
+
+from weft.policies.base import Candidate
 
 DEVICE_AHEAD = 1
 """How many segments the lane of a GPU takes besides the one that it computes."""
@@ -54,6 +57,16 @@ class LaneQueue(Protocol[Q]):
 L = TypeVar("L", bound=LaneQueue[Queued])
 
 
+class Numbered(Protocol):
+    """A lane by its number."""
+
+    @property
+    def index(self) -> int: ...
+
+
+N = TypeVar("N", bound=Numbered)
+
+
 def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
     """Whether a lane that takes so many segments ahead takes one more; of short ones it takes a few more than that.
 
@@ -81,6 +94,11 @@ def lane_for(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L
     """
     own = [lane for lane in lanes if any(task.batch == batch for task in lane.tasks)]
     return min(own or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
+
+
+def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
+    """Those of the lanes with room that a layer may go to: where its batch stays, if it has to."""
+    return lanes if candidate.home < 0 else [lane for lane in lanes if lane.index == candidate.home]
 
 
 def awaited(batch: BatchKey, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]]) -> list[Q]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.devices.decoupled import DeviceClocks
 from weft.engine.admission import Admission, Refusal, Rests
-from weft.engine.batches import Abortable, Batcher, most_batches
+from weft.engine.batches import Abortable, Batcher, Rooms, most_batches
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
@@ -32,7 +32,7 @@ class Requests:
 
     policy: for whom; it says how batches are made and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
-    rests, abortable: what runs on the device it is for, and what of it could be stopped.
+    rests, abortable, rooms: what runs on the device it is for, what of it could be stopped, and which lanes take more.
     joined: told which batch, by its stream and query, goes on with another one, where the device must know.
     late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
@@ -45,13 +45,14 @@ class Requests:
         remaining: Sequence[Sequence[int]],
         rests: Rests,
         abortable: Abortable,
+        rooms: Rooms = tuple,
         *,
         joined: Joined | None = None,
         late: str = "weave",
         places: int = NO_DEADLINE,
     ) -> None:
         self._feed, self._remaining, self._joined = feed, remaining, joined
-        self._rests, self._abortable = rests, abortable
+        self._rests, self._abortable, self._rooms = rests, abortable, rooms
         self.queues = Queues(remaining, places)
         self._asked: dict[int, Terms] = {}
         """The terms of each stream, whatever of them the policy allows."""
@@ -65,7 +66,7 @@ class Requests:
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
         self._foresight, self._refills = policy.foresight, policy.traits.refills
         self._shares_batches = policy.traits.batches
-        self._batcher = Batcher(policy, self.queues, self._remaining, self._abortable)
+        self._batcher = Batcher(policy, self.queues, self._remaining, self._abortable, self._rooms)
         self.admission = Admission(
             self.queues, self._batcher, policy, self._rests, self._abortable, late_gives_way=self._demote
         )
@@ -208,6 +209,7 @@ class Requests:
         elif completion.aborted:
             batch.layer -= 1
         else:
+            batch.home = completion.lane if self._setting.apart else -1
             self._advance(queue, batch, completion)
 
     def _advance(self, queue: StreamQueue, batch: Batch, completion: Completion) -> None:
@@ -247,7 +249,7 @@ class Requests:
         """Let batches that stand where this one stands join it, as far as they fit; the one that began first stays."""
         for other in [each for each in queue.batches if each is not batch and not each.running]:
             together = len(batch.members) + len(other.members)
-            if other.layer != batch.layer or together > queue.terms.max_batch:
+            if (other.layer, other.home) != (batch.layer, batch.home) or together > queue.terms.max_batch:
                 continue
             kept, joining = (batch, other) if batch.query < other.query else (other, batch)
             self._feed.merged(kept, joining)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.devices.lanes import Lanes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, awaited, has_room, known, lane_for
+from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
 from weft.policies.base import NO_DEADLINE, Candidate, Running, Setting, Start
 
 AT_ONCE = 1e-6
@@ -61,6 +61,7 @@ class _Segment:
     stoppable: bool = False
     told: bool = False
     """The source knows of its end already."""
+    lane: int = -1
     after: Sequence[_Segment] = ()
     """What runs on other lanes and has to end before it begins."""
     joined: BatchKey | None = None
@@ -81,6 +82,7 @@ class _Segment:
 
 @dataclass(eq=False, slots=True)
 class _Lane:
+    index: int
     tasks: list[_Segment] = field(default_factory=list)
     """What it computes, and what waits behind that."""
 
@@ -109,7 +111,7 @@ class SimulatedHost:
         """Up to when the work that is done was taken off."""
         self._running: list[_Segment] = []
         """What the lanes hold."""
-        self._queues = [_Lane() for _ in range(setting.lanes if setting.ahead else 0)]
+        self._queues = [_Lane(index) for index in range(setting.lanes if setting.ahead else 0)]
         """The same by lanes, where they take segments ahead."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
         """What was issued and not aborted, in order of its end."""
@@ -123,6 +125,9 @@ class SimulatedHost:
     def _roomy(self) -> list[_Lane]:
         return [lane for lane in self._queues if has_room(lane, self._ahead)]
 
+    def rooms(self) -> list[int]:
+        return [lane.index for lane in self._roomy()]
+
     def completions(self) -> list[Completion]:
         over = [each for each in self._running if each.end <= self._now]
         if over:
@@ -133,7 +138,9 @@ class SimulatedHost:
             self._begin_waiting()
             self._regulate()
             self.log += [(each.candidate, _times(each)) for each in over if not each.aborted]
-        ended = [Completion(each.candidate, _times(each), each.aborted) for each in over if not each.told]
+        ended = [
+            Completion(each.candidate, _times(each), each.aborted, lane=each.lane) for each in over if not each.told
+        ]
         return ended + self._known() if self._ahead else ended
 
     def _begin_waiting(self) -> None:
@@ -153,7 +160,8 @@ class SimulatedHost:
                     break
                 if self._goes_on(each):
                     each.told = True
-                    found.append(Completion(each.candidate, LayerTimes(begin, begin, begin, begin + each.compute)))
+                    times = LayerTimes(begin, begin, begin, begin + each.compute)
+                    found.append(Completion(each.candidate, times, lane=lane.index))
                 begin += 0 if each.aborted else self._rest(each)
         return found
 
@@ -195,7 +203,8 @@ class SimulatedHost:
     def _queue(self, segment: _Segment) -> None:
         """Give a segment to the lane that is to take it."""
         segment.stoppable = self._stoppable(segment)
-        lane = lane_for(segment.batch, self._roomy(), self._lane_rest)
+        lane = lane_for(segment.batch, at_home(segment.candidate, self._roomy()), self._lane_rest)
+        segment.lane = lane.index
         segment.after = awaited(segment.batch, lane, self._queues)
         lane.tasks.append(segment)
         self._begin_waiting()

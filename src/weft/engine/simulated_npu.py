@@ -47,6 +47,10 @@ class SimulatedNpu:
     def joined(self, stream: int, query: int, other: int) -> None:
         """It computes in order, whatever goes on from what."""
 
+    def rooms(self) -> tuple[int, ...]:
+        """It has no lanes."""
+        return ()
+
     def rests(self) -> list[tuple[Candidate, int]]:
         """The last layer, and the ticks until the array is through with all that was issued."""
         return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []

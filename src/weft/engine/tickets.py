@@ -82,6 +82,8 @@ class Batch:
     running: bool = False
     work: object = None
     """What an executor keeps for it."""
+    home: int = -1
+    """The lane that it stays on, where lanes have memory of their own and it has left something there."""
 
     @property
     def forsaken(self) -> bool:

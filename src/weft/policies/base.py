@@ -65,6 +65,8 @@ class Candidate(NamedTuple):
     """Requests of its stream that have not begun, its own not counted; for the same policies."""
     served: int = 0
     """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
+    home: int = -1
+    """The lane that its batch stays on (``Setting.apart``); -1 where it may go to any."""
 
     @classmethod
     def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
@@ -91,6 +93,7 @@ class Candidate(NamedTuple):
         dues: tuple[int, ...] = (),
         waiting: int = 0,
         served: int = 0,
+        home: int = -1,
     ) -> Candidate:
         """The next layer of a batch of requests, in flight or one that could begin.
 
@@ -98,7 +101,7 @@ class Candidate(NamedTuple):
         """
         return tuple.__new__(cls, (
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
-            rests[layer], rests[0], priority, size, dues, waiting, served,
+            rests[layer], rests[0], priority, size, dues, waiting, served, home,
         ))  # fmt: skip
 
 
@@ -136,6 +139,8 @@ class Setting:
     """The programs before layers were cut."""
     ahead: int = 0
     """How many more layers each lane of a host takes, which are computed when their turn comes."""
+    apart: bool = False
+    """Whether lanes that take layers ahead have memory of their own: a batch stays on the lane that it began on."""
 
     @property
     def uncut(self) -> Sequence[Program]:

@@ -152,6 +152,16 @@ class DeviceLane(Protocol):
         """How many steps it takes besides the one that it runs."""
         ...
 
+    @property
+    def apart(self) -> bool:
+        """Whether what steps leave lies in memory that other lanes do not have: a batch stays where it began."""
+        ...
+
+    @property
+    def able(self) -> bool:
+        """Whether it can compute now; as long as it cannot, other lanes are given what it would be."""
+        ...
+
     def close(self, patience_s: float | None = None) -> bool:
         """Finish what runs, and take nothing more; False if it has not ended in time."""
         ...

@@ -48,17 +48,21 @@ def isolating(backend: Backend, limits: WorkerLimits) -> Backend:
 
 
 def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> Backend:
-    """A GPU in a worker process of its own; InputError that says what is missing here."""
+    """A GPU, or several with commas between them, in worker processes; InputError that says what is missing here."""
     if sys.platform != "linux":
         raise InputError(f"{device}: devices are worked by processes that Linux alone has; leave out device")
     from weft.runtime.cuda.requirements import check
     from weft.runtime.isolated.device import DeviceBackend
+    from weft.runtime.isolated.devices import SeveralDevices
     from weft.runtime.isolated.engines import TWIN
 
-    remark = None if device == TWIN else check(device)
-    if remark:
-        log.warning("%s", remark)
-    return DeviceBackend(device, limits, memory_bytes)
+    names = device.split(",")
+    for name in dict.fromkeys(names):
+        if name != TWIN and (remark := check(name)):
+            log.warning("%s", remark)
+    if len(names) == 1:
+        return DeviceBackend(device, limits, memory_bytes)
+    return SeveralDevices(names, limits, memory_bytes)
 
 
 def _loaded(entry: EntryPoint) -> Backend:

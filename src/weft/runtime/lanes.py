@@ -22,7 +22,7 @@ from typing import Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, awaited, has_room, known, lane_for
+from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
 from weft.policies.base import Candidate, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
@@ -138,6 +138,8 @@ class LaneExecutor:
         self.lanes = [Lane(index, backend.lane(index, pin=pin)) for index in range(count)]
         self.ahead = max((lane.device.ahead for lane in self.lanes), default=0)
         """How many segments a lane takes besides the one that it computes."""
+        self.apart = any(lane.device.apart for lane in self.lanes)
+        """Whether batches stay on their lanes."""
         self._idle, self._pin = list(reversed(self.lanes)), pin
         self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         self.watch: Callable[[int, Completion], None] | None = None
@@ -165,11 +167,22 @@ class LaneExecutor:
         lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
-        return DeviceClocks.at(self.now()) if self._idle or (self.ahead and self._roomy()) else None
+        free = self._takes_more() if self.ahead else self._idle
+        return DeviceClocks.at(self.now()) if free else None
+
+    def _takes_more(self) -> bool:
+        """Whether a lane has room; while others are able to compute, one that is not does not count."""
+        roomy = self._roomy()
+        if all(lane.device.able for lane in roomy):
+            return bool(roomy)
+        return any(lane.device.able for lane in roomy) or not any(lane.device.able for lane in self.lanes)
 
     def _roomy(self) -> list[Lane]:
         """The lanes that take something more."""
         return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
+
+    def rooms(self) -> list[int]:
+        return [lane.index for lane in self._roomy()]
 
     def completions(self) -> list[Completion]:
         ended: list[Completion] = []
@@ -240,7 +253,9 @@ class LaneExecutor:
 
     def _queue(self, task: LaneTask) -> None:
         """Give a segment to the lane that is to take it."""
-        lane = lane_for(task.batch, self._roomy(), self._lane_rest)
+        open_to = at_home(task.candidate, self._roomy())
+        able = [lane for lane in open_to if lane.device.able]
+        lane = lane_for(task.batch, able or open_to, self._lane_rest)
         task.after = awaited(task.batch, lane, self.lanes)
         if not lane.tasks:
             self._idle.remove(lane)
@@ -282,14 +297,14 @@ class LaneExecutor:
 
         Of a lane that takes steps ahead the source may know already; only our own thread can tell.
         """
-        self._ended.append((lane, task, end if self.ahead else _completion(task, end)))
+        self._ended.append((lane, task, end if self.ahead else _completion(lane, task, end)))
         if not self._starting or get_ident() != self._thread:
             self._wake()
 
     def _judged(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
         """The end of a segment on a lane that takes steps ahead; one runs when the one before it has ended."""
         began = max(end.began, lane.free_since) if task is lane.tasks[0] else end.ended
-        return _completion(task, end._replace(began=began, ended=max(began, end.ended)))
+        return _completion(lane, task, end._replace(began=began, ended=max(began, end.ended)))
 
     def _known(self) -> list[Completion]:
         """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
@@ -301,7 +316,7 @@ class LaneExecutor:
                 if made is not None:
                     task.told, error = True, _take(task, made)
                     times = LayerTimes(begin, begin, begin, begin + task.compute)
-                    found.append(Completion(task.candidate, times, error=error, work=task.work))
+                    found.append(Completion(task.candidate, times, error=error, work=task.work, lane=lane.index))
                 begin += self._rest(task)
         return found
 
@@ -372,13 +387,13 @@ def _take(task: LaneTask, made: Sequence[StepOutput]) -> Exception | None:
     return None
 
 
-def _completion(task: LaneTask, end: StepEnd) -> Completion:
+def _completion(lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
     began, ended, made, error = end
     if error is None and not task.told:
         error = _take(task, made)
     times = LayerTimes(began, began, began, ended)
     stopped = task.aborted and error is not None
-    return Completion(task.candidate, times, stopped, None if stopped else error, task.work)
+    return Completion(task.candidate, times, stopped, None if stopped else error, task.work, lane.index)
 
 
 def _abortable(task: LaneTask) -> bool:

@@ -42,6 +42,8 @@ class LendingTerms(NamedTuple):
     byte_size: int
     handle: str = ""
     """In hexadecimal digits."""
+    device: int = 0
+    """Which GPU has it."""
 
 
 class Lender(Protocol):

@@ -46,14 +46,14 @@ Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-
 """Where a model runs: in threads of the server, in a worker process of its own, or in that of a group."""
 
 
-def _device(name: str) -> str:
-    if not is_gpu(name):
-        raise ValueError("must be one GPU by its number, as cuda:0")
-    return name
+def _devices(names: str) -> str:
+    if not all(map(is_gpu, names.split(","))):
+        raise ValueError("must be a GPU by its number, as cuda:0, or several, as cuda:0,cuda:1")
+    return names
 
 
-DeviceName = Annotated[str, Field(strict=True), AfterValidator(_device)]
-"""A GPU by its number."""
+DeviceNames = Annotated[str, Field(strict=True), AfterValidator(_devices)]
+"""GPUs by their numbers, with commas between them."""
 Precision = Literal["fp32", "fp16"]
 
 LARGEST_BATCH = 256
@@ -188,12 +188,12 @@ class ServerConfig:
     """What runs the models (``runtime.backends``)."""
     pin: StrictBool = False
     """Keep every lane on cores of its own."""
-    device: DeviceName | None = None
-    """A GPU that runs the models, in a worker process of its own; the cores where left out."""
+    device: DeviceNames | None = None
+    """GPUs that run the models, in a worker process each; the cores where left out."""
     precision: Precision = "fp32"
     """What a device computes with where the model does not say."""
     device_memory_bytes: Bytes | None = None
-    """What models may hold of the device's memory together; no limit where left out."""
+    """What models may hold of each device's memory together; no limit where left out."""
     policy: Name = "punctual"
     policy_options: Mapping[str, Option] = field(default_factory=dict)
     late: Literal["weave", "keep", "demote"] = "weave"
@@ -422,7 +422,7 @@ def _check(config: ServerConfig) -> None:
 
 
 def _check_device(config: ServerConfig) -> None:
-    """A device has one lane; what only it can do needs one."""
+    """Each device has one lane; what only they can do needs one."""
     if config.device is None:
         for name, usual in (("precision", "fp32"), ("device_memory_bytes", None)):
             if getattr(config, name) != usual:
@@ -433,7 +433,7 @@ def _check_device(config: ServerConfig) -> None:
             f"isolation = {config.isolation} cannot go with device = {config.device}, whose worker has all models; "
             "leave one of them out"
         )
-    object.__setattr__(config, "lanes", 1)
+    object.__setattr__(config, "lanes", len(config.device.split(",")))
 
 
 def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:

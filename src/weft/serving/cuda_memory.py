@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from weft.errors import BadRequest, Forbidden, RequestError
 from weft.runtime.lent import HANDLE_BYTES, Lender, LendingTerms
@@ -25,7 +25,7 @@ class CudaRegion:
 
     def __init__(self, name: str, handle: bytes, device: int, byte_size: int, write: Write) -> None:
         self.name, self.device, self.byte_size, self._write = name, device, byte_size, write
-        self.terms = LendingTerms(next(REGION_NUMBERS), "cuda", 0, byte_size, handle.hex())
+        self.terms = LendingTerms(next(REGION_NUMBERS), "cuda", 0, byte_size, handle.hex(), device)
 
     @property
     def place(self) -> str:
@@ -47,15 +47,18 @@ class CudaRegion:
 class CudaMemory(Regions[CudaRegion]):
     """The regions of CUDA's shared memory that clients have registered."""
 
-    def __init__(self, device: int | None, write: Write, *, enabled: bool, most_regions: int, most_bytes: int) -> None:
-        """device: the GPU that models run on; None: on processors."""
-        super().__init__(_why_not(device, enabled), most_regions, most_bytes)
-        self._device, self._write = device, write
+    def __init__(
+        self, devices: Collection[int], write: Write, *, enabled: bool, most_regions: int, most_bytes: int
+    ) -> None:
+        """devices: the GPUs that models run on; none: on processors."""
+        super().__init__(_why_not(devices, enabled), most_regions, most_bytes)
+        self._devices, self._write = sorted(devices), write
 
     def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> CudaRegion:
         device = whole(about.get("device_id", 0), f"region {name!r}: device_id")
-        if device != self._device:
-            raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {self._device}")
+        if device not in self._devices:
+            here = ", ".join(map(str, self._devices))
+            raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {here}")
         return CudaRegion(name, _handle(name, about.get("raw_handle")), device, byte_size, self._write)
 
 
@@ -75,8 +78,8 @@ def _handle(name: str, given: object) -> bytes:
     return found
 
 
-def _why_not(device: int | None, enabled: bool) -> RequestError | None:
-    if device is None:
+def _why_not(devices: Collection[int], enabled: bool) -> RequestError | None:
+    if not devices:
         return BadRequest(
             "CUDA shared memory is not supported, models run on processors here; register system shared memory"
         )

@@ -59,7 +59,7 @@ class Dispatcher:
         make_request_policy(policy, setting, options)  # before there are lanes that would have to end
         self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
         self.lanes.watch = self._let_go if self.lanes.ahead else self._observed
-        self._setting = replace(setting, ahead=self.lanes.ahead)
+        self._setting = replace(setting, ahead=self.lanes.ahead, apart=self.lanes.apart)
         self.policy = make_request_policy(policy, self._setting, options)
         self._engine, self._source = request_engine(
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting

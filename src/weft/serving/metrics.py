@@ -243,6 +243,13 @@ def _lanes(service: Service) -> dict[str, float]:
     return {str(lane.index): lane.busy_ticks / 1e9 for lane in service.dispatcher.lanes.lanes}
 
 
+def _devices(service: Service) -> dict[str, float]:
+    """What the lane of each device computed, where models run on devices."""
+    labels: Sequence[str] = getattr(service.library.backend, "labels", ())
+    busy = _lanes(service)
+    return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)}
+
+
 def _workers(service: Service) -> WorkerCounts:
     """What became of worker processes, where the backend has some."""
     counts = getattr(service.library.backend, "counts", None)
@@ -404,13 +411,13 @@ FAMILIES = (
     ),
     _gauge(
         "weft_device_memory_bytes",
-        "Memory of the device that is in use; 0 without one.",
-        _server(lambda s: getattr(s.library.backend, "used_bytes", 0)),
+        "Memory of each device that is in use.",
+        _server_by("device", lambda s: getattr(s.library.backend, "used_bytes", {})),
     ),
     _counter(
         "weft_device_busy_seconds_total",
-        "Time that the device computed; 0 without one.",
-        _server(lambda s: sum(_lanes(s).values()) if hasattr(s.library.backend, "device") else 0),
+        "Time that each device computed.",
+        _server_by("device", _devices),
     ),
     _gauge(
         "weft_memory_budget_bytes",

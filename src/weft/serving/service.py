@@ -265,7 +265,7 @@ class Service:
             "most_bytes": config.max_shared_memory_bytes,
         }
         self.system_memory = SystemMemory(**limits)
-        self.cuda_memory = CudaMemory(_gpu_of(config.device), self._write_on_device, **limits)
+        self.cuda_memory = CudaMemory(_gpus_of(config.device), self._write_on_device, **limits)
         self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": self.cuda_memory}
         """Kind of shared memory -> what is registered of it."""
         self.region_tensors = RegionTensors(self.budget, config.max_body_bytes)
@@ -633,10 +633,10 @@ class Service:
         self.cuda_memory.close()
 
 
-def _gpu_of(device: str | None) -> int | None:
-    """The number of the GPU that models run on, if they do."""
-    number = (device or "").removeprefix("cuda:")
-    return int(number) if number.isdecimal() else None
+def _gpus_of(device: str | None) -> frozenset[int]:
+    """The numbers of the GPUs that models run on."""
+    numbers = (name.removeprefix("cuda:") for name in (device or "").split(","))
+    return frozenset(int(number) for number in numbers if number.isdecimal())
 
 
 def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:

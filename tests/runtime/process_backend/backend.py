@@ -177,7 +177,7 @@ class Running:
 class ProcessLane:
     """A lane of the process, by its number."""
 
-    ahead = 0
+    ahead, apart, able = 0, False, True
 
     def __init__(self, index: int, pin: bool) -> None:
         self.index, self.pin = index, pin

@@ -55,7 +55,7 @@ class _Flight(NamedTuple):
 class CudaLane:
     """Starts steps on a device, on the calling thread."""
 
-    ahead = DEVICE_AHEAD
+    ahead, apart, able = DEVICE_AHEAD, True, True
 
     def __init__(
         self, index: int, device: Device, now: Callable[[], int], lost: Callable[[Exception], None] = lambda _: None

@@ -31,6 +31,8 @@ class IsolatingBackend:
     """Opens models in this process, or where their options name a group, in the workers of that group."""
 
     isolates = True
+    kept_as: str | None = None
+    """The name of the part of the cache that its groups share; each has its own where there is none."""
 
     def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None, engine: str = CPU) -> None:
         """engine: what the workers run models with (``engines``)."""
@@ -119,7 +121,7 @@ class IsolatingBackend:
             group = self._groups.get(name)
             if group is None:
                 hands = Hands(self.now, self._spawner, self._template, self._carrier, self._watchman.watch)
-                group = self._groups[name] = WorkerGroup(name, self.limits, hands, cache)
+                group = self._groups[name] = WorkerGroup(name, self.limits, hands, cache, self.kept_as)
             self._users[group] = self._users.get(group, 0) + 1
             return group
 

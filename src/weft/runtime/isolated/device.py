@@ -1,4 +1,4 @@
-"""A GPU as a backend: one worker process that has all models, and one lane that takes a step ahead."""
+"""A GPU as a backend: one worker process that has all models, and one lane that takes steps ahead."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from weft.errors import WorkerDied
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.ear import Ear
-from weft.runtime.isolated.group import STARTING_S
+from weft.runtime.isolated.group import STARTING_S, WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
+from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
 log = logging.getLogger("weft.workers")
 
@@ -29,15 +30,42 @@ GRAIN_S = 0.00025
 """How long a segment on a GPU should be, where nobody says."""
 
 
+class DeviceLane(IsolatingLane):
+    """The lane of a device."""
+
+    def __init__(self, backend: DeviceBackend, index: int, ear: Ear, core: int | None, scratch: Scratch) -> None:
+        super().__init__(index, backend.now, ear, core, scratch, ahead=DEVICE_AHEAD)
+        self._backend = backend
+
+    @property
+    def able(self) -> bool:
+        """Whether its worker is there, or none was needed yet."""
+        group = self._backend.group
+        return group is None or group.able
+
+
 class DeviceBackend(IsolatingBackend):
     """Opens every model in the worker of a device; an error of the device ends that, and another one is started."""
 
     grain_s = GRAIN_S
 
-    def __init__(self, device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> None:
-        """memory_bytes: what models may hold of the device's memory together."""
+    def __init__(
+        self,
+        device: str,
+        limits: WorkerLimits,
+        memory_bytes: int | None = None,
+        *,
+        label: str | None = None,
+        kept_as: str | None = None,
+    ) -> None:
+        """memory_bytes: what models may hold of the device's memory together.
+
+        label: by which it is known, where a machine's settings name the device twice. kept_as: its part of the cache.
+        """
         super().__init__(CpuBackend(), dataclasses.replace(limits, spare=False), device)
-        self.device, self.inline, self.memory_bytes = device, False, memory_bytes
+        self.device, self.label, self.kept_as = device, label or device, kept_as
+        self.labels = (self.label,)
+        self.inline, self.memory_bytes = False, memory_bytes
         self._asker = ThreadPoolExecutor(1, "asker")
         self._asking, self._used_bytes = False, 0
 
@@ -50,18 +78,21 @@ class DeviceBackend(IsolatingBackend):
         *,
         learn: bool = True,
     ) -> LoadedModel:
-        found = super().open(path, dataclasses.replace(options, isolation=self.device), cache, say, learn=learn)
+        found = super().open(path, dataclasses.replace(options, isolation=self.label), cache, say, learn=learn)
         self._ask()
         return found
 
-    def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
+    def lane(self, index: int, *, pin: bool = False) -> DeviceLane:
         self._ear = self._ear or Ear()
-        return IsolatingLane(
-            index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch, ahead=DEVICE_AHEAD
-        )
+        return DeviceLane(self, index, self._ear, own_core(index, pin=pin), self._inner.scratch)
+
+    @property
+    def group(self) -> WorkerGroup | None:
+        """Its worker; none before the first model."""
+        return self._groups.get(self.label)
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        group = self.groups().get(self.device)
+        group = self.group
         worker = group.worker if group is not None else None
         if worker is None:
             raise WorkerDied(f"the worker of {self.device} is being started", again_s=STARTING_S)
@@ -71,16 +102,16 @@ class DeviceBackend(IsolatingBackend):
         worker.lend([lender])
 
     @property
-    def used_bytes(self) -> int:
+    def used_bytes(self) -> dict[str, int]:
         """What of the device's memory is in use, as it was when this was last asked."""
         if not self._asking:
             self._asking = True
             self._asker.submit(self._ask)
-        return self._used_bytes
+        return {self.label: self._used_bytes}
 
     def _ask(self) -> None:
         try:
-            group = self.groups().get(self.device)
+            group = self.group
             if group is not None and group.worker is not None:
                 self._used_bytes = int(group.worker.call("told")["memory_bytes"])
         except (WorkerDied, RuntimeError) as error:

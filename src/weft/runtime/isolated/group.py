@@ -98,7 +98,10 @@ class KeptModel:
 class WorkerGroup:
     """The workers of one group of models."""
 
-    def __init__(self, name: str, limits: WorkerLimits, hands: Hands, cache: Path | None) -> None:
+    def __init__(
+        self, name: str, limits: WorkerLimits, hands: Hands, cache: Path | None, kept_as: str | None = None
+    ) -> None:
+        """kept_as: the name of its part of the cache, where that is not its own."""
         self.name, self.limits, self._hands = name, limits, hands
         self.now = hands.now
         self.counts = WorkerCounts(0, 0)
@@ -114,7 +117,7 @@ class WorkerGroup:
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
         """Processes that have no place yet, or never had, or not any more."""
-        self.folder, self._temporary = own_folder(name, cache)
+        self.folder, self._temporary = own_folder(kept_as or name, cache)
         self._scratch = _scratch_in(self.folder)
 
     # Models
@@ -187,6 +190,12 @@ class WorkerGroup:
             process.call("close", number)
         except (WorkerDied, RuntimeError) as error:
             log.debug("model %d of %s went with its worker: %s", number, self.name, error)
+
+    @property
+    def able(self) -> bool:
+        """Whether a worker is there."""
+        worker = self.worker
+        return worker is not None and worker.alive
 
     def charge(self, number: int) -> WorkerProcess:
         """The worker that has a model; ``WorkerDied`` says when to ask again, ``Failed`` that there is none."""

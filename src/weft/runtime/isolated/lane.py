@@ -37,7 +37,7 @@ class IsolatingLane(CpuLane):
     ) -> None:
         """ahead: how many steps its workers take besides the one that they run."""
         super().__init__(index, now, core, scratch)
-        self.index, self.ear, self.core, self.ahead = index, ear, core, ahead
+        self.index, self.ear, self.core, self.ahead, self.apart = index, ear, core, ahead, ahead > 0
         self.kept_bytes = AHEAD_KEPT_BYTES if ahead else memory.KEPT_BYTES
         self.run: RunElsewhere | None = None
         """The last one."""

@@ -50,7 +50,7 @@ class CpuRun(NamedTuple):
 class CpuLane:
     """A thread that computes one step at a time, and gives scratch memory back when there is nothing to do."""
 
-    ahead = 0
+    ahead, apart = 0, False
 
     def __init__(
         self, index: int, now: Callable[[], int], core: int | None = None, scratch: Scratch | None = None
@@ -61,6 +61,10 @@ class CpuLane:
         self._steps = 0
         self.thread = threading.Thread(target=self._serve, args=(core,), name=f"lane-{index}", daemon=True)
         self.thread.start()
+
+    @property
+    def able(self) -> bool:
+        return True
 
     def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuRun:
         """Compute a step, *here* or on the lane's own thread; what comes back can be told to stop."""

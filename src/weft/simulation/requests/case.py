@@ -110,7 +110,8 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
         slower = slowed(lanes, list(host.models).index(name))
         programs += [_segments(name, model, batch, slower, clock, rates) for batch in range(1, terms[-1].max_batch + 1)]
         alone.append(model.total_s(1))
-    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead)
+    apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
+    setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
     return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone))
 
 
