@@ -164,20 +164,27 @@ def _torch_encoder_ms(rows: int, seconds: float) -> float:
 class Served:
     """A server over a few models in a process of its own."""
 
-    def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, settings: dict[str, dict[str, Any]], memory: int = 0, file: Path | None = None) -> None:
+        """settings: of each model. memory: bytes of the device that models may hold. file: the network they all are."""
         self.folder = Path(tempfile.mkdtemp(prefix="repository-", dir=FOLDER))
         for name, values in settings.items():
             (self.folder / name / "1").mkdir(parents=True)
-            os.link(exported(name), self.folder / name / "1" / "model.onnx")
+            os.link(file or exported(name), self.folder / name / "1" / "model.onnx")
             text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
             (self.folder / name / "weft.toml").write_text(text)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(self.folder)], stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "--serve", str(self.folder), "--memory", str(memory)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline() or -1)
         if self.port < 0:
             raise RuntimeError("the server did not start")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def metrics(self) -> str:
         """What it says of itself."""
@@ -195,7 +202,7 @@ class Served:
         self._process.wait(30)
 
 
-def serve(folder: str) -> None:
+def serve(folder: str, memory: int) -> None:
     """The server's process: print its port, and serve until told to stop."""
     from weft.serving.config import ServerConfig
     from weft.serving.server import fastest_loop
@@ -203,7 +210,7 @@ def serve(folder: str) -> None:
 
     config = ServerConfig(
         models=(folder,), device="cuda:0", precision="fp16", http_port=0, grpc_port=None, cache=FOLDER / "cache",
-        shared_memory=True, learn_s=300.0,
+        shared_memory=True, learn_s=300.0, device_memory_bytes=memory or None,
     )  # fmt: skip
 
     def started(server: Any) -> None:
@@ -452,12 +459,13 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=3.0)
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--serve", default="")
+    options.add_argument("--memory", type=int, default=0)
     options.add_argument("--bare", default="")
     options.add_argument("--attention", default="")
     given = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if given.serve:
-        serve(given.serve)
+        serve(given.serve, given.memory)
     elif given.attention:
         print(json.dumps(attention(given.attention, 16, given.seconds)))
     elif given.bare:

@@ -71,6 +71,7 @@ ONLY_IN = {
     "torch": (
         "runtime/cuda/gpu.py",
         "runtime/cuda/borrowed.py",
+        "runtime/cuda/movable.py",
         "stitching/running/",
         "stitching/reading/torch_",
         "stitching/making/torch_",

@@ -21,8 +21,10 @@ import pytest
 from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
 from weft.errors import InputError
 from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.requirements import check
 from weft.runtime.isolated.device import DeviceBackend
+from weft.runtime.isolated.devices import SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import LendingTerms, LentTensor
 
@@ -134,6 +136,46 @@ def test_a_confined_worker_has_the_device_and_is_replaced(backend: DeviceBackend
         threading.Event().wait(0.1)
     np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
     assert lane.close(60.0)
+
+
+def test_a_model_leaves_the_memory_and_comes_back_to_what_was_captured(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.runtime.cuda.segments.SHARED_FROM_BYTES", 1)
+    path = chain(tmp_path / "chain.onnx")
+    engine = CudaEngine("cuda:0")
+    engine._device = gpu
+    model: Any = engine.open(path, LoadOptions(grain_s=1e-9, max_batch=4, rests=True), tmp_path / "cache", learn=True)
+    with gpu.on():
+        for seed in range(3):
+            away, feed = gpu.memory()[0], drawn(1 + seed, seed)
+            model.come_back()
+            assert away - gpu.memory()[0] == model.moving_bytes > 0
+            np.testing.assert_allclose(model.run(feed)["y"], wanted(path, feed), rtol=1e-4, atol=1e-5)
+            gpu.finish()
+            model.leave()
+            assert gpu.memory()[0] == away
+    model.close()
+
+
+def test_two_workers_have_one_device_between_them(tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    both = SeveralDevices(["cuda:0", "cuda:0"], WorkerLimits())
+    model: Any = both.open(path, FINE, tmp_path / "cache", learn=False)
+    for index in range(2):
+        lane, values = both.lane(index), drawn(2, index)
+        assert lane.able
+        for segment in range(len(model.segments)):
+            ended: SimpleQueue[Any] = SimpleQueue()
+            model.start(Step(segment, [BatchPart(values)], 2), lane, ended.put)
+            end = ended.get(timeout=120)
+            assert end.error is None, end.error
+            values = end.made[0].values
+        np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, drawn(2, index)), rtol=1e-4, atol=1e-5)
+        assert lane.close(60.0)
+    assert set(both.groups()) == {"cuda:0", "cuda:0#2"}
+    model.close()
+    both.close()
 
 
 @pytest.mark.parametrize("kind", ["memory", "cuda"])

@@ -218,6 +218,16 @@ def test_a_strict_deadline_that_cannot_be_met_is_refused_at_once(machine):
     assert (model.statistics.met, model.statistics.missed) == (1, 0)
 
 
+def test_the_way_back_of_a_model_that_has_left_the_device_counts(machine):
+    one = machine()
+    model = one.model([5, 5])
+    model.loaded.away_s = 0.004
+    with pytest.raises(Expired, match=r"its deadline cannot be met: .* it takes 14\.0 ms"):
+        one.send(model, 13.9, strict=True)
+    assert one.send(model, 14, strict=True)
+    one.run()
+
+
 @pytest.mark.parametrize(("looked_ms", "needed"), [(None, 45), (0, 45), (5, 40)], ids=["inbox", "queued", "running"])
 def test_work_that_stands_before_it_counts(machine, looked_ms, needed):
     one = machine("edf")

@@ -176,3 +176,32 @@ def test_precision_without_a_device_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chain" / "weft.toml").write_text('precision = "fp16"\n')
     with live.running(tmp_path) as found:
         assert 'precision = "fp16" needs a device' in found.server.service.why_not_ready()
+
+
+def test_more_models_than_fit_take_turns_and_nothing_is_lost(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(5)]
+    for name in names:
+        chain(tmp_path / "models" / name / "1" / "model.onnx", sizes=("n", *WIDE))
+        (tmp_path / "models" / name / "weft.toml").write_text("max_batch = 2\ngrain_ms = 0.0001\n")
+    feeds = [{"x": np.random.default_rng(seed).standard_normal((1, *WIDE)).astype(np.float32)} for seed in range(3)]
+    answers = [wanted(tmp_path / "models" / "m0" / "1" / "model.onnx", feed) for feed in feeds]
+
+    def right(turn: int) -> bool:
+        answer = asked(found, names[turn * turn % 5], feeds[turn % 3])
+        return bool(np.allclose(answer, answers[turn % 3], rtol=1e-4, atol=1e-5))
+
+    with live.running(tmp_path / "models", device=TWIN, device_memory_bytes=1 << 40, cache=tmp_path / "cache") as found:
+        one = found.server.service.library.backend.reserved_bytes
+        assert one > 1 << 20
+    with live.running(tmp_path / "models", device=TWIN, device_memory_bytes=2 * one, cache=tmp_path / "cache") as found:
+        backend = found.server.service.library.backend
+        with ThreadPoolExecutor(4) as clients:
+            assert all(clients.map(right, range(60)))
+        assert backend.returns[TWIN] > 5 and backend.counts().deaths == 0
+        there = [backend.group.worker.residency.is_there(each.number) for each in _loaded(found, names)]
+        assert sum(there) <= 2
+
+
+def _loaded(server: live.Live, names: list[str]) -> list[Any]:
+    slots = [server.server.service.library.find(name) for name in names]
+    return [slot.served.loaded for slot in slots if slot.served]

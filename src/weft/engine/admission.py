@@ -59,7 +59,7 @@ class Admission:
             return Refusal("line_full", self.free_in(NO_DEADLINE, now))
         if not ticket.strict:
             return None
-        own = 0 if ticket.guessed else self._queues.whole(ticket.stream)
+        own = ticket.more + (0 if ticket.guessed else self._queues.whole(ticket.stream))
         ahead = self.free_in(ticket.due, now)
         if now + ahead + own > ticket.due:
             ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.alone(ticket), now))

@@ -54,6 +54,8 @@ class Ticket:
     """How sure its answer is after so many layers, where that is known beforehand and decides when it leaves."""
     line: WaitingLine | None = None
     """The line of its sender, where that has one."""
+    more: int = 0
+    """Ticks that pass before it can be computed, whatever runs: its model has to come back to the device."""
     guessed: bool = False
     """Nobody ever measured what it takes, so it is not refused for that."""
     wanted: float | None = None

@@ -55,6 +55,8 @@ class LoadOptions:
     """Batched although an operator looks across rows; so is a file that says so."""
     learn_s: float | None = None
     """How long it may be run with made-up inputs to cut, measure and warm it up; None: as long as it takes."""
+    rests: bool = False
+    """Whether it may leave a device's memory when others need that. Not a part of the model."""
     isolation: str | None = None
     """The workers that run it, by the name of their group; None: the process that opens it. Not a part of the model."""
 
@@ -198,6 +200,11 @@ class LoadedModel(Protocol):
     """Whether inputs of any length may be ``LentTensor``s, which it takes from where they lie."""
     learned: bool
     """Whether it was cut, measured and warmed up, as far as it can be; False: it is served whole, as it was opened."""
+
+    @property
+    def away_s(self) -> float:
+        """How long it takes to be there again, where it has left the device's memory for others; 0: it is there."""
+        ...
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Seconds of each segment at a batch size, measured or not; zeros where nothing was."""

@@ -113,6 +113,7 @@ class Dispatcher:
         stream = self.streams.of(model, ticket.inputs)
         self._account()
         ticket.enter(stream, now)
+        ticket.more = round(model.loaded.away_s * 1e9)
         refusal = self._source.admit(ticket, now)
         if refusal:
             if refusal.reason == "unmeetable":

@@ -76,8 +76,10 @@ class Library:
 
     @property
     def used_bytes(self) -> int:
-        """What loaded models hold, those that are leaving included."""
-        return sum(body.loaded.memory_bytes for body in [*self._loaded(), *self._leaving])
+        """What loaded models hold, those that are leaving included, and what is kept for those that come back."""
+        return getattr(self.backend, "reserved_bytes", 0) + sum(
+            body.loaded.memory_bytes for body in [*self._loaded(), *self._leaving]
+        )
 
     def _loaded(self) -> dict[ServedModel, list[ModelSlot]]:
         """Every body in memory that takes requests, and its models."""

@@ -415,6 +415,11 @@ FAMILIES = (
         _server_by("device", lambda s: getattr(s.library.backend, "used_bytes", {})),
     ),
     _counter(
+        "weft_device_returns_total",
+        "Models that came back to a device's memory, since its worker was started.",
+        _server_by("device", lambda s: getattr(s.library.backend, "returns", {})),
+    ),
+    _counter(
         "weft_device_busy_seconds_total",
         "Time that each device computed.",
         _server_by("device", _devices),

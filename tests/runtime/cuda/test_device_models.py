@@ -226,7 +226,7 @@ def test_a_fault_of_the_device_is_told_to_who_ends_the_process() -> None:
 class Full(HostDevice):
     """A twin without room for what crosses cuts."""
 
-    def empty(self, shape: Any, element_type: int) -> Any:
+    def movable(self, byte_size: int, *, kept: bool) -> Any:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more")
 
     def memory(self) -> tuple[int, int]:

@@ -224,3 +224,61 @@ def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memo
     values = {"x": LentTensor(Pages(901, array), 0, array.shape, array.dtype)}
     model.start(Step(0, [BatchPart(values)], 1), lane, heard)
     assert isinstance(heard.end().error, WorkerDied)
+
+
+# More models than fit
+
+
+@pytest.fixture(scope="module")
+def narrow(folder: Path) -> Iterator[tuple[DeviceBackend, list[Any]]]:
+    """Three models in the memory of one."""
+    probe = DeviceBackend(TWIN, WorkerLimits(), 1 << 30)
+    paths = [chain(folder / "narrow" / f"{name}.onnx") for name in "abc"]
+    options = LoadOptions(grain_s=1e-9, max_batch=2)
+    first: Any = probe.open(paths[0], options, folder / "cache")
+    moving, staying = probe.reserved_bytes, first.memory_bytes
+    probe.close()
+    found = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0), 3 * staying + moving)
+    yield found, [found.open(path, options, folder / "cache") for path in paths]
+    found.close()
+
+
+def test_more_models_than_fit_take_turns(narrow: Any, folder: Path) -> None:
+    backend, models = narrow
+    lane = backend.lane(0)
+    assert [each.away_s > 0 for each in models] == [True] * 3 and backend.reserved_bytes > 0
+    for turn, model in enumerate([*models, *reversed(models)]):
+        feed = drawn(1 + turn % 2, turn)
+        (answer,) = ahead(model, lane, feed)[-1].end().made
+        np.testing.assert_allclose(answer.answers["y"], wanted(folder / "narrow" / "a.onnx", feed), rtol=1e-4)
+        gc.collect()
+        assert [each.away_s == 0 for each in models] == [each is model for each in models]
+    assert backend.returns == {TWIN: 5}
+    assert lane.close(PATIENCE_S)
+
+
+def test_a_model_waits_while_the_memory_is_full_of_what_is_under_way(narrow: Any) -> None:
+    backend, models = narrow
+    lane, heard = backend.lane(0), [Heard(), Heard(), Heard()]
+    models[0].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[0])
+    kept = heard[0].end().made
+    models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
+    error = heard[1].end().error
+    assert isinstance(error, WorkerDied) and error.again_s > 0 and not error.suspects
+    assert kept and not models[0].away_s
+    del kept
+    heard[0]._end.clear()
+    gc.collect()
+    models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[2])
+    assert heard[2].end().error is None
+    assert lane.close(PATIENCE_S)
+
+
+def test_all_have_left_when_another_worker_was_started(narrow: Any) -> None:
+    backend, models = narrow
+    worker = backend.group.worker
+    worker.kill("a test")
+    numbers = {each.number for each in models}
+    while backend.group.worker in (worker, None) or not numbers <= backend.group.worker.opened:
+        threading.Event().wait(0.01)
+    assert [each.away_s > 0 for each in models] == [True] * 3

@@ -74,7 +74,7 @@ class IpcMemory:
             )
         self._check_size()
         with torch.inference_mode():
-            self._bytes = torch.as_tensor(_Exposed(self._address.value, self.byte_size), device=device)
+            self._bytes = torch.as_tensor(Exposed(self._address.value, self.byte_size), device=device)
 
     def _check_size(self) -> None:
         """Refuse a region that is said to be larger than the memory it is in."""
@@ -112,7 +112,7 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
-class _Exposed:
+class Exposed:
     """Memory at an address, as torch takes it without a copy."""
 
     def __init__(self, address: int, size: int) -> None:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -36,6 +37,12 @@ class Mark(Protocol):
     def wait(self) -> None:
         """Return when everything before it has ended; Python's lock is not held meanwhile."""
         ...
+
+
+ALIGNED_BYTES = 256
+"""Tensors in one memory begin at multiples of this."""
+LEFT = 0xFF
+"""What the twin's memory is full of that has left."""
 
 
 class BorrowedTensor(NamedTuple):
@@ -77,6 +84,37 @@ class BorrowedFile:
         os.close(self._file)
 
 
+class Movable(Protocol):
+    """Memory of a device at addresses that stay, while what lies there can leave for the host and come back."""
+
+    byte_size: int
+
+    def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Tensor:
+        """A tensor that lies there; *element_type* as ONNX numbers them."""
+        ...
+
+    def leave(self) -> None:
+        """Give the memory back, which nothing uses; what shall come back is on the host then."""
+        ...
+
+    def come_back(self) -> None:
+        """Have the memory again, and what was kept of it, before all that is started later."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+def places(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where tensors of so many bytes lie behind one another, and where they end."""
+    found, at = [], 0
+    for size in sizes:
+        found.append(at)
+        at += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
+    return found, at
+
+
 class Device(Protocol):
     """A device, or its twin."""
 
@@ -91,16 +129,16 @@ class Device(Protocol):
         """What sessions are opened with; their runs are in the order in which they are started."""
         ...
 
-    def upload(self, array: Array) -> Tensor:
-        """A copy of an array on the device."""
+    def movable(self, byte_size: int, *, kept: bool) -> Movable:
+        """New memory whose contents can leave; *kept*: they come back as they were."""
+        ...
+
+    def fill(self, target: Tensor, array: Array) -> None:
+        """Copy an array to a tensor."""
         ...
 
     def shared(self, tensor: Tensor) -> Any:
         """The tensor as a value that sessions take and do not own."""
-        ...
-
-    def empty(self, shape: Sequence[int], element_type: int) -> Tensor:
-        """New memory; *element_type* as ONNX numbers them."""
         ...
 
     def address(self, tensor: Tensor) -> int:
@@ -186,6 +224,31 @@ class AlreadyReached:
         """Nothing is under way."""
 
 
+class HostMovable:
+    """The twin of memory that can leave: whoever looks at it meanwhile sees that it has left."""
+
+    def __init__(self, byte_size: int, *, kept: bool) -> None:
+        self.byte_size, self._kept = byte_size, kept
+        self._bytes, self._copy = np.zeros(byte_size, np.uint8), b""
+
+    def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Tensor:
+        kind = numpy_type(element_type)
+        part = self._bytes[offset : offset + prod(shape) * kind.itemsize]
+        return part.view(kind).reshape(tuple(shape))
+
+    def leave(self) -> None:
+        if self._kept and not self._copy:
+            self._copy = self._bytes.tobytes()
+        self._bytes[:] = LEFT
+
+    def come_back(self) -> None:
+        if self._copy:
+            self._bytes[:] = np.frombuffer(self._copy, np.uint8)
+
+    def close(self) -> None:
+        """It goes with who has it."""
+
+
 class HostDevice:
     """The twin: the cores of this machine, where everything has ended when it was started."""
 
@@ -197,14 +260,14 @@ class HostDevice:
     def providers(self, *, channels_last: bool) -> list[Any]:
         return ["CPUExecutionProvider"]
 
-    def upload(self, array: Array) -> Tensor:
-        return array.copy()
+    def movable(self, byte_size: int, *, kept: bool) -> Movable:
+        return HostMovable(byte_size, kept=kept)
+
+    def fill(self, target: Tensor, array: Array) -> None:
+        target[...] = array
 
     def shared(self, tensor: Tensor) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(tensor)
-
-    def empty(self, shape: Sequence[int], element_type: int) -> Tensor:
-        return np.zeros(tuple(shape), numpy_type(element_type))
 
     def address(self, tensor: Tensor) -> int:
         return int(tensor.ctypes.data)

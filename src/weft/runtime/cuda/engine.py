@@ -13,6 +13,7 @@ from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
+from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.lent import Borrowed, LendingTerms
 
@@ -56,7 +57,10 @@ class CudaEngine:
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
         try:
-            return prepare_on(self.device, path, options, cache, learn=learn)
+            model = prepare_on(self.device, path, options, cache, learn=learn)
+            if options.rests and isinstance(model, DeviceModel):
+                model.rest()
+            return model
         except Exception as error:  # torch and ONNX Runtime raise kinds of their own
             if not lacks_memory(error):
                 raise

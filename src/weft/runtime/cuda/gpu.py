@@ -6,6 +6,7 @@ is replayed on the stream of computing, so a model can be opened while others ru
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from onnx import TensorProto
 
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable
-from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Tensor
+from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
+from weft.runtime.cuda.movable import GpuMovable
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
 
@@ -30,6 +32,7 @@ _TYPES: Mapping[int, Any] = {
     TensorProto.INT8: torch.int8, TensorProto.UINT8: torch.uint8, TensorProto.BOOL: torch.bool,
     TensorProto.UINT16: torch.uint16, TensorProto.UINT32: torch.uint32, TensorProto.UINT64: torch.uint64,
 }  # fmt: skip
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each session, not 64, and no slower
 ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would say it twice
 
 _WARM_RUNS = 3
@@ -78,14 +81,14 @@ class Gpu:
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
-    def upload(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.array(array, order="C")).to(self._device)
+    def movable(self, byte_size: int, *, kept: bool) -> Movable:
+        return GpuMovable(self._device, byte_size, (self._inward, self._compute), _TYPES, kept=kept)
+
+    def fill(self, target: Tensor, array: Array) -> None:
+        target.copy_(torch.from_numpy(np.array(array, order="C")))
 
     def shared(self, tensor: Tensor) -> Any:
         return ort.OrtValue.from_dlpack(tensor)
-
-    def empty(self, shape: Sequence[int], element_type: int) -> Tensor:
-        return torch.zeros(tuple(shape), dtype=_TYPES[element_type], device=self._device)
 
     def address(self, tensor: Tensor) -> int:
         return int(tensor.data_ptr())

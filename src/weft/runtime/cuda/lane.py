@@ -34,6 +34,14 @@ class Launching(Protocol):
         ...
 
 
+class Moving(Protocol):
+    """A model that can leave the device and come back."""
+
+    def leave(self) -> None: ...
+
+    def come_back(self) -> None: ...
+
+
 class DeviceRun(NamedTuple):
     """A step that a lane was given."""
 
@@ -50,6 +58,8 @@ class _Flight(NamedTuple):
     launched: Launched | None
     error: Exception | None
     ended: Ended
+    returned: Mark | None
+    """Behind it the model has come back."""
 
 
 class CudaLane:
@@ -64,6 +74,7 @@ class CudaLane:
         self._device, self._now, self._lost = device, now, lost
         self.busy_ns = 0
         self._last = 0
+        self._returned: Mark | None = None
         self._threads = threading.local()
         self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._tell, name=f"device-lane-{index}", daemon=True)
@@ -77,7 +88,8 @@ class CudaLane:
             launched = model.launch(step)
         except Exception as problem:  # its own requests hear of it and the lane goes on
             error = problem
-        self._flights.put(_Flight(began, launched, error, ended))
+        returned, self._returned = self._returned, None
+        self._flights.put(_Flight(began, launched, error, ended, returned))
         return DeviceRun(launched.made if launched and launched.onward else None, error)
 
     def _settle(self) -> None:
@@ -85,6 +97,14 @@ class CudaLane:
         if not hasattr(self._threads, "settled"):
             self._threads.settled = self._device.on()
             self._threads.settled.__enter__()
+
+    def move(self, leaving: Sequence[Moving], coming: Moving) -> None:
+        """Let models leave the device, of which nothing is under way, and have one come back before the next step."""
+        self._settle()
+        for each in leaving:
+            each.leave()
+        coming.come_back()
+        self._returned = self._device.mark()
 
     def stop(self, step: int) -> None:
         """What was started runs to its end."""
@@ -115,6 +135,9 @@ class CudaLane:
         if launched is None:
             return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
         try:
+            if flight.returned is not None:
+                flight.returned.wait()
+                began = max(began, self._now())
             launched.computed.wait()
             self._last = ended = max(began, self._now())
             launched.answered.wait()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.devices.measured import times_at
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
-from weft.runtime.cuda.device import AlreadyReached, Device, Tensor, as_array
+from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceWeights, SegmentSession, loose
@@ -36,6 +38,7 @@ class DeviceModel:
     """A model on a device; its steps are started by one thread."""
 
     learned = borrows = True
+    away_s = 0.0
 
     def __init__(
         self,
@@ -55,6 +58,9 @@ class DeviceModel:
         self.batchable, self.max_batch, self.any_shapes = blueprint.batchable, blueprint.max_batch, blueprint.any_shapes
         self.exits, self.confidence, self.mergeable = blueprint.exits, blueprint.confidence, blueprint.mergeable
         self.tasks, self.memory_bytes, self.remarks = blueprint.tasks, blueprint.memory_bytes, blueprint.remarks
+        self.moving_bytes, self.return_s = 0, 0.0
+        """What of its memory leaves when it rests, and how long it takes to come back; nothing where it never does."""
+        self._moving = threading.Lock()
         self._live = live_after(blueprint)
         self._told = {each.segment: each.output for each in self.exits}
 
@@ -85,8 +91,41 @@ class DeviceModel:
 
     def close(self) -> None:
         """Give its memory back; nothing of it runs any more."""
-        self._rungs, self._sessions = [], []
-        gc.collect()
+        with self._moving:
+            memories = self._memories()
+            self._rungs, self._sessions, self._weights = [], [], DeviceWeights(self._device)
+            gc.collect()
+            for each in memories:
+                each.close()
+
+    # Coming and going
+
+    def rest(self) -> None:
+        """See how long it takes to come back, and leave."""
+        with self._device.on():
+            self.leave()
+            began_s = time.perf_counter()
+            self.come_back()
+            self._device.finish()
+            self.return_s = time.perf_counter() - began_s
+            self.leave()
+        self.moving_bytes = sum(each.byte_size for each in self._memories())
+        self.memory_bytes = max(0, self.memory_bytes - self.moving_bytes)
+
+    def leave(self) -> None:
+        """Let its weights, and what crosses its cuts, leave the device; nothing of it is under way."""
+        with self._moving:
+            for each in self._memories():
+                each.leave()
+
+    def come_back(self) -> None:
+        """Have it there again, before all that is started later."""
+        with self._moving:
+            for each in self._memories():
+                each.come_back()
+
+    def _memories(self) -> list[Movable]:
+        return [*self._weights.memories, *(rung.memory for rung in self._rungs)]
 
     # Steps
 

@@ -88,7 +88,8 @@ def prepare_on(
 
 def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     made_with = dataclasses.asdict(options)
-    del made_with["learn_s"], made_with["isolation"]  # where and how long do not change what it is
+    for name in ("learn_s", "isolation", "rests"):  # where and how long do not change what it is
+        del made_with[name]
     try:
         return caching.entry(cache, path, json.dumps([device.name, made_with], sort_keys=True))
     except OSError as error:
@@ -425,6 +426,8 @@ class _DeviceWorkshop:
         if self.exits and not mergeable:
             raise _Unfit("what crosses its exits is not one row per sample")
         changes = {"times_s": times_s, "mergeable": mergeable}
+        for each in sessions:
+            each.open()  # the files are about to be moved
         return DeviceModel(self.device, blueprint.model_copy(update=changes), sessions, weights, rungs)
 
     def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 
-from weft.runtime.cuda.device import Device, Tensor
+from weft.runtime.cuda.device import Device, Tensor, numpy_type, places
 from weft.runtime.cuda.segments import BoundSegment, SegmentSession, loose, shapes_of
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -54,8 +55,10 @@ class Rung:
 
         device.plainly(run)
         device.finish()
-        for name, (shape, kind) in seen.items():
-            self.types[name], self.tensors[name] = kind, device.empty(shape, kind)
+        offsets, size = places([prod(shape) * numpy_type(kind).itemsize for shape, kind in seen.values()])
+        self.memory = device.movable(size, kept=False)
+        for (name, (shape, kind)), at in zip(seen.items(), offsets, strict=True):
+            self.types[name], self.tensors[name] = kind, self.memory.tensor(at, shape, kind)
         for name, array in feed.items():
             device.copy(self.tensors[name], device.copy_in([array]))
         device.finish()

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from weft.runtime.cuda.device import FLOATS, Device, Tensor, numpy_type
+from weft.runtime.cuda.device import FLOATS, Device, Movable, Tensor, numpy_type, places
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 
@@ -32,7 +32,7 @@ class DeviceWeights:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._tensors: dict[str, Tensor] = {}
+        self.memories: list[Movable] = []
         self._values: dict[str, Any] = {}
         """The same as sessions have them; they must outlive the sessions."""
         self.bytes = 0
@@ -41,16 +41,22 @@ class DeviceWeights:
         """Those that the model in a file needs, uploaded where they are not yet."""
         model = onnx.load(str(path))
         wanted = [each for each in model.graph.initializer if _is_shared(each)]
-        for each in wanted:
-            if each.name not in self._values:
-                self._add(each.name, numpy_helper.to_array(each))
+        if new := [each for each in wanted if each.name not in self._values]:
+            self._add(new)
         return {each.name: self._values[each.name] for each in wanted}
 
-    def _add(self, name: str, array: Any) -> None:
-        self._tensors[name] = tensor = self._device.upload(array)
+    def _add(self, weights: Sequence[TensorProto]) -> None:
+        """Put some in a memory of their own."""
+        arrays = [numpy_helper.to_array(each) for each in weights]
+        offsets, size = places([each.nbytes for each in arrays])
+        memory = self._device.movable(size, kept=True)
+        self.memories.append(memory)
+        for each, array, at in zip(weights, arrays, offsets, strict=True):
+            tensor = memory.tensor(at, array.shape, each.data_type)
+            self._device.fill(tensor, array)
+            self._values[each.name] = self._device.shared(tensor)
+            self.bytes += array.nbytes
         self._device.finish()
-        self._values[name] = self._device.shared(tensor)
-        self.bytes += array.nbytes
 
 
 def _is_shared(weight: TensorProto) -> bool:
@@ -71,9 +77,7 @@ def open_segments(
     for each in segments:
         assert each.file is not None
         path = folder / each.file
-        given = weights.of(path)
-        session = open_on(device, path, optimise=False, channels_last=channels_last, weights=given)
-        opened.append(SegmentSession(device, session, each, SegmentFile(path, given, channels_last)))
+        opened.append(SegmentSession(device, each, SegmentFile(path, weights.of(path), channels_last)))
     return opened, weights
 
 
@@ -140,12 +144,23 @@ class StillCopies(Exception):
 
 
 class SegmentSession:
-    """One segment, run on memory that is bound to it."""
+    """One segment, run on memory that is bound to it; a session takes memory, so it is opened when it is needed."""
 
-    def __init__(self, device: Device, session: Any, spec: SegmentSpec, file: SegmentFile) -> None:
-        self._device, self._session, self.spec, self._file = device, session, spec, file
+    def __init__(self, device: Device, spec: SegmentSpec, file: SegmentFile, session: Any = None) -> None:
+        self._device, self.spec, self._file, self._opened = device, spec, file, session
         self._options = ort.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    @property
+    def _session(self) -> Any:
+        self.open()
+        return self._opened
+
+    def open(self) -> None:
+        """Have a session, if there is none yet."""
+        if self._opened is None:
+            path, weights, last = self._file
+            self._opened = open_on(self._device, path, channels_last=last, weights=weights)
 
     @property
     def copies(self) -> bool:
@@ -158,9 +173,7 @@ class SegmentSession:
         What was captured of a session holds as long as it meets no other shapes: those would have cuDNN's plans made
         anew, and the old ones, whose kernels the graph has, would go.
         """
-        path, weights, last = self._file
-        session = open_on(self._device, path, channels_last=last, weights=weights)
-        return SegmentSession(self._device, session, self.spec, self._file)
+        return SegmentSession(self._device, self.spec, self._file)
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
         """The segment for shapes that never change: what only they decide is known, and not computed or copied.
@@ -178,7 +191,7 @@ class SegmentSession:
             if copies_in(self._device, path, channels_last=last, fold=True):
                 raise StillCopies("it copies between host and device in its middle")
             session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
-        return SegmentSession(self._device, session, self.spec, self._file)
+        return SegmentSession(self._device, self.spec, self._file, session)
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> BoundSegment:
         """The segment on tensors of the device, by name, which it reads and writes wherever it is run."""

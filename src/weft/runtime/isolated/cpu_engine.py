@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
 
 class CpuEngineLane(CpuLane):
     """A lane whose steps are computed on the thread that reads them."""
+
+    def move(self, leaving: Sequence[Any], coming: Any) -> None:
+        """Models stay where they are."""
 
     def took(self, memory: Any) -> None:
         """Any memory will do."""

@@ -41,6 +41,9 @@ class ModelDescription(BaseModel):
     remarks: tuple[str, ...]
     borrows: bool
     learned: bool
+    moving_bytes: Annotated[int, Field(ge=0, lt=2**60)] = 0
+    """What leaves the device with it, beside what it holds."""
+    return_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -57,7 +60,8 @@ class ModelDescription(BaseModel):
 
 def description(model: LoadedModel) -> ModelDescription:
     """What is to be told of a model."""
-    return ModelDescription.model_validate({name: getattr(model, name) for name in ModelDescription.model_fields})
+    names = (name for name in ModelDescription.model_fields if hasattr(model, name))
+    return ModelDescription.model_validate({name: getattr(model, name) for name in names})
 
 
 def told(error: BaseException) -> Problem:

@@ -62,7 +62,8 @@ class DeviceBackend(IsolatingBackend):
 
         label: by which it is known, where a machine's settings name the device twice. kept_as: its part of the cache.
         """
-        super().__init__(CpuBackend(), dataclasses.replace(limits, spare=False), device)
+        own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
+        super().__init__(CpuBackend(), own, device)
         self.device, self.label, self.kept_as = device, label or device, kept_as
         self.labels = (self.label,)
         self.inline, self.memory_bytes = False, memory_bytes
@@ -78,7 +79,8 @@ class DeviceBackend(IsolatingBackend):
         *,
         learn: bool = True,
     ) -> LoadedModel:
-        found = super().open(path, dataclasses.replace(options, isolation=self.label), cache, say, learn=learn)
+        here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
+        found = super().open(path, here, cache, say, learn=learn)
         self._ask()
         return found
 
@@ -108,6 +110,17 @@ class DeviceBackend(IsolatingBackend):
             self._asking = True
             self._asker.submit(self._ask)
         return {self.label: self._used_bytes}
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is kept for models that come back: as much as the largest needs."""
+        return self.group.most_moving_bytes if self.group is not None else 0
+
+    @property
+    def returns(self) -> dict[str, int]:
+        """How often a model came back to the device's memory, since its worker was started."""
+        worker = self.group.worker if self.group is not None else None
+        return {self.label: worker.residency.returns if worker is not None else 0}
 
     def _ask(self) -> None:
         try:

@@ -84,6 +84,16 @@ class SeveralDevices:
         """What of each device's memory is in use, as it was when this was last asked."""
         return {label: used for each in self._each for label, used in each.used_bytes.items()}
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What is kept for models that come back, on each device."""
+        return max(each.reserved_bytes for each in self._each)
+
+    @property
+    def returns(self) -> dict[str, int]:
+        """How often a model came back to each device's memory."""
+        return {label: count for each in self._each for label, count in each.returns.items()}
+
     def counts(self) -> WorkerCounts:
         """How often workers died, and were started again."""
         return WorkerCounts(*map(sum, zip(*(each.counts() for each in self._each), strict=True)))

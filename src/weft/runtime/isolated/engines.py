@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,10 @@ class EngineLane(DeviceLane, Protocol):
 
     def stop(self, step: int) -> None:
         """Have the step of this number, counted from 1, end soon, if it is the last one and can be stopped."""
+        ...
+
+    def move(self, leaving: Sequence[Any], coming: Any) -> None:
+        """Let models leave the device's memory, and have one come back, before the next step."""
         ...
 
     def took(self, memory: Any) -> None:

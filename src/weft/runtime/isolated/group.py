@@ -182,6 +182,7 @@ class WorkerGroup:
             having = [each for each in (*self._processes(), *self._building) if number in each.opened]
             for process in having:
                 process.opened.discard(number)
+                process.residency.remove(number)
         for process in having:
             self._close_in(process, number)
 
@@ -196,6 +197,11 @@ class WorkerGroup:
         """Whether a worker is there."""
         worker = self.worker
         return worker is not None and worker.alive
+
+    @property
+    def most_moving_bytes(self) -> int:
+        """What the largest of its models needs besides what it always holds."""
+        return max((each.description.moving_bytes for each in self._models()), default=0)
 
     def charge(self, number: int) -> WorkerProcess:
         """The worker that has a model; ``WorkerDied`` says when to ask again, ``Failed`` that there is none."""
@@ -302,6 +308,7 @@ class WorkerGroup:
             self.name,
             wanted,
             str(self._scratch),
+            limits.device_memory_bytes,
             now=hands.now,
             spawner=hands.spawner,
             fork=hands.template.fork,
@@ -363,7 +370,9 @@ class WorkerGroup:
         cache = str(self.folder) if cached else ""
         text = process.call("open", file.number, str(file.path), options, cache, file.learn)
         try:
-            return ModelDescription.model_validate_json(text)
+            told = ModelDescription.model_validate_json(text)
+            process.residency.add(file.number, told.moving_bytes, told.memory_bytes)
+            return told
         except ValidationError as error:
             process.kill("it told of a model that cannot be")
             raise ModelError(f"{file.path}: what its worker tells of it cannot be") from error

@@ -45,6 +45,12 @@ class IsolatedModel:
         self._told = {each.segment: each.output for each in told.exits}
         self._kinds = {spec.name: DATATYPES[spec.datatype] for spec in told.outputs}
 
+    @property
+    def away_s(self) -> float:
+        """How long it takes to be there again, where it has left the device's memory."""
+        worker = self.group.worker
+        return 0.0 if worker is None or worker.residency.is_there(self.number) else self._kept.description.return_s
+
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Seconds of each segment at a batch size, straight between the measured ones."""
         return times_at(self.times_s, len(self.segments), batch)

@@ -29,6 +29,7 @@ from weft.runtime.isolated.described import heard
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.packets import Garbled, Laid, Packet
+from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
 from weft.runtime.lent import Lender, LentTensor, lenders_in
 
@@ -48,6 +49,9 @@ MOST_LENT = packets.MOST_FILES - 2
 
 MOST_BORROWED = 200
 """So many regions of clients a worker has open; each takes two of its files, of which there are limits."""
+
+UNBOUNDED_BYTES = 1 << 62
+"""The memory of a device where nobody says how much of it may be used."""
 
 LOOK_S = 0.01
 """How often who waits for a step looks whether it has ended."""
@@ -74,13 +78,15 @@ class Charged(Protocol):
 class HeldValues:
     """Values in the memory of a worker; they are freed with this."""
 
-    __slots__ = ("number", "worker")
+    __slots__ = ("model", "number", "worker")
 
-    def __init__(self, worker: WorkerProcess, number: int) -> None:
-        self.worker, self.number = worker, number
+    def __init__(self, worker: WorkerProcess, number: int, model: int) -> None:
+        self.worker, self.number, self.model = worker, number, model
+        worker.residency.begin(model)
 
     def __del__(self) -> None:
         self.worker.free(self.number)
+        self.worker.residency.end(self.model)
 
 
 _NO_STEP = Step(0, (), 0)
@@ -89,7 +95,7 @@ _NO_STEP = Step(0, (), 0)
 class WorkerRun:
     """A step that a worker was given."""
 
-    __slots__ = ("_ended", "began", "keep", "lane", "model", "number", "onward", "over", "step", "worker")
+    __slots__ = ("_ended", "began", "keep", "lane", "leaving", "model", "number", "onward", "over", "step", "worker")
 
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended
@@ -98,10 +104,13 @@ class WorkerRun:
         self._ended: Ended | None = ended
         self.began = worker.now()
         self.over = False
+        self.leaving: list[int] | None = None
+        """Models that leave the device before it, where its own has to come back; None where it was there."""
+        worker.residency.begin(model.number)
         self.keep = worker.numbers_for(len(step.parts))
         """The first of the numbers under which the worker keeps what it leaves."""
         promised = range(self.keep, self.keep + (model.onward(step) if lane.ahead else 0))
-        self.onward = [StepOutput(HeldValues(worker, number), {}) for number in promised] or None
+        self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
 
     def stop(self) -> None:
         if not self.over:
@@ -121,6 +130,7 @@ class WorkerRun:
         if ended is None:
             return
         self.step, self.onward = _NO_STEP, None  # whoever hears of the end may free its values
+        self.worker.residency.end(self.model.number)
         try:
             ended(end)
         except Exception:
@@ -145,6 +155,7 @@ class WorkerProcess:
         name: str,
         confinement: Confinement,
         scratch: str,
+        device_memory_bytes: int | None = None,
         *,
         now: Callable[[], int],
         spawner: Executor,
@@ -160,6 +171,7 @@ class WorkerProcess:
         """Numbers of the models it has."""
         self.death = ""
         """How it died."""
+        self.residency = Residency(UNBOUNDED_BYTES if device_memory_bytes is None else device_memory_bytes)
         self._carrier, self._watch, self._died = carrier, watch, died
         self._lock = threading.Lock()
         self._keys = itertools.count(1)
@@ -252,6 +264,8 @@ class WorkerProcess:
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
         head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
         try:
+            run.leaving = self.residency.bring(run.model.number)
+            head.append(run.leaving)
             self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
             self.lend(lenders)
         except ConnectionError:
@@ -260,8 +274,14 @@ class WorkerProcess:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
         except Exception as error:  # nobody shall wait for what was not sent
+            self._did_not_move(run)
             if self._take(run.number):
                 run.fail(error)
+
+    def _did_not_move(self, run: WorkerRun) -> None:
+        """It is not known whether the model of a step that failed has come back: the next one tells it to."""
+        if run.leaving is not None:
+            self.residency.lost(run.model.number)
 
     # Regions of clients
 
@@ -515,12 +535,13 @@ class WorkerProcess:
         began = min(max(run.began, int(report.began)), ended)
         if report.problem is not None:
             error = heard(report.problem)
+            self._did_not_move(run)
             run.model.failed()
             return StepEnd(began, ended, error=error)
         promised = {each.values.number: each.values for each in run.onward or ()}
         outputs = [
             StepOutput(
-                promised.get(number) or HeldValues(self, int(number)) if number else {},
+                promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {},
                 packets.restore(answers, report.source, copied=True),
             )
             for number, answers in report.made

@@ -94,7 +94,7 @@ class WorkerLane:
             self._lane.stop(self._steps)
 
     def _run(self, packet: Packet) -> None:
-        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, place, sent = packet.head
+        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, leaving, place, sent = packet.head
         if len(packet.files) != sent:
             raise OSError(f"{sent} files were sent and {len(packet.files)} came: too many are open")
         if freed:
@@ -103,6 +103,8 @@ class WorkerLane:
         began = time.monotonic_ns()
         order = _Order(run, place, keep, onward, len(parts))
         try:
+            if leaving is not None:
+                self._move(leaving, model)
             self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
             found = self._parts(parts, packet, place if shared else None)
             order = order._replace(borrowed=_arrays(found) if shared else frozenset())
@@ -120,6 +122,11 @@ class WorkerLane:
         finally:
             self._current = 0
             self._drop_large(place)
+
+    def _move(self, leaving: list[int], coming: int) -> None:
+        """Let models leave that were not closed meanwhile, and have one come back."""
+        models = self._worker.models
+        self._lane.move([models[each] for each in leaving if each in models], models[coming])
 
     def _take_files(self, place: int, lent: list[LendingTerms], files: list[int]) -> None:
         """New memory for tensors, if there is some, then regions that are lent."""

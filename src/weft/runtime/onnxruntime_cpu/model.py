@@ -79,7 +79,7 @@ class CpuModel:
         self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None, *, learned: bool = True
     ) -> None:
         """*folder* is removed when the model is closed."""
-        self.blueprint, self.learned, self.borrows = blueprint, learned, False
+        self.blueprint, self.learned, self.borrows, self.away_s = blueprint, learned, False, 0.0
         self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
         self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
         self.any_shapes = blueprint.any_shapes
