@@ -6,7 +6,7 @@ Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md):
 
 Two models (ResNet50 and BERT-base in fp16) are asked without pause by clients that each do one thing: one row and eight
 over HTTP, one row in system shared memory, half of them with strict deadlines, inputs of the wrong shape, and requests
-whose client hangs up. After a third of the time the worker is killed. An answer is right, refused (429, 503, 504), a
+whose client hangs up. After a third of the time the worker is killed. A request is answered, refused (429, 503, 504), a
 client's fault that is told as such (400), or lost. Memory is that of the device and of the server's process, sampled
 every second; compared are the fourth and the last sixth of the time, both of the second worker's life.
 """

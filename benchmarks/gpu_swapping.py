@@ -136,7 +136,8 @@ def request(name: str, *, strict: bool) -> bytes:
 
 def tensor_in(body: bytes) -> bytes:
     """The bytes of the outputs."""
-    return body[body.rindex(b"}") + 1 :]
+    _, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+    return body[end:]
 
 
 def turns(seconds: float) -> dict[str, Any]:

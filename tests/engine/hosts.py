@@ -461,7 +461,7 @@ class Scripted:
         self._told = {each.segment: each.output for each in self.exits}
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
         self.steady = (steady,) * len(ms[0])
-        self.away_s = 0.0
+        self.away_s, self.memory_bytes, self.moving_bytes = 0.0, 0, 0
         self.ran: Counter[int] = Counter()
         self.closed = False
 

@@ -290,7 +290,7 @@ def test_a_file_may_set_nothing(tmp_path):
     ("text", "said"),
     [
         ("port = 1", "unknown key 'port'"),
-        ('device = "gpu0"', "device = 'gpu0': must be one GPU by its number, as cuda:0"),
+        ('device = "gpu0"', "device = 'gpu0': must be a GPU by its number, as cuda:0, or several, as cuda:0,cuda:1"),
         ("http_prt = 1", "unknown key 'http_prt'; did you mean 'http_port'?"),
         ('"a\\nb" = 1', r"unknown key 'a\nb'"),
         ("warnings = []", "unknown key 'warnings'"),

@@ -21,7 +21,7 @@ from weft.jsonfile import first_problem, printable, read_json, write_json
 
 HOST = "host"
 """The name that means this machine."""
-_GPU = re.compile("cuda:([0-9]{1,2}|twin)")
+_GPU = re.compile("cuda:(0|[1-9][0-9]?|twin)")
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]

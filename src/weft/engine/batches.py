@@ -103,15 +103,11 @@ class Batcher:
         """
         batches, most = queue.batches, queue.terms.max_batch
         begun = sum([len(batch.members) for batch in self._unissued(batches)])
-        standing = [batch for batch in batches if not batch.running]
+        standing = [batch for batch in batches if not batch.running and self._goes_on(batch)]
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
-        heads = [
-            self.head(queue, batch, tuple([each.due for each in batch.members]), waiting)
-            for batch in standing
-            if self._goes_on(batch)
-        ]
+        heads = [self.head(queue, batch, tuple([each.due for each in batch.members]), waiting) for batch in standing]
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:

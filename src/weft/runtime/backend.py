@@ -194,7 +194,9 @@ class LoadedModel(Protocol):
     tasks: tuple[TaskSpec, ...]
     """The models that were stitched into it; none of an ordinary model."""
     memory_bytes: int
-    """How much of the device's memory it holds."""
+    """How much of the device's memory it always holds."""
+    moving_bytes: int
+    """How much more it needs there while it is computed, and others may have otherwise."""
     remarks: tuple[str, ...]
     borrows: bool
     """Whether inputs of any length may be ``LentTensor``s, which it takes from where they lie."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
 from weft.errors import ModelError
 from weft.runtime.backend import Backend
 from weft.runtime.backends import isolating, make_backend, on_device
@@ -45,9 +49,16 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
 def backend_of(config: ServerConfig) -> Backend:
     """What runs the models of a server; InputError where this machine does not have it."""
     limits = limits_of(config)
-    if config.device is not None:
+    if config.device is not None:  # its worker has all models, wherever in the repository they are
+        limits = replace(limits, folders=_folders(config.models))
         return on_device(config.device, limits, config.device_memory_bytes)
     return isolating(make_backend(config.backend), limits)
+
+
+def _folders(models: Iterable[str]) -> tuple[str, ...]:
+    """The folders among the sources of models, links followed."""
+    found = [path for path in map(Path, models) if path.is_dir()]
+    return tuple(sorted({str(each) for path in found for each in (path.absolute(), path.resolve())}))
 
 
 def limits_of(config: ServerConfig) -> WorkerLimits:

@@ -77,9 +77,8 @@ class Library:
     @property
     def used_bytes(self) -> int:
         """What loaded models hold, those that are leaving included, and what is kept for those that come back."""
-        return getattr(self.backend, "reserved_bytes", 0) + sum(
-            body.loaded.memory_bytes for body in [*self._loaded(), *self._leaving]
-        )
+        models = [body.loaded for body in [*self._loaded(), *self._leaving]]
+        return sum(each.memory_bytes for each in models) + max((each.moving_bytes for each in models), default=0)
 
     def _loaded(self) -> dict[ServedModel, list[ModelSlot]]:
         """Every body in memory that takes requests, and its models."""

@@ -243,11 +243,20 @@ def _lanes(service: Service) -> dict[str, float]:
     return {str(lane.index): lane.busy_ticks / 1e9 for lane in service.dispatcher.lanes.lanes}
 
 
+NO_DEVICE = {"": 0.0}
+"""What is told of devices where there is none; an empty label is none."""
+
+
 def _devices(service: Service) -> dict[str, float]:
     """What the lane of each device computed, where models run on devices."""
     labels: Sequence[str] = getattr(service.library.backend, "labels", ())
     busy = _lanes(service)
-    return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)}
+    return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)} or NO_DEVICE
+
+
+def _of_devices(name: str) -> Callable[[Service], dict[str, float]]:
+    """What the backend says of each device."""
+    return lambda service: getattr(service.library.backend, name, NO_DEVICE)
 
 
 def _workers(service: Service) -> WorkerCounts:
@@ -412,12 +421,12 @@ FAMILIES = (
     _gauge(
         "weft_device_memory_bytes",
         "Memory of each device that is in use.",
-        _server_by("device", lambda s: getattr(s.library.backend, "used_bytes", {})),
+        _server_by("device", _of_devices("used_bytes")),
     ),
     _counter(
         "weft_device_returns_total",
         "Models that came back to a device's memory, since its worker was started.",
-        _server_by("device", lambda s: getattr(s.library.backend, "returns", {})),
+        _server_by("device", _of_devices("returns")),
     ),
     _counter(
         "weft_device_busy_seconds_total",

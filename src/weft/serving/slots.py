@@ -80,7 +80,8 @@ class ModelSlot:
         served = self._of(body)
         served.statistics = self.statistics
         self.served, self.state, self.message = served, "ready", _said(body.loaded, self.entry)
-        self.used_ns, self.size_bytes, self.failed_on = now_ns, body.loaded.memory_bytes, None
+        self.used_ns, self.failed_on = now_ns, None
+        self.size_bytes = body.loaded.memory_bytes + body.loaded.moving_bytes
 
     def _of(self, body: ServedModel) -> ServedModel:
         """The model of this name that has the body."""

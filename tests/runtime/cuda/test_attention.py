@@ -145,7 +145,7 @@ def test_scores_that_somebody_else_needs_are_still_computed() -> None:
 
 def test_an_encoder_of_the_zoo_has_one_operator_for_each_layer_and_answers_as_before(tmp_path: Path) -> None:
     path = tmp_path / "bert.onnx"
-    zoo.export("bert-base", path, layers=2, seq_len=8)
+    zoo.export("bert-base", path, layers=2, seq_len=8, hidden=128, heads=2)
     fused = with_attention(path, tmp_path)
     kinds = [node.op_type for node in onnx.load(str(fused)).graph.node]
     assert kinds.count("MultiHeadAttention") == 2 and "Softmax" not in kinds

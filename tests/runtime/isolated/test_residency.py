@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import Failed, WorkerDied
-from weft.runtime.isolated.residency import Residency
+from weft.runtime.isolated.residency import CLAIM_S, Residency
 
 
 def of(most: int, *models: tuple[int, int]) -> Residency:
@@ -57,8 +57,43 @@ def test_what_never_leaves_is_there_and_what_did_not_come_back_is_not() -> None:
     assert found.is_there(0) and found.bring(0) is None and found.is_there(7) and found.bring(7) is None
     found.add(1, 2, 0)
     found.bring(1)
-    found.lost(1)
-    assert not found.is_there(1) and found.bring(1) == []
+    found.failed(1)
+    assert found.is_there(1) and found.bring(1) == [] and found.bring(1) is None
+
+
+def test_what_was_not_told_to_move_did_not() -> None:
+    found = of(20, (10, 0), (10, 0), (20, 0))
+    found.bring(0)
+    found.bring(1)
+    leaving = found.bring(2)
+    assert leaving == [0, 1]
+    found.unsent(2, leaving)
+    assert [found.is_there(number) for number in range(3)] == [True, True, False]
+    assert found.bring(2) == [0, 1]
+
+
+def test_a_model_without_pause_gives_way_to_one_that_waits_for_its_room() -> None:
+    found = of(10, (10, 0), (10, 0))
+    found.bring(0)
+    found.begin(0)
+    with pytest.raises(WorkerDied, match="full of models"):
+        found.bring(1)
+    with pytest.raises(WorkerDied, match="it gives way to a model that waits"):
+        found.bring(0)
+    assert found.bring(0, begins=False) is None  # what has begun goes on to its end
+    found.end(0)
+    assert found.bring(1) == [0] and found.bring(0) == [1]
+
+
+def test_nobody_gives_way_to_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, now_s = of(10, (10, 0), (10, 0)), [100.0]
+    monkeypatch.setattr("weft.runtime.isolated.residency.time.monotonic", lambda: now_s[0])
+    found.bring(0)
+    found.begin(0)
+    with pytest.raises(WorkerDied):
+        found.bring(1)
+    now_s[0] += CLAIM_S
+    assert found.bring(0) is None
 
 
 @given(
@@ -79,6 +114,9 @@ def test_the_memory_is_never_exceeded_and_nothing_leaves_that_is_under_way(
         try:
             leaving = found.bring(number)
         except (WorkerDied, Failed) as error:
+            if "gives way" in str(error):
+                assert number in there and busy
+                continue
             lacking = sum(models[each][0] for each in busy if each in there) + models[number][0]
             assert number not in there
             assert lacking + sum(staying for _, staying in models) > most or isinstance(error, Failed)

@@ -758,10 +758,13 @@ def test_a_model_that_must_be_tried_out_is_so_in_a_process_of_its_own(
 
 def test_a_worker_whose_place_is_taken_ends_when_its_steps_have(made: list[IsolatingBackend], tmp_path: Path) -> None:
     one = backend(made)
-    model, lane, heard = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0), Heard()
+    for name in ("here/below", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    model, lane, heard = whole(one, turning(tmp_path / "here" / "turning.onnx")), one.lane(0), Heard()
     old = model.group.worker
     run = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
-    (tmp_path / "elsewhere").mkdir()
+    below = whole(one, turning(tmp_path / "here" / "below" / "turning.onnx"))
+    assert below.group.worker is old  # it may read that
     other = whole(one, turning(tmp_path / "elsewhere" / "turning.onnx"))
     assert old is not None and old.alive and other.group.worker is not old
     run.stop()

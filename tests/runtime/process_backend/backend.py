@@ -190,7 +190,7 @@ class ProcessLane:
 class ProcessModel:
     """A model in the process."""
 
-    away_s = 0.0
+    away_s, moving_bytes = 0.0, 0
 
     def __init__(self, link: Link, number: int, told: dict[str, Any]) -> None:
         self._link, self._number = link, number

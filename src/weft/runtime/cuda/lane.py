@@ -58,8 +58,8 @@ class _Flight(NamedTuple):
     launched: Launched | None
     error: Exception | None
     ended: Ended
-    returned: Mark | None
-    """Behind it the model has come back."""
+    before: Mark | None
+    """What is waited for first: its model has come back, or what was started of a step that failed has ended."""
 
 
 class CudaLane:
@@ -83,13 +83,14 @@ class CudaLane:
     def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
         """Start a step; its end is told on the lane's own thread."""
         began, launched, error = self._now(), None, None
+        before, self._returned = self._returned, None
         try:
             self._settle()
             launched = model.launch(step)
         except Exception as problem:  # its own requests hear of it and the lane goes on
             error = problem
-        returned, self._returned = self._returned, None
-        self._flights.put(_Flight(began, launched, error, ended, returned))
+            before = self._device.mark()
+        self._flights.put(_Flight(began, launched, error, ended, before))
         return DeviceRun(launched.made if launched and launched.onward else None, error)
 
     def _settle(self) -> None:
@@ -132,12 +133,12 @@ class CudaLane:
     def _awaited(self, flight: _Flight) -> StepEnd:
         """The end of a step, which began when the one before it had ended."""
         launched, began = flight.launched, max(flight.began, self._last)
-        if launched is None:
-            return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
         try:
-            if flight.returned is not None:
-                flight.returned.wait()
+            if flight.before is not None:
+                flight.before.wait()
                 began = max(began, self._now())
+            if launched is None:
+                return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
             launched.computed.wait()
             self._last = ended = max(began, self._now())
             launched.answered.wait()

@@ -60,7 +60,7 @@ class DeviceModel:
         self.tasks, self.memory_bytes, self.remarks = blueprint.tasks, blueprint.memory_bytes, blueprint.remarks
         self.moving_bytes, self.return_s = 0, 0.0
         """What of its memory leaves when it rests, and how long it takes to come back; nothing where it never does."""
-        self._moving = threading.Lock()
+        self._moving, self._there = threading.Lock(), True
         self._live = live_after(blueprint)
         self._told = {each.segment: each.output for each in self.exits}
 
@@ -115,14 +115,23 @@ class DeviceModel:
     def leave(self) -> None:
         """Let its weights, and what crosses its cuts, leave the device; nothing of it is under way."""
         with self._moving:
-            for each in self._memories():
-                each.leave()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._there = False
+        for each in self._memories():
+            each.leave()
 
     def come_back(self) -> None:
-        """Have it there again, before all that is started later."""
+        """Have all of it there again, before what is started later; nothing of it where that fails."""
         with self._moving:
-            for each in self._memories():
-                each.come_back()
+            try:
+                for each in self._memories():
+                    each.come_back()
+            except BaseException:
+                self._leave()
+                raise
+            self._there = True
 
     def _memories(self) -> list[Movable]:
         return [*self._weights.memories, *(rung.memory for rung in self._rungs)]
@@ -131,6 +140,8 @@ class DeviceModel:
 
     def launch(self, step: Step) -> Launched:
         """Start a step, and return at once, unless its shapes are others than the captured ones."""
+        if not self._there:
+            raise MemoryError("the model is not in the device's memory")
         together = step.segment == 0 or self.mergeable
         groups = [list(step.parts)] if together else [[part] for part in step.parts]
         made = [self._advanced(step.segment, group) for group in groups]

@@ -7,6 +7,7 @@ millisecond, while other kernels run.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -39,8 +40,56 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
+class _Range:
+    """Addresses of a GPU, with memory behind them or without."""
+
+    def __init__(self, device: torch.device, byte_size: int) -> None:
+        self._device, self._place = device, _Location(_ON_DEVICE, device.index)
+        self._properties = _Properties(_PINNED, 0, self._place)
+        piece = ctypes.c_size_t(0)
+        _checked(driver().cuMemGetAllocationGranularity(ctypes.byref(piece), ctypes.byref(self._properties), 0))
+        self.byte_size = max(1, -(-byte_size // piece.value)) * piece.value
+        self._size, self._memory, none = ctypes.c_size_t(self.byte_size), ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self.address, self.there = ctypes.c_uint64(0), False
+        _checked(driver().cuMemAddressReserve(ctypes.byref(self.address), self._size, piece, none, none))
+        try:
+            self.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self) -> None:
+        """Have memory there."""
+        access, none = _Access(self._place, _READ_AND_WRITE), ctypes.c_uint64(0)
+        _checked(driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), none))
+        try:
+            _checked(driver().cuMemMap(self.address, self._size, ctypes.c_size_t(0), self._memory, none))
+            self.there = True
+            _checked(driver().cuMemSetAccess(self.address, self._size, ctypes.byref(access), ctypes.c_size_t(1)))
+        except BaseException:
+            self.give()
+            raise
+
+    def give(self) -> None:
+        """Give the memory back."""
+        mapped, self.there = self.there, False
+        if mapped:
+            _checked(driver().cuMemUnmap(self.address, self._size))
+        _checked(driver().cuMemRelease(self._memory))
+
+    def close(self) -> None:
+        """Give everything back, once."""
+        if not self.address.value:
+            return
+        if self.there:
+            torch.cuda.synchronize(self._device)
+            self.give()
+        _checked(driver().cuMemAddressFree(self.address, self._size))
+        self.address = ctypes.c_uint64(0)
+
+
 class GpuMovable:
-    """A range of addresses of a GPU, with memory behind it or without."""
+    """A range of addresses that tensors lie at; it goes with the last of them."""
 
     def __init__(
         self, device: torch.device, byte_size: int, streams: tuple[Any, Any], types: Mapping[int, Any], *, kept: bool
@@ -49,23 +98,13 @@ class GpuMovable:
 
         kept: contents come back as they were.
         """
-        self._device, self._types, self._kept = device, types, kept
+        self._types, self._kept, self._copy = types, kept, None
         self._inward, self._compute = streams
-        self._place = _Location(_ON_DEVICE, device.index)
-        self._properties = _Properties(_PINNED, 0, self._place)
-        piece = ctypes.c_size_t(0)
-        _checked(driver().cuMemGetAllocationGranularity(ctypes.byref(piece), ctypes.byref(self._properties), 0))
-        self.byte_size = max(1, -(-byte_size // piece.value)) * piece.value
-        self._size, self._memory = ctypes.c_size_t(self.byte_size), ctypes.c_uint64(0)
-        self._address, none = ctypes.c_uint64(0), ctypes.c_uint64(0)
-        _checked(driver().cuMemAddressReserve(ctypes.byref(self._address), self._size, piece, none, none))
-        self._there, self._copy = False, None
-        try:
-            self._take()
-        except BaseException:
-            self.close()
-            raise
-        self._bytes = torch.as_tensor(Exposed(self._address.value, self.byte_size), device=device)
+        self._range = _Range(device, byte_size)
+        self.byte_size = self._range.byte_size
+        exposed = Exposed(self._range.address.value, self.byte_size)
+        weakref.finalize(exposed, self._range.close).atexit = False
+        self._bytes = torch.as_tensor(exposed, device=device)
 
     def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Any:
         kind = self._types[element_type]
@@ -73,48 +112,26 @@ class GpuMovable:
         return self._bytes[offset : offset + size].view(kind).reshape(tuple(shape))
 
     def leave(self) -> None:
-        if not self._there:
+        if not self._range.there:
             return
         if self._kept and self._copy is None:
             copy = torch.empty(self.byte_size, dtype=torch.uint8, pin_memory=True)
             copy.copy_(self._bytes)
             self._copy = copy
-        self._give()
+        self._inward.synchronize()  # it may have come back for a step that was stopped
+        self._range.give()
 
     def come_back(self) -> None:
-        if self._there:
+        if self._range.there:
             return
-        self._take()
+        self._range.take()
         if self._copy is not None:
             with torch.cuda.stream(self._inward):
                 self._bytes.copy_(self._copy, non_blocking=True)
             self._compute.wait_stream(self._inward)
 
     def close(self) -> None:
-        if self._there:
-            torch.cuda.synchronize(self._device)
-            self._give()
-        if self._address.value:
-            _checked(driver().cuMemAddressFree(self._address, self._size))
-            self._address = ctypes.c_uint64(0)
-
-    def _take(self) -> None:
-        """Have memory behind the addresses."""
-        access = _Access(self._place, _READ_AND_WRITE)
-        nothing = ctypes.c_uint64(0)
-        _checked(driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), nothing))
-        try:
-            _checked(driver().cuMemMap(self._address, self._size, ctypes.c_size_t(0), self._memory, nothing))
-            _checked(driver().cuMemSetAccess(self._address, self._size, ctypes.byref(access), ctypes.c_size_t(1)))
-        except BaseException:
-            driver().cuMemRelease(self._memory)
-            raise
-        self._there = True
-
-    def _give(self) -> None:
-        _checked(driver().cuMemUnmap(self._address, self._size))
-        _checked(driver().cuMemRelease(self._memory))
-        self._there = False
+        self._range.close()
 
 
 def _checked(result: int) -> None:

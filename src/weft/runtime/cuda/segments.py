@@ -126,6 +126,7 @@ def open_on(
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.disable_prepacking", "1")  # weights are looked at where they lie
     if save is not None:
         options.optimized_model_filepath = str(save)
         key = "session.optimized_model_external_initializers_"

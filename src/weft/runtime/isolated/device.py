@@ -112,14 +112,10 @@ class DeviceBackend(IsolatingBackend):
         return {self.label: self._used_bytes}
 
     @property
-    def reserved_bytes(self) -> int:
-        """What is kept for models that come back: as much as the largest needs."""
-        return self.group.most_moving_bytes if self.group is not None else 0
-
-    @property
     def returns(self) -> dict[str, int]:
         """How often a model came back to the device's memory, since its worker was started."""
-        worker = self.group.worker if self.group is not None else None
+        group = self.group
+        worker = group.worker if group is not None else None
         return {self.label: worker.residency.returns if worker is not None else 0}
 
     def _ask(self) -> None:

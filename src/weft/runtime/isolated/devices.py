@@ -85,11 +85,6 @@ class SeveralDevices:
         return {label: used for each in self._each for label, used in each.used_bytes.items()}
 
     @property
-    def reserved_bytes(self) -> int:
-        """What is kept for models that come back, on each device."""
-        return max(each.reserved_bytes for each in self._each)
-
-    @property
     def returns(self) -> dict[str, int]:
         """How often a model came back to each device's memory."""
         return {label: count for each in self._each for label, count in each.returns.items()}
@@ -121,6 +116,11 @@ class SpreadModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._models[0], name)
+
+    @property
+    def away_s(self) -> float:
+        """How long it takes to be there, on the device that has it soonest."""
+        return min(each.away_s for each in self._models)
 
     def prepare(self, rows: int) -> None:
         """Have what batches of so many rows need on all devices."""

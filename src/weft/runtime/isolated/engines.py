@@ -17,7 +17,9 @@ CPU = "cpu"
 TWIN = "cuda:twin"
 """A GPU's twin on the CPU, with which workers are tested where there is none."""
 
-CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
+CUDA_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
 """What a worker with a GPU has of the environment besides."""
 
 CUDA_READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")

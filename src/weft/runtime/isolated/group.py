@@ -182,7 +182,6 @@ class WorkerGroup:
             having = [each for each in (*self._processes(), *self._building) if number in each.opened]
             for process in having:
                 process.opened.discard(number)
-                process.residency.remove(number)
         for process in having:
             self._close_in(process, number)
 
@@ -191,17 +190,13 @@ class WorkerGroup:
             process.call("close", number)
         except (WorkerDied, RuntimeError) as error:
             log.debug("model %d of %s went with its worker: %s", number, self.name, error)
+        process.residency.remove(number)
 
     @property
     def able(self) -> bool:
         """Whether a worker is there."""
         worker = self.worker
         return worker is not None and worker.alive
-
-    @property
-    def most_moving_bytes(self) -> int:
-        """What the largest of its models needs besides what it always holds."""
-        return max((each.description.moving_bytes for each in self._models()), default=0)
 
     def charge(self, number: int) -> WorkerProcess:
         """The worker that has a model; ``WorkerDied`` says when to ask again, ``Failed`` that there is none."""
@@ -221,7 +216,7 @@ class WorkerGroup:
     def _fit(self, path: Path) -> WorkerProcess:
         """A worker that may read a model's folder: the one there is, or another one with all the models."""
         worker = self.worker
-        if worker is not None and worker.alive and _folders(path) <= worker.readable:
+        if worker is not None and worker.alive and _lie_in(_folders(path), worker.readable):
             return worker
         fresh = self._started([path])
         with self._lock:
@@ -298,7 +293,7 @@ class WorkerGroup:
             self._building.discard(process)
 
     def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
-        folders = frozenset[str]().union(*map(_folders, files))
+        folders = frozenset(self.limits.folders).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
         hands = self._hands
         read, device = device_files(hands.template.engine)
@@ -440,7 +435,7 @@ class WorkerGroup:
     def _mend(self, process: WorkerProcess) -> None:
         """Open in a process what it lacks; one that may not read it is replaced."""
         folders = frozenset[str]().union(*(_folders(each.file.path) for each in self._models()))
-        if folders <= process.readable or process is self.worker:
+        if _lie_in(folders, process.readable) or process is self.worker:
             self._complete(process)
             return
         with self._lock:
@@ -495,6 +490,11 @@ def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 def _folders(path: Path) -> frozenset[str]:
     """Where the files of a model are, links followed; its weights lie beside it."""
     return frozenset(str(each.parent) for each in (path.absolute(), path.resolve()))
+
+
+def _lie_in(folders: Iterable[str], readable: frozenset[str]) -> bool:
+    """Whether all of these folders may be read."""
+    return all(any(str(each) in readable for each in (Path(folder), *Path(folder).parents)) for folder in folders)
 
 
 def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:

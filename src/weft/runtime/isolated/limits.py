@@ -19,6 +19,8 @@ class WorkerLimits:
     spare: bool = True
     """Whether a second process stands by."""
     endurance: Endurance = field(default_factory=Endurance)
+    folders: tuple[str, ...] = ()
+    """What they may read besides the folders of their models, with all that is in there."""
     device_memory_bytes: int | None = None
     """What models may hold of a device's memory together; more of them take turns."""
 

@@ -41,6 +41,7 @@ class IsolatedModel:
         self.any_shapes, self.borrows, self.learned = told.any_shapes, told.borrows, told.learned
         self.exits, self.confidence, self.tasks = told.exits, told.confidence, told.tasks
         self.memory_bytes = told.memory_bytes * (2 if group.limits.spare else 1)
+        self.moving_bytes = told.moving_bytes
         self.remarks = (*told.remarks, f"runs in a worker process ({group.name})")
         self._told = {each.segment: each.output for each in told.exits}
         self._kinds = {spec.name: DATATYPES[spec.datatype] for spec in told.outputs}

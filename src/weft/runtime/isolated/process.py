@@ -264,7 +264,7 @@ class WorkerProcess:
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
         head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
         try:
-            run.leaving = self.residency.bring(run.model.number)
+            run.leaving = self.residency.bring(run.model.number, begins=step.segment == 0)
             head.append(run.leaving)
             self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
             self.lend(lenders)
@@ -274,14 +274,10 @@ class WorkerProcess:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
         except Exception as error:  # nobody shall wait for what was not sent
-            self._did_not_move(run)
+            if run.leaving is not None:
+                self.residency.unsent(run.model.number, run.leaving)
             if self._take(run.number):
                 run.fail(error)
-
-    def _did_not_move(self, run: WorkerRun) -> None:
-        """It is not known whether the model of a step that failed has come back: the next one tells it to."""
-        if run.leaving is not None:
-            self.residency.lost(run.model.number)
 
     # Regions of clients
 
@@ -535,7 +531,8 @@ class WorkerProcess:
         began = min(max(run.began, int(report.began)), ended)
         if report.problem is not None:
             error = heard(report.problem)
-            self._did_not_move(run)
+            if run.leaving is not None:
+                self.residency.failed(run.model.number)
             run.model.failed()
             return StepEnd(began, ended, error=error)
         promised = {each.values.number: each.values for each in run.onward or ()}

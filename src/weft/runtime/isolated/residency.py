@@ -1,11 +1,13 @@
 """Which models of a worker are in the device's memory: for one that has left, others leave that were used before them.
 
-What a model always holds there is counted as well. One of which something is under way stays.
+What a model always holds there is counted as well. One of which something is under way stays; as long as another one
+waits for its room, it begins no more.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
@@ -13,6 +15,8 @@ from weft.errors import Failed, WorkerDied
 
 AGAIN_S = 0.005
 """When a step is worth another try, if all that is there is being computed."""
+CLAIM_S = 0.1
+"""How long others begin no more for a model that waits for room, and has not asked again."""
 
 
 class _Model(NamedTuple):
@@ -30,7 +34,11 @@ class Residency:
         self._models: dict[int, _Model] = {}
         self._there: OrderedDict[int, None] = OrderedDict()
         """Those that are there, the one used least recently first."""
+        self._unsure: set[int] = set()
+        """Those that may not have come back."""
         self._under_way: Counter[int] = Counter()
+        self._claim, self._claimed_until_s = 0, 0.0
+        """Which model waits for room."""
         self.returns = 0
         """How often one has come back."""
 
@@ -44,6 +52,7 @@ class Residency:
         with self._lock:
             self._models.pop(number, None)
             self._there.pop(number, None)
+            self._unsure.discard(number)
 
     def is_there(self, number: int) -> bool:
         model = self._models.get(number)
@@ -59,16 +68,15 @@ class Residency:
         with self._lock:
             self._under_way[number] -= 1
 
-    def bring(self, number: int) -> list[int] | None:
+    def bring(self, number: int, *, begins: bool = True) -> list[int] | None:
         """Those that leave before a model comes back for a step; None where it is there.
 
-        ``WorkerDied`` says when to ask again, if all others are needed, and ``Failed`` that it never fits.
+        begins: the step is the first of its batch.
+        ``WorkerDied`` says when to ask again, if others are needed, and ``Failed`` that it never fits.
         """
         with self._lock:
             if self.is_there(number):
-                if number in self._there:
-                    self._there.move_to_end(number)
-                return None
+                return self._used(number, begins)
             moving = self._models[number].moving
             room = self._most - sum(each.staying for each in self._models.values())
             if moving > room:
@@ -76,14 +84,29 @@ class Residency:
                     f"it needs {moving >> 20} MiB of the device's memory, and {max(0, room) >> 20} are left beside "
                     "what models always hold; raise device_memory_bytes, or serve fewer models"
                 )
-            leaving = self._leaving(moving - room + sum(self._models[each].moving for each in self._there))
+            lacking = moving - room + sum(self._models[each].moving for each in self._there)
+            leaving = self._leaving(number, lacking)
             for each in leaving:
                 del self._there[each]
+                self._unsure.discard(each)
             self._there[number] = None
             self.returns += 1
             return leaving
 
-    def _leaving(self, lacking: int) -> list[int]:
+    def _used(self, number: int, begins: bool) -> list[int] | None:
+        """A model that is there is used."""
+        if number not in self._there:
+            return None
+        if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
+            raise WorkerDied("it gives way to a model that waits for the device's memory", again_s=AGAIN_S)
+        self._there.move_to_end(number)
+        if number in self._unsure:
+            self._unsure.discard(number)
+            return []
+        return None
+
+    def _leaving(self, number: int, lacking: int) -> list[int]:
+        """Who makes room for a model; the first one that finds none waits, and others begin no more until it has."""
         found: list[int] = []
         for each in self._there:
             if lacking <= 0:
@@ -91,11 +114,26 @@ class Residency:
             if not self._under_way[each]:
                 found.append(each)
                 lacking -= self._models[each].moving
+        now_s, waits = time.monotonic(), self._claim == number
         if lacking > 0:
+            if waits or now_s >= self._claimed_until_s:
+                self._claim, self._claimed_until_s = number, now_s + CLAIM_S
             raise WorkerDied("the device's memory is full of models that are being computed", again_s=AGAIN_S)
+        if waits:
+            self._claimed_until_s = 0.0
         return found
 
-    def lost(self, number: int) -> None:
-        """A model did not come back."""
+    def unsent(self, number: int, leaving: list[int]) -> None:
+        """The worker was not told of what should move."""
         with self._lock:
             self._there.pop(number, None)
+            for each in reversed(leaving):
+                if each in self._models:
+                    self._there[each] = None
+                    self._there.move_to_end(each, last=False)
+
+    def failed(self, number: int) -> None:
+        """It is not known whether a model came back; it counts as there, and the next step has it come back again."""
+        with self._lock:
+            if number in self._there:
+                self._unsure.add(number)

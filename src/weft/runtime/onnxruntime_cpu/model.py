@@ -87,7 +87,7 @@ class CpuModel:
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
-        self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
+        self.memory_bytes, self.moving_bytes, self.remarks = blueprint.memory_bytes, 0, blueprint.remarks
         self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
         self.confidence = blueprint.confidence
         self.tasks, self.absent = blueprint.tasks, _absent(blueprint)
