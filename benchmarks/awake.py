@@ -3,6 +3,9 @@
 A core with nothing to do is given to others, and whoever wants it back waits: on a shared machine servers, which wake
 up thousands of times a second, lose a tenth to a half of their time that way. One process per core that does nothing,
 at a priority below all others (Linux: SCHED_IDLE), keeps them; whoever has something to do runs at once.
+
+It is computing all the same. A machine that lends full speed for a while only, and then takes most of it away, was seen
+to do so after half an hour of this: measure for 20 minutes, and let it idle before the next.
 """
 
 from __future__ import annotations
