@@ -62,6 +62,30 @@ def test_its_answers_are_right_whenever_it_has_come_back(model: Any) -> None:
         found.leave()
 
 
+def test_a_model_that_is_not_there_computes_nothing(model: Any) -> None:
+    _, found = model
+    with pytest.raises(MemoryError, match="the model is not in the device's memory"):
+        found.run(drawn(1))
+
+
+def test_a_model_comes_back_whole_or_not_at_all(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = model
+    last = found._memories()[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "come_back", full)
+        with pytest.raises(MemoryError, match="no room"):
+            found.come_back()
+    assert all((each._bytes == LEFT).all() for each in found._memories())
+    with pytest.raises(MemoryError, match="is not in the device's memory"):
+        found.run(drawn(1))
+    found.come_back()
+    np.testing.assert_allclose(found.run(drawn(1))["y"], wanted(path, drawn(1)), rtol=1e-4, atol=1e-6)
+
+
+def full() -> None:
+    raise MemoryError("no room")
+
+
 def test_a_model_that_is_closed_has_nothing_left_to_move(model: Any) -> None:
     _, found = model
     found.close()

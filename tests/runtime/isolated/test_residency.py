@@ -58,7 +58,11 @@ def test_what_never_leaves_is_there_and_what_did_not_come_back_is_not() -> None:
     found.add(1, 2, 0)
     found.bring(1)
     found.failed(1)
-    assert found.is_there(1) and found.bring(1) == [] and found.bring(1) is None
+    assert found.is_there(1) and found.bring(1) == [] and found.bring(1) == []
+    found.unsent(1, [])
+    assert found.is_there(1)  # as before: nobody knows
+    found.came(1)
+    assert found.bring(1) is None
 
 
 def test_what_was_not_told_to_move_did_not() -> None:

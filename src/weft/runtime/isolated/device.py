@@ -30,7 +30,7 @@ GRAIN_S = 0.00025
 """How long a segment on a GPU should be, where nobody says."""
 
 
-class DeviceLane(IsolatingLane):
+class GpuLane(IsolatingLane):
     """The lane of a device."""
 
     def __init__(self, backend: DeviceBackend, index: int, ear: Ear, core: int | None, scratch: Scratch) -> None:
@@ -84,9 +84,9 @@ class DeviceBackend(IsolatingBackend):
         self._ask()
         return found
 
-    def lane(self, index: int, *, pin: bool = False) -> DeviceLane:
+    def lane(self, index: int, *, pin: bool = False) -> GpuLane:
         self._ear = self._ear or Ear()
-        return DeviceLane(self, index, self._ear, own_core(index, pin=pin), self._inner.scratch)
+        return GpuLane(self, index, self._ear, own_core(index, pin=pin), self._inner.scratch)
 
     @property
     def group(self) -> WorkerGroup | None:

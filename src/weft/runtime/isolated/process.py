@@ -544,6 +544,8 @@ class WorkerProcess:
             for number, answers in report.made
         ]
         run.model.check(run.step.segment, run.step.rows, outputs)
+        if run.leaving is not None:
+            self.residency.came(run.model.number)
         return StepEnd(began, ended, outputs)
 
     def _reply(self, key: int, result: Any, problem: Any) -> None:

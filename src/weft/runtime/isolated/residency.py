@@ -100,10 +100,7 @@ class Residency:
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
             raise WorkerDied("it gives way to a model that waits for the device's memory", again_s=AGAIN_S)
         self._there.move_to_end(number)
-        if number in self._unsure:
-            self._unsure.discard(number)
-            return []
-        return None
+        return [] if number in self._unsure else None
 
     def _leaving(self, number: int, lacking: int) -> list[int]:
         """Who makes room for a model; the first one that finds none waits, and others begin no more until it has."""
@@ -126,14 +123,20 @@ class Residency:
     def unsent(self, number: int, leaving: list[int]) -> None:
         """The worker was not told of what should move."""
         with self._lock:
-            self._there.pop(number, None)
+            if number not in self._unsure:
+                self._there.pop(number, None)
             for each in reversed(leaving):
                 if each in self._models:
                     self._there[each] = None
                     self._there.move_to_end(each, last=False)
 
+    def came(self, number: int) -> None:
+        """A step that had a model come back was computed."""
+        with self._lock:
+            self._unsure.discard(number)
+
     def failed(self, number: int) -> None:
-        """It is not known whether a model came back; it counts as there, and the next step has it come back again."""
+        """It is not known whether a model came back; it counts as there, and the next steps have it come back again."""
         with self._lock:
             if number in self._there:
                 self._unsure.add(number)
