@@ -39,7 +39,7 @@ WEFT = str(Path(sys.executable).parent / "weft")
 POLICIES = ("punctual", "edf", "fifo")
 LANES = (1, 2)
 LIMIT, TARGET = 0.01, 0.15
-STEADY = 0.1
+STEADY = 0.2
 """How far the predictions before and after a bisection may lie apart where a round counts."""
 NOTHING = "no load is sustained"
 """What ``weft sustain`` says of a machine on which every load misses deadlines."""
@@ -162,6 +162,7 @@ class Rounds:
                 between = (before * after) ** 0.5
                 return {"lanes": self.lanes, "policy": policy, "predicted": between, "ends": [before, after], **run}
             self.again += 1
+            console.print(f"again: {self.lanes} {policy} {before:.2f} {run['factor']:.2f} {after:.2f}", highlight=False)
 
     def _predicted(self, policy: str) -> float:
         """The factor; 0 where the machine was so slow while it was measured that it could sustain nothing."""
