@@ -106,14 +106,14 @@ def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, f
 def attention(name: str, rows: int, seconds: float) -> dict[str, Any]:
     """An encoder of plain operators as weft runs it, with attention as one operator and without, beside torch's own."""
     from weft.runtime.backend import LoadOptions
-    from weft.runtime.cuda import preparing
+    from weft.runtime.cuda import onnx_files, preparing
     from weft.runtime.cuda.gpu import Gpu
 
     device: Any = Gpu(0)
     found: dict[str, Any] = {"torch_ms": _torch_encoder_ms(rows, seconds)}
-    fusing = preparing.with_attention
+    fusing = onnx_files.with_attention
     for label, fuse in (("fused_ms", fusing), ("plain_ms", lambda path, folder: path)):
-        preparing.with_attention = fuse
+        onnx_files.with_attention = fuse
         options = LoadOptions(grain_s=1.0, precision="fp16", max_batch=rows)
         model: Any = preparing.prepare_on(device, exported(name), options)
         found[label] = _replayed(device, model, rows, seconds)["ms"]

@@ -72,6 +72,7 @@ ONLY_IN = {
         "runtime/cuda/gpu.py",
         "runtime/cuda/borrowed.py",
         "runtime/cuda/movable.py",
+        "runtime/cuda/torch_",
         "stitching/running/",
         "stitching/reading/torch_",
         "stitching/making/torch_",

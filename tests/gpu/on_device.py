@@ -98,6 +98,43 @@ def test_samples_leave_at_exits_on_the_device(gpu: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(last.made[0].answers["late"], wanted(path, feed, "late")[1:2], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02), ("bf16", 0.1)])
+def test_programs_of_torch_are_captured_and_come_back(gpu: Any, tmp_path: Path, precision: str, near: float) -> None:
+    from tests.runtime.cuda.test_programs import drawn as images_drawn
+    from tests.runtime.cuda.test_programs import wanted as net_wanted
+    from tests.runtime.cuda.torch_nets import images
+
+    path, net = images(tmp_path / "images.pt2")
+    options = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True, precision=precision)
+    model = opened(gpu, path, options)
+    assert len(model.segments) > 3 and not model.uncaptured()
+    for rows in (1, 3, 4, 9):
+        right = net_wanted(net, images_drawn(rows)).numpy()
+        for _ in range(2):
+            with gpu.on():
+                found = model.run(images_drawn(rows))["output"]
+            assert np.abs(found - right).max() < near * np.abs(right).max()
+            with gpu.on():
+                model.leave()
+                model.come_back()
+
+
+def test_sizes_of_programs_are_told_by_what_crosses(gpu: Any, tmp_path: Path) -> None:
+    from tests.runtime.cuda.test_programs import TEXTS, sentences
+    from tests.runtime.cuda.test_programs import wanted as net_wanted
+    from tests.runtime.cuda.torch_nets import words
+
+    path, net = words(tmp_path / "words.pt2")
+    options = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True, shapes=TEXTS)
+    model = opened(gpu, path, options)
+    assert len(model.segments) > 8 and not model.uncaptured()
+    for rows, count in ((1, 5), (3, 5), (2, 9)):
+        with gpu.on():
+            found = model.run(sentences(rows, count))
+        for name, right in net_wanted(net, sentences(rows, count)).items():
+            np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-4)
+
+
 def test_control_flow_runs_on_the_cpu(gpu: Any, tmp_path: Path) -> None:
     model = opened(gpu, choosing(tmp_path / "choosing.onnx"), LoadOptions())
     assert any("runs on the CPU" in each for each in model.remarks)

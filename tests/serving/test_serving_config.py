@@ -217,6 +217,7 @@ host = "0.0.0.0"
 http_port = 9000
 grpc_port = false
 lanes = 1000
+allow_programs = true
 backend = "other"
 threads = 3
 preload = false

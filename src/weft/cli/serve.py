@@ -76,7 +76,15 @@ def command(
         str | None, machine(show_default="the cores", help="GPUs that run the models, as cuda:0 (docs/gpu.md).")
     ] = None,
     precision: Annotated[
-        str | None, machine(show_default="fp32", help="What the device computes with: fp32 or fp16.")
+        str | None, machine(show_default="fp32", help="What the device computes with: fp32, fp16 or bf16.")
+    ] = None,
+    allow_programs: Annotated[
+        bool | None,
+        machine(
+            "--allow-programs/--no-programs",
+            show_default="no-programs",
+            help="Load programs of torch (.pt2), which may run code of theirs.",
+        ),
     ] = None,
     device_memory: Annotated[
         str | None, machine(show_default="no limit", help="Of the device, for loaded models together, as 20g.")

@@ -50,7 +50,7 @@ class LoadOptions:
     confidence: Kind = "logits"
     """What the exits give."""
     precision: str = "fp32"
-    """What a device computes with: "fp32", as the file says, or "fp16", to which it is converted."""
+    """What a device computes with: "fp32", as the file says, or "fp16" or "bf16", to which it is converted."""
     independent_rows: bool = False
     """Batched although an operator looks across rows; so is a file that says so."""
     learn_s: float | None = None

@@ -1,6 +1,8 @@
-"""Where a stitched ONNX file names its models, for who writes such files and for who serves them."""
+"""What files are known by: where a stitched ONNX file names its models, and how programs of torch end."""
 
 STITCHED_KEY = "weft.stitched"
 """The key in a file's metadata; its value is JSON."""
 STITCHED_VERSION = 1
 """Of what stands there."""
+PROGRAM_SUFFIX = ".pt2"
+"""Of what ``torch.export.save`` writes."""

@@ -54,7 +54,7 @@ def _devices(names: str) -> str:
 
 DeviceNames = Annotated[str, Field(strict=True), AfterValidator(_devices)]
 """GPUs by their numbers, with commas between them."""
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "bf16"]
 
 LARGEST_BATCH = 256
 """Rows; the engine keeps the times of every size up to a model's largest."""
@@ -194,6 +194,8 @@ class ServerConfig:
     """What a device computes with where the model does not say."""
     device_memory_bytes: Bytes | None = None
     """What models may hold of each device's memory together; no limit where left out."""
+    allow_programs: StrictBool = False
+    """Whether programs of torch are loaded, which may run code that lies in them."""
     policy: Name = "punctual"
     policy_options: Mapping[str, Option] = field(default_factory=dict)
     late: Literal["weave", "keep", "demote"] = "weave"
@@ -477,5 +479,5 @@ def _source(path: Path, given: Any) -> Any:
 
     if not isinstance(given, str) or given in ZOO or given in PACKAGED or not given:
         return given
-    known_by_path = "/" in given or given.endswith(".onnx") or os.path.exists(path.parent / given)
+    known_by_path = "/" in given or given.endswith((".onnx", ".pt2")) or os.path.exists(path.parent / given)
     return str(_below(path, given)) if known_by_path else given

@@ -11,6 +11,7 @@ from weft.runtime.backend import Backend
 from weft.runtime.backends import isolating, make_backend, on_device
 from weft.runtime.breaker import Endurance
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.repository import ModelEntry
 
@@ -44,6 +45,12 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
     if wanted != "fp32" and getattr(backend, "device", None) is None:
         raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
     return wanted
+
+
+def check_program(path: Path, backend: Backend) -> None:
+    """Refuse a program of torch where no device computes it."""
+    if path.suffix == PROGRAM_SUFFIX and getattr(backend, "device", None) is None:
+        raise ModelError("programs of torch run on a GPU: serve with --device cuda:0, or export it as ONNX")
 
 
 def backend_of(config: ServerConfig) -> Backend:

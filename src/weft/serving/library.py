@@ -23,7 +23,7 @@ from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
-from weft.serving.isolation import grain_s_of, group_of, precision_of
+from weft.serving.isolation import check_program, grain_s_of, group_of, precision_of
 from weft.serving.learning import Learner, close_unwanted
 from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
@@ -263,6 +263,7 @@ class Library:
     def _body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
         """Open a model as its settings say; on any thread."""
         config = entry.config
+        check_program(entry.path, self.backend)
         steering = Steering(config.exit_threshold, config.exit_floor)
         options = LoadOptions(
             grain_s=grain_s_of(config, self.backend),

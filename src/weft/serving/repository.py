@@ -1,7 +1,8 @@
 """What models there are: repositories on disk, single files, and models that weft knows by name.
 
 A repository holds ``name/1/model.onnx`` with settings in ``name/weft.toml`` or ``name/1/weft.toml``, or
-``name.onnx`` with settings in ``name.toml``. A stitched file holds several models, under names of their own.
+``name.onnx`` with settings in ``name.toml``; programs of torch, ``.pt2``, where they are allowed, for loading one may
+run code that lies in it. A stitched file holds several models, under names of their own.
 What cannot be used is noted in ``problems`` and never keeps others from being served. A name that a request brings is
 looked up among those found, and is never made into a path.
 """
@@ -23,12 +24,15 @@ from typing import NamedTuple
 from weft.errors import InputError, ModelError, NotFound, unknown_name
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
+from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
 from weft.stitching.metadata import servable
 from weft.version import __version__
 
 MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
+SUFFIXES = (".onnx", PROGRAM_SUFFIX)
+"""How the files of models end."""
 MOST_NAMES_SHOWN = 64
 """How many an answer about an unknown name may list; looking for near ones takes time for each."""
 
@@ -109,9 +113,12 @@ def _note(notes: dict[str, str], name: str, message: str) -> None:
 class Repository:
     """The models of all sources. Looking again replaces what was known in one step, from any thread."""
 
-    def __init__(self, sources: Sequence[str | Path], scratch: Path) -> None:
-        """*sources*: directories, .onnx files and names of models; *scratch*: where zoo models are written."""
-        self._sources = [_source(each, scratch) for each in sources]
+    def __init__(self, sources: Sequence[str | Path], scratch: Path, *, programs: bool = False) -> None:
+        """*sources*: directories, files and names of models; *scratch*: where zoo models are written.
+
+        programs: whether programs of torch may be loaded.
+        """
+        self._sources = [_source(each, scratch, programs) for each in sources]
         self._scanning = threading.Lock()
         self._found = _Scan()
         self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
@@ -204,6 +211,7 @@ class _Directory:
     """A repository."""
 
     path: Path
+    programs: bool
 
     def look(self) -> _Scan:
         found = _Scan()
@@ -220,7 +228,7 @@ class _Directory:
             model = name.removesuffix(".toml")
             if model == name:
                 self._look_at(root, name, found)
-            elif f"{model}.onnx" not in present:
+            elif not any(f"{model}{suffix}" in present for suffix in SUFFIXES):
                 found.remark(model, f"{name} is ignored: there is no {model}.onnx")
         if not found.models and not found.problems:
             found.remark(str(self.path), "the repository is empty")
@@ -228,14 +236,14 @@ class _Directory:
 
     def _look_at(self, root: Path, file: str, found: _Scan) -> None:
         """Note what one thing in the repository is, if it is a model at all."""
-        name = file.removesuffix(".onnx")
+        name = next((file.removesuffix(each) for each in SUFFIXES if file.endswith(each)), file)
         try:
             mode = _mode(root, root / file)
             if stat.S_ISDIR(mode):
                 name = file
-                entries = _numbered(root, _checked(name), found)
+                entries = _numbered(root, _checked(name), found, self.programs)
             elif stat.S_ISREG(mode) and name != file:
-                entries = _flat(root, _checked(name))
+                entries = _flat(root, _checked(name), root / file, self.programs)
             else:
                 return
         except _Trouble as trouble:
@@ -252,6 +260,7 @@ class _ModelFile:
     name: str
     path: Path
     source: str
+    programs: bool = False
     config: ModelConfig | None = None
     """What is known of it; otherwise a TOML file beside it is read."""
 
@@ -262,7 +271,7 @@ class _ModelFile:
             return found
         try:
             config = self.config or _settings(None, self.path.with_suffix(".toml"))
-            entries = _models_in(ModelEntry(self.name, "1", self.path, config, self.source))
+            entries = _models_in(ModelEntry(self.name, "1", self.path, config, self.source), self.programs)
         except _Trouble as trouble:
             found.problem(self.name, str(trouble))
             return found
@@ -271,12 +280,11 @@ class _ModelFile:
         return found
 
 
-def _flat(root: Path, name: str) -> list[ModelEntry]:
-    path = root / f"{name}.onnx"
-    return _models_in(ModelEntry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"))
+def _flat(root: Path, name: str, path: Path, programs: bool) -> list[ModelEntry]:
+    return _models_in(ModelEntry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"), programs)
 
 
-def _numbered(root: Path, name: str, found: _Scan) -> list[ModelEntry]:
+def _numbered(root: Path, name: str, found: _Scan, programs: bool) -> list[ModelEntry]:
     """The usable versions in a model's directory; others become problems of the model."""
     folder = root / name
     files = _listed(root, folder)
@@ -289,7 +297,7 @@ def _numbered(root: Path, name: str, found: _Scan) -> list[ModelEntry]:
     entries: list[ModelEntry] = []
     for number in numbers:
         try:
-            entries += _models_in(_version(root, name, number, config))
+            entries += _models_in(_version(root, name, number, config), programs)
         except _Trouble as trouble:
             found.trouble(name, number, trouble)
     return entries
@@ -298,14 +306,22 @@ def _numbered(root: Path, name: str, found: _Scan) -> list[ModelEntry]:
 def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
     folder = root / name / number
     files = _listed(root, folder)
-    if MODEL_FILE not in files or not stat.S_ISREG(_mode(root, folder / MODEL_FILE)):
+    file = next((f"model{each}" for each in SUFFIXES if f"model{each}" in files), MODEL_FILE)
+    if file not in files or not stat.S_ISREG(_mode(root, folder / file)):
         raise _Trouble(f"no file {MODEL_FILE} in it")
     own = _settings(root, folder / SETTINGS_FILE)
-    return ModelEntry(name, number, folder / MODEL_FILE, config.overridden_by(own), "repository")
+    return ModelEntry(name, number, folder / file, config.overridden_by(own), "repository")
 
 
-def _models_in(entry: ModelEntry) -> list[ModelEntry]:
+def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
     """The models that a file holds: those that were stitched into it, or the one that it is."""
+    if entry.path.suffix == PROGRAM_SUFFIX:
+        if not programs:
+            raise _Trouble(
+                f"loading {entry.path.name}, a program of torch, may run code that lies in it; allow_programs = true "
+                "(--allow-programs) where you trust it"
+            )
+        return [entry]
     try:
         tasks = [task.name for task in tasks_in(entry.path)]
     except OSError as error:
@@ -371,23 +387,23 @@ def _short(text: str) -> str:
     return text if len(text) <= 128 else text[:125] + "..."
 
 
-def _source(given: str | Path, scratch: Path) -> _Directory | _ModelFile:
+def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
     """What a user means by *given*; a name that weft knows comes before a directory called the same."""
     if isinstance(given, str) and given in zoo.ZOO:
-        return _ModelFile(given, _exported(given, scratch), "zoo", ModelConfig())
+        return _ModelFile(given, _exported(given, scratch), "zoo", config=ModelConfig())
     if isinstance(given, str) and given in PACKAGED:
         shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
         config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
-        return _ModelFile(given, _packaged(given), "packaged", config)
+        return _ModelFile(given, _packaged(given), "packaged", config=config)
     path = Path(given)
     if os.path.isdir(path) and str(given):
-        return _Directory(path.absolute())
+        return _Directory(path.absolute(), programs)
     if not os.path.isfile(path):
         raise InputError(_missing(str(given), path))
-    if path.suffix != ".onnx":
+    if path.suffix not in SUFFIXES:
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
-        return _ModelFile(_checked(path.stem), path.absolute(), "file")
+        return _ModelFile(_checked(path.stem), path.absolute(), "file", programs)
     except _Trouble as trouble:
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 

@@ -64,7 +64,7 @@ class Server:
         cache = self._scratch or config.cache
         assert cache is not None
         try:
-            self._repository = Repository(config.models, cache / "models")
+            self._repository = Repository(config.models, cache / "models", programs=config.allow_programs)
         except BaseException:
             self.backend.close()
             if self._scratch:

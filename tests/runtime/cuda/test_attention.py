@@ -181,7 +181,7 @@ def test_a_model_whose_fused_form_cannot_be_opened_runs_as_it_is(
     path, broken = tmp_path / "x.onnx", tmp_path / "broken.onnx"
     onnx.save(Attention().model(), path)
     broken.write_bytes(b"no model")
-    monkeypatch.setattr("weft.runtime.cuda.preparing.with_attention", lambda path, folder: broken)
+    monkeypatch.setattr("weft.runtime.cuda.onnx_files.with_attention", lambda path, folder: broken)
     model = prepare_on(HostDevice(), path, LoadOptions(max_batch=1))
     assert isinstance(model, DeviceModel)
     model.close()

@@ -329,5 +329,10 @@ class HostDevice:
         return 1 << 40, 1 << 40
 
 
-FLOATS: Mapping[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.DOUBLE: 8}
+FLOATS: Mapping[int, int] = {
+    TensorProto.FLOAT: 4,
+    TensorProto.FLOAT16: 2,
+    TensorProto.BFLOAT16: 2,
+    TensorProto.DOUBLE: 8,
+}
 """Types of numbers that a device computes with -> bytes of one."""

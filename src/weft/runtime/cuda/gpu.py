@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from statistics import median
@@ -17,21 +17,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import torch
-from onnx import TensorProto
 
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable
 from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
 from weft.runtime.cuda.movable import GpuMovable
+from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
 
-_TYPES: Mapping[int, Any] = {
-    TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16, TensorProto.DOUBLE: torch.float64,
-    TensorProto.INT64: torch.int64, TensorProto.INT32: torch.int32, TensorProto.INT16: torch.int16,
-    TensorProto.INT8: torch.int8, TensorProto.UINT8: torch.uint8, TensorProto.BOOL: torch.bool,
-    TensorProto.UINT16: torch.uint16, TensorProto.UINT32: torch.uint32, TensorProto.UINT64: torch.uint64,
-}  # fmt: skip
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each session, not 64, and no slower
 ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would say it twice
 
@@ -65,6 +59,8 @@ class Gpu:
         torch.cuda.set_device(index)
         self.index, self.name = index, torch.cuda.get_device_name(index)
         self.building = threading.RLock()
+        self._pool = torch.cuda.graph_pool_handle()
+        """Scratch memory of all graphs: one is replayed at a time, and leaves nothing there that is needed."""
         self._device = torch.device("cuda", index)
         self._compute, self._sessions = torch.cuda.Stream(), torch.cuda.Stream()
         self._inward, self._outward = torch.cuda.Stream(), torch.cuda.Stream()
@@ -82,10 +78,10 @@ class Gpu:
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
     def movable(self, byte_size: int, *, kept: bool) -> Movable:
-        return GpuMovable(self._device, byte_size, (self._inward, self._compute), _TYPES, kept=kept)
+        return GpuMovable(self._device, byte_size, (self._inward, self._compute), TYPES, kept=kept)
 
     def fill(self, target: Tensor, array: Array) -> None:
-        target.copy_(torch.from_numpy(np.array(array, order="C")))
+        target.copy_(as_torch(np.array(array, order="C")))
 
     def shared(self, tensor: Tensor) -> Any:
         return ort.OrtValue.from_dlpack(tensor)
@@ -145,7 +141,7 @@ class Gpu:
                 run()
             self._sessions.synchronize()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
-            graph.capture_begin(capture_error_mode="relaxed")
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 run()
             finally:

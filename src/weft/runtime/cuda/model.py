@@ -13,7 +13,7 @@ from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
-from weft.runtime.cuda.segments import DeviceWeights, SegmentSession, loose
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose
 from weft.runtime.exits import join, keep
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, live_after
 from weft.runtime.tensors import Array
@@ -28,9 +28,9 @@ def ladder(max_batch: int) -> list[int]:
 
 
 class LooseValues(NamedTuple):
-    """What a batch of other shapes than the captured ones holds: values of ONNX Runtime's own."""
+    """What a batch of other shapes than the captured ones holds."""
 
-    values: dict[str, Any]
+    values: Loose
     rows: int
 
 
@@ -44,7 +44,7 @@ class DeviceModel:
         self,
         device: Device,
         blueprint: Blueprint,
-        sessions: Sequence[SegmentSession],
+        sessions: Sequence[DeviceSegment],
         weights: DeviceWeights,
         rungs: Sequence[Rung],
     ) -> None:
@@ -241,17 +241,17 @@ class DeviceModel:
     # Other shapes
 
     def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Run a segment by a call of ONNX Runtime, and wait for it."""
+        """Run a segment by a call, and wait for it."""
         values = dict(self._loose_values(segment, parts))
         session = self._sessions[segment]
         self._device.plainly(lambda: values.update(session.run_loose(values)))
         self._device.finish()
         rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
         if segment == len(self.segments) - 1:
-            return StepOutput({}, {spec.name: values[spec.name].numpy() for spec in self.outputs})
+            return StepOutput({}, {spec.name: session.array(values[spec.name]) for spec in self.outputs})
         told = self._told.get(segment)
         left = LooseValues({name: values[name] for name in self._live[segment]}, rows)
-        return StepOutput(left, {} if told is None else {told: values[told].numpy()})
+        return StepOutput(left, {} if told is None else {told: session.array(values[told])})
 
     def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
         if segment and len(parts) == 1 and parts[0].rows is None:
@@ -259,11 +259,11 @@ class DeviceModel:
             return found
         arrays = [self._as_arrays(part.values) for part in parts]
         kept = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
-        return loose(self._device, join(kept, {}))
+        return self._sessions[segment].loose(join(kept, {}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         if isinstance(values, LooseValues):
-            return {name: each.numpy() for name, each in values.values.items()}
+            return {name: self._sessions[0].array(each) for name, each in values.values.items()}
         if isinstance(values, DeviceValues):
             found = {name: self._answer(values.rung, each, values.rows) for name, each in values.tensors.items()}
             self._device.finish()

@@ -37,7 +37,12 @@ def _guess(
             moved += math.prod(dims) * item
             if node.op_type in _PRODUCTS and len(dims) > 1:
                 products = max(products, made / item * math.prod(dims) / max(dims[0], dims[-1]))
-    return LAUNCH_S + max(moved / BYTES_PER_S, products / PRODUCTS_PER_S)
+    return guess_s(moved, products)
+
+
+def guess_s(moved_bytes: float, products: float) -> float:
+    """Seconds of a node that moves so many bytes and forms so many products."""
+    return LAUNCH_S + max(moved_bytes / BYTES_PER_S, products / PRODUCTS_PER_S)
 
 
 def scaled(guesses: Sequence[float], cuts: Sequence[int], measured_s: Sequence[float]) -> list[float]:

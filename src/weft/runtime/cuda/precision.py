@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from weft.errors import ModelError
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
-FP32, FP16 = "fp32", "fp16"
+FP32, FP16, BF16 = "fp32", "fp16", "bf16"
+BF16_OPSET = 13
+"""The first in which most operators take bfloat16."""
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_SIZED = frozenset({"Resize", "Upsample"})
+"""Operators whose inputs besides the first say sizes, in float32 always."""
 WITHIN = 1e-4
 """How far float32 on a device may be off the CPU, as a part of the largest output, before that is remarked."""
 
@@ -26,10 +31,9 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
     """
     if precision == FP32:
         return path
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
     try:
-        half: ModelProto = convert_float_to_float16(onnx.load(str(path)), keep_io_types=True)
+        whole = onnx.load(str(path))
+        half = with_bfloat16(whole) if precision == BF16 else _with_float16(whole)
         target = folder / "half.onnx"
         onnx.save(half, str(target), save_as_external_data=half.ByteSize() > 1 << 30)
     except Exception as error:  # the converter raises whatever it meets
@@ -37,9 +41,62 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
     return target
 
 
+def _with_float16(model: ModelProto) -> ModelProto:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    half: ModelProto = convert_float_to_float16(model, keep_io_types=True)
+    return half
+
+
+def with_bfloat16(model: ModelProto) -> ModelProto:
+    """The model with bfloat16 in the place of float32; inputs and outputs are cast where they come in and go out."""
+    graph = model.graph
+    opset = next((each.version for each in model.opset_import if not each.domain), 0)
+    if opset < BF16_OPSET:
+        raise ModelError(f"opset {opset} has no bfloat16; export it with {BF16_OPSET} or later, or use fp16")
+    kept = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
+    for each in graph.initializer:
+        if each.data_type == TensorProto.FLOAT and each.name not in kept:
+            each.CopyFrom(_narrowed(each))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.BFLOAT16
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT and node.output[0] not in kept:
+                attribute.t.CopyFrom(_narrowed(attribute.t))
+    inward = [_renamed(graph, each.name, coming=True) for each in graph.input if _is_float(each)]
+    outward = [_renamed(graph, each.name, coming=False) for each in graph.output if _is_float(each)]
+    nodes = [*inward, *graph.node, *outward]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    return model
+
+
+def _narrowed(weight: TensorProto) -> TensorProto:
+    wide = numpy_helper.to_array(weight)
+    return numpy_helper.from_array(wide.astype(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)), weight.name)
+
+
+def _is_float(value: ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.elem_type == TensorProto.FLOAT)
+
+
+def _renamed(graph: GraphProto, name: str, *, coming: bool) -> NodeProto:
+    """Call a tensor otherwise inside, and return the cast at the border."""
+    inside = f"{name}/bfloat16"
+    for node in graph.node:
+        for at, each in enumerate(node.input):
+            node.input[at] = inside if each == name else each
+        for at, each in enumerate(node.output):
+            node.output[at] = inside if each == name else each
+    kind = TensorProto.BFLOAT16 if coming else TensorProto.FLOAT
+    names = ([name], [inside]) if coming else ([inside], [name])
+    return helper.make_node("Cast", *names, name=f"{name}/cast", to=kind)
+
+
 def is_half(model: ModelProto) -> bool:
     """Whether most of the weights of a model have 16 bits."""
-    halves: int = sum(each.data_type == TensorProto.FLOAT16 for each in model.graph.initializer)
+    halves: int = sum(each.data_type in _HALVES for each in model.graph.initializer)
     return 2 * halves > len(list(model.graph.initializer))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 
 from weft.runtime.cuda.device import Device, Tensor, numpy_type, places
-from weft.runtime.cuda.segments import BoundSegment, SegmentSession, loose, shapes_of
+from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
@@ -29,7 +29,7 @@ class Rung:
     """One batch size of a model on a device."""
 
     def __init__(
-        self, device: Device, rows: int, segments: Sequence[SegmentSession], feed: Mapping[str, Array], *, batched: bool
+        self, device: Device, rows: int, segments: Sequence[DeviceSegment], feed: Mapping[str, Array], *, batched: bool
     ) -> None:
         """feed: made-up inputs of so many rows, to see the shapes and to warm it up."""
         self.rows, self.batched, self._device = rows, batched, device
@@ -38,20 +38,20 @@ class Rung:
         self.types: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
-        self._bound: list[BoundSegment] = []
+        self._bound: list[Runnable] = []
         own = [each.again() for each in segments]
         self._lay_out(own, feed)
         self._runs = [self._captured(at, each) for at, each in enumerate(own)]
 
-    def _lay_out(self, segments: Sequence[SegmentSession], feed: Mapping[str, Array]) -> None:
+    def _lay_out(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to see what there is, and have memory for it."""
-        device, found = self._device, loose(self._device, feed)
-        seen = shapes_of(found, list(feed))
+        device, found = self._device, segments[0].loose(feed)
+        seen = segments[0].seen(found, list(feed))
 
         def run() -> None:
             for each in segments:
                 found.update(each.run_loose(found))
-                seen.update(shapes_of(found, each.spec.outputs))
+                seen.update(each.seen(found, each.spec.outputs))
 
         device.plainly(run)
         device.finish()
@@ -63,7 +63,7 @@ class Rung:
             device.copy(self.tensors[name], device.copy_in([array]))
         device.finish()
 
-    def _captured(self, at: int, segment: SegmentSession) -> Callable[[], None]:
+    def _captured(self, at: int, segment: DeviceSegment) -> Callable[[], None]:
         bound = segment.bound(self.tensors, self.types)
         try:
             if segment.copies:
@@ -74,7 +74,7 @@ class Rung:
             plain = segment.bound(self.tensors, self.types)
             return lambda: self._device.plainly(plain.run)
 
-    def _kept(self, bound: BoundSegment, replay: Callable[[], None]) -> Callable[[], None]:
+    def _kept(self, bound: Runnable, replay: Callable[[], None]) -> Callable[[], None]:
         """Keep a session and its binding as long as what was captured of them."""
         self._bound.append(bound)
         return replay

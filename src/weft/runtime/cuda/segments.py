@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import onnx
 import onnxruntime as ort
@@ -18,6 +19,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from weft.runtime.cuda.device import FLOATS, Device, Movable, Tensor, numpy_type, places
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
+from weft.runtime.tensors import Array
 
 SHARED_FROM_BYTES = 1024
 """Smaller weights lie in every session."""
@@ -48,37 +50,94 @@ class DeviceWeights:
     def _add(self, weights: Sequence[TensorProto]) -> None:
         """Put some in a memory of their own."""
         arrays = [numpy_helper.to_array(each) for each in weights]
-        offsets, size = places([each.nbytes for each in arrays])
-        memory = self._device.movable(size, kept=True)
-        self.memories.append(memory)
-        for each, array, at in zip(weights, arrays, offsets, strict=True):
-            tensor = memory.tensor(at, array.shape, each.data_type)
+        rooms = self.room([(array.shape, each.data_type) for each, array in zip(weights, arrays, strict=True)])
+        for each, array, tensor in zip(weights, arrays, rooms, strict=True):
             self._device.fill(tensor, array)
             self._values[each.name] = self._device.shared(tensor)
-            self.bytes += array.nbytes
         self._device.finish()
+
+    def room(self, wanted: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
+        """Tensors of these shapes and element types, in a memory of their own."""
+        sizes = [prod(shape) * numpy_type(kind).itemsize for shape, kind in wanted]
+        offsets, size = places(sizes)
+        memory = self._device.movable(size, kept=True)
+        self.memories.append(memory)
+        self.bytes += sum(sizes)
+        return [memory.tensor(at, shape, kind) for at, (shape, kind) in zip(offsets, wanted, strict=True)]
 
 
 def _is_shared(weight: TensorProto) -> bool:
     if weight.data_type not in _SHARED_TYPES:
         return False
-    count = 1
-    for each in weight.dims:
-        count *= each
-    return count * numpy_type(weight.data_type).itemsize >= SHARED_FROM_BYTES
+    return bool(prod(weight.dims) * numpy_type(weight.data_type).itemsize >= SHARED_FROM_BYTES)
 
 
 def open_segments(
     device: Device, folder: Path, segments: Iterable[SegmentSpec], *, channels_last: bool
-) -> tuple[list[SegmentSession], DeviceWeights]:
+) -> tuple[list[DeviceSegment], DeviceWeights]:
     """Sessions over the files of segments, and the weights, which live as long."""
     weights = DeviceWeights(device)
-    opened = []
+    opened: list[DeviceSegment] = []
     for each in segments:
         assert each.file is not None
         path = folder / each.file
         opened.append(SegmentSession(device, each, SegmentFile(path, weights.of(path), channels_last)))
     return opened, weights
+
+
+class Runnable(Protocol):
+    """A segment with the memory that it reads and writes."""
+
+    def run(self) -> None:
+        """Compute it, in the order in which such runs are started."""
+        ...
+
+
+Loose = dict[str, Any]
+"""Tensors of any shapes, by name, in the form that the segments of a model hand on when they run by calls."""
+
+
+class DeviceSegment(Protocol):
+    """A segment on a device, of whatever kind of file."""
+
+    spec: SegmentSpec
+
+    @property
+    def copies(self) -> bool:
+        """Whether it copies between host and device, so that it must be ``fixed`` to be captured."""
+        ...
+
+    def open(self) -> None:
+        """Have all that it needs of its file."""
+        ...
+
+    def again(self) -> DeviceSegment:
+        """The segment for another batch size."""
+        ...
+
+    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+        """The segment for shapes that never change; raises ``StillCopies`` where that does not help."""
+        ...
+
+    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+        """The segment on tensors of the device, by name."""
+        ...
+
+    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+        """Arrays as it takes them by calls."""
+        ...
+
+    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+        """Run it by a call."""
+        ...
+
+    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Shapes of such values, and their types as ONNX numbers them."""
+        ...
+
+    def array(self, value: Any) -> Array:
+        """Such a value on the host."""
+        ...
 
 
 class SegmentFile(NamedTuple):
@@ -200,11 +259,11 @@ class SegmentSession:
         for names, bind in ((self.spec.inputs, binding.bind_input), (self.spec.outputs, binding.bind_output)):
             for name in names:
                 tensor = tensors[name]
-                kind, shape = numpy_type(types[name]), list(tensor.shape)
-                bind(name, device.kind, device.index, kind, shape, device.address(tensor))
+                kind = types[name] if types[name] == TensorProto.BFLOAT16 else numpy_type(types[name])
+                bind(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
         return BoundSegment(self._session, binding, self._options)
 
-    def run_loose(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def run_loose(self, values: Mapping[str, Any]) -> Loose:
         """Run it on values of ONNX Runtime's own, of whatever shapes, and return such; they lie on the device."""
         device, binding = self._device, self._session.io_binding()
         for name in self.spec.inputs:
@@ -213,6 +272,18 @@ class SegmentSession:
             binding.bind_output(name, device.kind, device.index)
         self._session.run_with_iobinding(binding, self._options)
         return dict(zip(self.spec.outputs, binding.get_outputs(), strict=True))
+
+    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+        """Arrays as values of ONNX Runtime on the device."""
+        kind, index = self._device.kind, self._device.index
+        return {name: ort.OrtValue.ortvalue_from_numpy(each, kind, index) for name, each in arrays.items()}
+
+    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+        return {name: (tuple(values[name].shape()), int(values[name].element_type())) for name in names}
+
+    def array(self, value: Any) -> Array:
+        found: Array = value.numpy()
+        return found
 
 
 class BoundSegment:
@@ -224,13 +295,3 @@ class BoundSegment:
     def run(self) -> None:
         """Compute it, in the order of the sessions' runs."""
         self._session.run_with_iobinding(self._binding, self._options)
-
-
-def loose(device: Device, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays as values of ONNX Runtime on the device."""
-    return {name: ort.OrtValue.ortvalue_from_numpy(each, device.kind, device.index) for name, each in arrays.items()}
-
-
-def shapes_of(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shape and element type of values of ONNX Runtime's own."""
-    return {name: (tuple(values[name].shape()), int(values[name].element_type())) for name in names}

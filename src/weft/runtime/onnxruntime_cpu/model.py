@@ -31,6 +31,8 @@ class SegmentSpec(BaseModel):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     file: str | None = None
+    nodes: tuple[int, int] | None = None
+    """Of a program of torch: its first node, and the one behind its last."""
     steady: bool = False
     """Whether what it costs follows from the shapes of the inputs, whatever they hold."""
 

@@ -1,0 +1,253 @@
+"""ONNX files for a device: what a file means, as ONNX Runtime optimises it there, and its pieces as files.
+
+What a file means (its exits, which rows may be computed together, its outputs) is found on the CPU, as for any model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto
+
+from weft.errors import ModelError
+from weft.runtime import cutting
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda import node_costs
+from weft.runtime.cuda.attention import with_attention
+from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.precision import BF16, converted, is_half
+from weft.runtime.cuda.segments import (
+    COPIES,
+    DeviceSegment,
+    DeviceWeights,
+    copies_in,
+    mark_copies,
+    open_on,
+    open_segments,
+)
+from weft.runtime.cuda.workshop import Unfit, Workshop, batch_of
+from weft.runtime.metadata import STITCHED_KEY
+from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
+from weft.runtime.onnxruntime_cpu.measuring import unbatchable
+from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.onnxruntime_cpu.node_times import Tracer, seen_tensors
+from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
+from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
+from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model
+from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint
+from weft.runtime.own_folder import LOCK
+from weft.runtime.rows import Verdict, judged
+from weft.runtime.tensors import Array
+from weft.runtime.values import Follower, inputs_of
+
+NHWC = "com.ms.internal.nhwc"
+"""The domain of operators over tensors whose channels lie last."""
+
+
+@dataclass(slots=True)
+class OnnxFile:
+    """A model of an ONNX file while it is being prepared, in a folder of its own."""
+
+    device: Device
+    path: Path
+    options: LoadOptions
+    folder: Path
+    allowance: Allowance
+    exits: tuple[str, ...] = ()
+    half: bool = False
+    graph: ModelProto = field(default_factory=ModelProto)
+    """As it is cut: optimised for the device."""
+    tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
+    """What is in it, by name."""
+
+    @property
+    def _host_folder(self) -> Path:
+        """Where the graph for the CPU lies: the weights beside it have another form than those for the device."""
+        folder = self.folder / "host"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def built(self) -> DeviceModel:
+        """The model as the device will serve it."""
+        free = self.device.memory()[0]
+        blueprint, wanted, host = self._meaning()
+        self.graph = self._optimised()
+        forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
+        self.tensors = self._seen(blueprint)
+        verdict = self._verdict(blueprint, host)
+        workshop = Workshop(self.device, self, self.options, self.allowance, [], self.exits, forced)
+        return workshop.built(blueprint, verdict, wanted, free)
+
+    # What the file means
+
+    def _meaning(self) -> tuple[Blueprint, dict[str, Array], ModelProto]:
+        """The model in one piece, what it gives on the CPU, and its graph as it is there."""
+        target = self._host_folder / "host.onnx"
+        session = open_model(self.path, max(4, self.options.threads), target)
+        host = readied(onnx.load(str(target), load_external_data=False), session)
+        _check_fit(session, host)
+        self.exits = named_exits(self.options, session)
+        blueprint = whole_blueprint(session, self.path, host)
+        shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
+        if missing:
+            raise Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")
+        feed = sample(blueprint.inputs, shapes, 0, self.options.values)
+        try:
+            names = [spec.name for spec in blueprint.outputs]
+            wanted = dict(zip(names, self.allowance.run(session, names, feed), strict=True))
+        except OutOfTime:
+            raise
+        except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            raise Unfit(f"it fails on made-up inputs: {first_line(error)}") from error
+        check_answers(self.exits, wanted)
+        if not self.options.independent_rows and says_independent(session):
+            self.options = dataclasses.replace(self.options, independent_rows=True)
+        changes = {
+            "warm_shapes": shapes,
+            "values": dict(self.options.values),
+            "outputs": ranked(blueprint.outputs, wanted),
+        }
+        return blueprint.model_copy(update=changes), wanted, host
+
+    def _verdict(self, blueprint: Blueprint, host: ModelProto) -> Verdict:
+        """Whether rows may be computed together."""
+        reason = unbatchable(blueprint, blueprint.warm_shapes or {})
+        if reason is not None or self.options.independent_rows or self.options.max_batch == 1:
+            return Verdict(reason)
+        as_one = blueprint.model_copy(update={"batchable": True})
+        tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
+        found = judged(host, [batch_of(as_one, rows) for rows in (2, 3)], tracer)
+        if found.mixing is None and found.by_size:
+            found = judged(host, [batch_of(as_one, rows) for rows in (4, 5, 7)], tracer)._replace(by_size=True)
+        return found
+
+    # On the device
+
+    def _optimised(self) -> ModelProto:
+        """The graph as ONNX Runtime optimises it for the device, without what copies between that and the host."""
+        target = self.folder / "optimised.onnx"
+        try:
+            session = self._opened_whole(with_attention(self.path, self.folder), target)
+        except Exception as error:  # the C++ side raises a dozen unrelated kinds
+            if lacks_memory(error):
+                raise
+            if self.options.precision == BF16:  # for which few operators are made
+                raise ModelError(f"it cannot be opened in bf16, use fp16: {first_line(error)}") from error
+            raise Unfit(f"it cannot be opened there: {first_line(error)}") from error
+        graph = readied(_without_copies(onnx.load(str(target), load_external_data=False)), session)
+        if self.exits and (reason := cutting.whole_because(graph.graph)):
+            raise Unfit(f"it cannot be cut at its exits, for it {reason}")
+        return graph
+
+    def _opened_whole(self, path: Path, target: Path) -> Any:
+        """A session over the whole model in its precision, optimised; the graph of that goes to *target*."""
+        try:
+            source = converted(path, self.options.precision, self.folder)
+            self.half = is_half(onnx.load(str(source), load_external_data=False))
+            return open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
+        except Exception:
+            if path == self.path:
+                raise
+            return self._opened_whole(self.path, target)  # without what we made of it
+
+    def _seen(self, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
+        last = any(node.domain == NHWC for node in self.graph.graph.node)
+
+        def profiled(path: Path, trace: Path) -> Any:
+            return open_on(self.device, path, optimise=False, channels_last=last, profile=trace)
+
+        try:
+            return seen_tensors(self.graph, self.folder, batch_of(blueprint, 1), profiled)
+        except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            if lacks_memory(error):
+                raise
+            raise Unfit(f"it fails there: {first_line(error)}") from error
+
+    # As the workshop cuts it
+
+    def guessed_s(self) -> list[float]:
+        return node_costs.guessed_s(self.graph.graph, self.tensors)
+
+    def crossing(self) -> list[int | None]:
+        computed = _computed_on(self.graph)
+        fit = {name: each for name, each in self.tensors.items() if each.element_type in FLOATS and name in computed}
+        return cutting.crossing_bytes(self.graph.graph, fit)
+
+    def whole_because(self) -> str | None:
+        return cutting.whole_because(self.graph.graph)
+
+    def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        """The model cut so, its pieces in files."""
+        segments = []
+        types = {name: each.element_type for name, each in self.tensors.items()}
+        for at, piece in enumerate(cutting.split(self.graph, cuts, types)):
+            file = f"segment{at}of{len(cuts) + 1}.onnx"
+            onnx.save(piece.model, self.folder / file)
+            if copies_in(self.device, self.folder / file, channels_last=self.half):
+                mark_copies(piece.model)
+                onnx.save(piece.model, self.folder / file)
+            segments.append(
+                SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady)
+            )
+        return blueprint.model_copy(update={"segments": tuple(segments)})
+
+    def opened(self, blueprint: Blueprint) -> tuple[list[DeviceSegment], DeviceWeights]:
+        return opened_files(self.device, blueprint, self.folder)
+
+    def clear(self, blueprint: Blueprint) -> None:
+        """Keep only what the segments need."""
+        kept = {LOCK, WEIGHTS, *(each.file for each in blueprint.segments)}
+        shutil.rmtree(self._host_folder, ignore_errors=True)
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+
+def opened_files(device: Device, blueprint: Blueprint, folder: Path) -> tuple[list[DeviceSegment], DeviceWeights]:
+    """Sessions over the files of a blueprint's segments, and their weights."""
+    files = [onnx.load(str(folder / each.file), load_external_data=False) for each in blueprint.segments if each.file]
+    last = any(node.domain == NHWC for each in files for node in each.graph.node)
+    return open_segments(device, folder, blueprint.segments, channels_last=last)
+
+
+def _check_fit(session: Any, graph: ModelProto) -> None:
+    """Refuse what no device can run."""
+    if session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY):
+        raise Unfit("it is stitched")
+    if any(each.type == "tensor(string)" for each in (*session.get_inputs(), *session.get_outputs())):
+        raise Unfit("it takes or gives texts")
+    reason = cutting.whole_because(graph.graph)
+    if reason is not None and "control flow" in reason:
+        raise Unfit(f"it {reason}")
+
+
+def _without_copies(model: ModelProto) -> ModelProto:
+    """The graph without nodes that copy between host and device; sessions put in those that they need."""
+    graph = model.graph
+    copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in COPIES}
+    outputs = {each.name for each in graph.output}
+    kept = [node for node in graph.node if node.output[0] not in copies or node.output[0] in outputs]
+    for node in kept:
+        for at, name in enumerate(node.input):
+            while name in copies and name not in outputs:
+                name = copies[name]
+            node.input[at] = name
+        if node.output[0] in copies:  # an output of the model
+            node.op_type = "Identity"
+    del graph.node[:]
+    graph.node.extend(kept)
+    return model
+
+
+def _computed_on(graph: ModelProto) -> frozenset[str]:
+    """Tensors that depend on the values of the inputs; others follow from shapes, and are worked out on the host."""
+    facts = inputs_of(graph.graph)
+    Follower(graph.functions).through(graph.graph.node, facts)
+    return frozenset(name for name, fact in facts.items() if fact.valued)

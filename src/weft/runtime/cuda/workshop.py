@@ -1,0 +1,242 @@
+"""What is done to a model of any kind before a device serves it: how far it is batched, where it is cut, what it takes.
+
+A ``Divisible`` is such a model: an ONNX file (``onnx_files``) or a program of torch (``torch_files``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from weft.errors import ModelError
+from weft.runtime import cutting
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda import node_costs
+from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.model import DeviceModel, ladder
+from weft.runtime.cuda.precision import difference, remark
+from weft.runtime.cuda.rung import Rung
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
+from weft.runtime.exits import ExitSpec
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
+from weft.runtime.onnxruntime_cpu.measuring import LEAST_GAIN, close_enough
+from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.rows import Verdict
+from weft.runtime.tensors import Array
+
+LARGEST_UNASKED = 32
+"""The largest batch that is tried where none is asked for."""
+GRAINS_AT_MOST = 4
+"""A segment takes at most a grain alone, and so many at the largest batch."""
+
+
+class Unfit(Exception):
+    """A model cannot run on a device; says why."""
+
+
+class Divisible(Protocol):
+    """A model that was read for a device, as a row of nodes between which it can be cut."""
+
+    @property
+    def half(self) -> bool:
+        """Whether it computes with 16 bits."""
+        ...
+
+    def guessed_s(self) -> list[float]:
+        """Roughly what each node takes; only the proportions matter."""
+        ...
+
+    def crossing(self) -> list[int | None]:
+        """For each cut, the two ends included, the bytes that cross it; None where it cannot be cut."""
+        ...
+
+    def whole_because(self) -> str | None:
+        """Why it cannot be cut anywhere, or None."""
+        ...
+
+    def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        """The blueprint with the segments between these cuts."""
+        ...
+
+    def opened(self, blueprint: Blueprint) -> tuple[list[DeviceSegment], DeviceWeights]:
+        """The segments of a blueprint, ready to run, and their weights, which live as long."""
+        ...
+
+
+def make_rung(device: Device, blueprint: Blueprint, segments: Sequence[DeviceSegment], rows: int) -> Rung:
+    """A model at one batch size."""
+    return Rung(device, rows, segments, batch_of(blueprint, rows), batched=blueprint.batchable)
+
+
+def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
+    """Made-up inputs of so many rows: two samples in turn."""
+    shapes = blueprint.warm_shapes or {}
+    drawn = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
+    if rows == 1:
+        return drawn[0]
+    return {name: np.concatenate([drawn[row % 2][name] for row in range(rows)]) for name in drawn[0]}
+
+
+def assembled(
+    device: Device, blueprint: Blueprint, segments: Sequence[DeviceSegment], weights: DeviceWeights, free_before: int
+) -> DeviceModel:
+    """A model that was prepared, with every batch size captured; *free_before*: the device's memory before that."""
+    rungs = [make_rung(device, blueprint, segments, rows) for rows in ladder(blueprint.max_batch)]
+    device.finish()
+    used = max(weights.bytes, free_before - device.memory()[0])
+    return DeviceModel(device, blueprint.model_copy(update={"memory_bytes": used}), segments, weights, rungs)
+
+
+@dataclass(slots=True)
+class Workshop:
+    """One model while it is being prepared."""
+
+    device: Device
+    model: Divisible
+    options: LoadOptions
+    allowance: Allowance
+    remarks: list[str]
+    exits: tuple[str, ...] = ()
+    forced: Sequence[int] = field(default=())
+    """Cuts that are made in any case: those at its exits."""
+
+    def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
+        """The model as it will be served; *wanted* is what it gives on the CPU, in float32."""
+        whole, sizes = self._climbed(blueprint, verdict)
+        model = self._measured(self._cut(whole, sizes))
+        self._compare(model, wanted)
+        used = max(0, free_before - self.device.memory()[0])
+        changes = {"memory_bytes": used, "remarks": (*self.remarks, *_uncaptured(model))}
+        model.blueprint = model.blueprint.model_copy(update=changes)
+        model.memory_bytes, model.remarks = used, model.blueprint.remarks
+        return model
+
+    # How far it is batched
+
+    def _climbed(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
+        """The model in one piece, how far it is batched, and seconds by batch size."""
+        asked = self.options.max_batch
+        if verdict.mixing is not None:
+            if asked is not None and asked > 1:
+                raise ModelError(f"max_batch is {asked}, but the model cannot be batched: {verdict.mixing}")
+            if asked is None:
+                self.remarks.append(f"not batched: {verdict.mixing}")
+        batched = verdict.mixing is None
+        blueprint = self.model.in_pieces(blueprint, ()).model_copy(update={"batchable": batched})
+        segments, _ = self.model.opened(blueprint)
+        sizes: dict[int, float] = {}
+        rows_alone: list[dict[str, Array]] = []
+        for rows in ladder((asked or LARGEST_UNASKED) if batched else 1):
+            self.allowance.check()
+            rung = make_rung(self.device, blueprint, segments, rows)
+            if (reason := self._differs(blueprint, rung, rows_alone)) is not None:
+                break
+            took_s = rung.timed(0)
+            if asked is None and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
+                reason = f"batch {rows} gains less than {LEAST_GAIN:.0%}"
+                break
+            sizes[rows] = took_s
+        if asked is not None and max(sizes) < asked and batched:
+            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
+        if reason is not None:
+            self.remarks.append(f"batched up to {max(sizes)}: {reason}")
+        any_shapes = batched and not verdict.by_size
+        return blueprint.model_copy(update={"max_batch": max(sizes), "any_shapes": any_shapes}), sizes
+
+    def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
+        """Why the rows of a batch are not those of its samples; None where they are. The first one asked is alone."""
+        if not blueprint.batchable:
+            return None
+        if not alone:
+            for seed in (0, 1):
+                feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, seed, blueprint.values)
+                alone.append(self._outputs(blueprint, rung, feed))
+            return None
+        found = self._outputs(blueprint, rung, batch_of(blueprint, rung.rows))
+        for name, got in found.items():
+            kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
+            wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
+            if not close_enough(wanted.astype(kind), got.astype(kind)):
+                return f"output {name!r} of batch {rung.rows} is not that of its samples"
+        return None
+
+    def _outputs(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
+        """What a model in one piece gives."""
+        device = self.device
+        for name, array in feed.items():
+            device.copy(rung.tensors[name], device.copy_in([array]))
+        rung.run(0)
+        found = {spec.name: device.copy_out(rung.tensors[spec.name]) for spec in blueprint.outputs}
+        device.finish()
+        return found
+
+    # Where it is cut
+
+    def _cut(self, whole: Blueprint, sizes: dict[int, float]) -> Blueprint:
+        """The model in segments, by guesses at first and then by what those segments take."""
+        grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
+        if any(crossing[cut] is None for cut in self.forced):
+            raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
+        weight_s = max(sizes[1], sizes[max(sizes)] / GRAINS_AT_MOST)
+        if self.model.whole_because() or not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
+            return whole
+        guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
+        cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
+        blueprint = self.model.in_pieces(whole, cuts)
+        took = self._weights_s(blueprint)
+        if cuts and max(took) > grain_s:
+            again = node_costs.scaled(guesses, cuts, took)
+            cuts = cutting.choose_cuts(again, crossing, grain_s, pieces, self.forced)
+            blueprint = self.model.in_pieces(whole, cuts)
+        return self._with_exits(blueprint, cuts) if self.exits else blueprint
+
+    def _weights_s(self, blueprint: Blueprint) -> list[float]:
+        """What each segment takes, in the terms of a grain."""
+        segments, _ = self.model.opened(blueprint)
+        most = blueprint.max_batch
+        found = {rows: make_rung(self.device, blueprint, segments, rows) for rows in {1, most}}
+        count = range(len(blueprint.segments))
+        return [max(found[1].timed(at), found[most].timed(at) / GRAINS_AT_MOST) for at in count]
+
+    def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+        outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
+        changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
+        return blueprint.model_copy(update=changes)
+
+    # How long it takes
+
+    def _measured(self, blueprint: Blueprint) -> DeviceModel:
+        """The model as it will be served, with the times of every batch size."""
+        segments, weights = self.model.opened(blueprint)
+        sizes = ladder(blueprint.max_batch)
+        rungs = [make_rung(self.device, blueprint, segments, rows) for rows in sizes]
+        found = {each.rows: tuple(each.timed(at) for at in range(len(segments))) for each in rungs}
+        times_s = {rows: found[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)}
+        mergeable = blueprint.batchable and len(segments) > 1 and all(each.same_rows() for each in rungs)
+        if self.exits and not mergeable:
+            raise Unfit("what crosses its exits is not one row per sample")
+        changes = {"times_s": times_s, "mergeable": mergeable}
+        for each in segments:
+            each.open()  # the files are about to be moved
+        return DeviceModel(self.device, blueprint.model_copy(update=changes), segments, weights, rungs)
+
+    def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
+        """Say how far the results are off those of the CPU in float32."""
+        found = model.run(batch_of(model.blueprint, 1))
+        far = difference({name: wanted[name] for name in found}, found)
+        if (said := remark(self.options.precision, far)) is not None:
+            self.remarks.append(said)
+
+
+def _uncaptured(model: DeviceModel) -> list[str]:
+    found = model.uncaptured()
+    if not found:
+        return []
+    why = next(iter(found.values()))
+    return [f"{len(found)} of its {len(model.segments)} segments cannot be captured and run by calls: {why}"]
