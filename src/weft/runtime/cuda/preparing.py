@@ -55,8 +55,6 @@ from weft.runtime.values import Follower, inputs_of
 
 LARGEST_UNASKED = 32
 """The largest batch that is tried where none is asked for."""
-GRAINS_AT_MOST = 4
-"""A segment takes at most a grain alone, and so many at the largest batch."""
 HOST_GRAIN_S = 0.005
 """How long segments are of what runs on the CPU after all."""
 NHWC = "com.ms.internal.nhwc"
@@ -366,7 +364,7 @@ class _DeviceWorkshop:
         crossing = cutting.crossing_bytes(body, fit)
         if any(crossing[cut] is None for cut in forced):
             raise _Unfit("a tensor that crosses an exit is none of floating-point numbers")
-        weight_s = max(sizes[1], sizes[max(sizes)] / GRAINS_AT_MOST)
+        weight_s = cutting.device_length_s(sizes[1], sizes[max(sizes)])
         if cutting.whole_because(body) or not (forced or cutting.worth_cutting(weight_s, grain_s)):
             return whole
         guesses = node_costs.scaled(node_costs.guessed_s(body, tensors), (), [weight_s])
@@ -385,7 +383,7 @@ class _DeviceWorkshop:
         most = blueprint.max_batch
         found = {rows: _rung(self.device, blueprint, sessions, rows) for rows in {1, most}}
         count = range(len(blueprint.segments))
-        return [max(found[1].timed(at), found[most].timed(at) / GRAINS_AT_MOST) for at in count]
+        return [cutting.device_length_s(found[1].timed(at), found[most].timed(at)) for at in count]
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
         ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
