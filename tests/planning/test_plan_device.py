@@ -123,6 +123,19 @@ def test_a_gpu_that_was_measured_elsewhere_is_planned_for(brief, capsys, place):
     assert read_plan("plan").budget.cores is None and "cuda:0 computes" in shown
 
 
+def test_what_would_help_on_a_gpu_is_told(brief, capsys, place):
+    for name in ("camera", "words"):
+        weights = [numpy_helper.from_array(np.full((20, 20), 3, np.float32), "w")]
+        ends = [[helper.make_tensor_value_info(each, TensorProto.FLOAT, ["n", 20])] for each in ("x", "y")]
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        save(helper.make_graph(nodes, name, *ends, weights), place / f"{name}.onnx")
+    streams = ("-s", "camera.onnx:rate=4500,deadline=9", "-s", "words.onnx:rate=200,deadline=9")
+    shown = run(capsys, "plan", *streams, "-d", "gpu.json", "--cache", "kept")[1]
+    assert "A second GPU of that kind" in shown and "The server's own work" in shown
+    assert "share 100% of their weights: one file for both is left out, as stitched files run on the CPU." in shown
+    assert 'A faster camera: with precision = "fp16" in its settings' in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

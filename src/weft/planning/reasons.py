@@ -110,6 +110,11 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
             )
     if predicted.sustainable_factor:
         yield _by_time(asked, best, busy)
+        if asked.device is not None:
+            yield (
+                "The server's own work, reading and answering requests, is not in the largest load: where models take "
+                "less than a millisecond it may carry less, which weft bench PLAN --load 2 shows."
+            )
     if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
 

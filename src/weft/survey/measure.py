@@ -297,9 +297,12 @@ class _Survey:
         ]
 
     def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
-        """What passes between segments of a batch; where models are in one piece, between batches on full lanes."""
+        """What passes between segments of a batch; where models are in one piece, between batches on full lanes.
+
+        A GPU has its next batch before that, and what passes there is the wait for more: requests have it besides.
+        """
         found = [gap for each in watched for gap in hand_overs(each.spans, within=True)]
-        return found if len(found) >= LEAST_RUNS else self.full_gaps_s
+        return found if len(found) >= LEAST_RUNS or is_gpu(self.device) else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """What single requests take besides their segments and what passes before each of these."""
