@@ -13,6 +13,7 @@ from weft.devices.host import is_gpu, is_measured
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import DeviceError, InputError
 from weft.simulation.requests import prepare, simulate_requests
+from weft.survey.measure import _Survey
 from weft.survey.measuring import measure
 from weft.workloads.requests import parse_workload
 
@@ -35,6 +36,14 @@ def test_a_gpu_is_measured_as_the_server_runs_it_and_can_be_simulated(
     case = prepare(parse_workload({"duration_s": 1.0, "stream": [stream]}, "w"), measured)
     (seen,) = simulate_requests(case, "punctual").report.streams
     assert seen.completed == seen.arrived > 0
+
+
+def test_what_passes_between_batches_is_no_hand_over_of_a_gpu_which_has_the_next_one() -> None:
+    found = {
+        device: _Survey((), (1,), 1, 1.0, Path("cut"), None, None, device=device, full_gaps_s=[0.01] * 20)._gaps([])
+        for device in (TWIN, "host")
+    }
+    assert found == {TWIN: [], "host": [0.01] * 20}
 
 
 def test_a_gpu_has_one_lane_and_is_not_read_by_its_name() -> None:

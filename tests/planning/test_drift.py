@@ -9,7 +9,7 @@ import pytest
 from tests.planning.plans import scaling, written
 from weft.planning.drift import drift
 from weft.planning.machine import memory_here, processor_here, these_versions, this_machine
-from weft.planning.plan import PlanBudget, PlanMachine
+from weft.planning.plan import PlanBudget, PlanMachine, PlanSettings
 from weft.serving.config import ModelConfig
 
 MIB = 1 << 20
@@ -70,6 +70,27 @@ def test_another_machine_and_other_versions_are_named(tmp_path: Path) -> None:
     assert seen(mib=500) == ["there are 500 MiB of memory, planned was with 1000"]
     assert seen(processor="loom") == ["the processor is loom, planned was on abacus"]
     assert seen(weft="1.1") == ["weft is 1.1, planned was with 1.0"]
+
+
+def test_a_plan_for_a_gpu_names_another_one_and_one_that_is_gone(tmp_path: Path) -> None:
+    machine = PlanMachine(cores=4, memory_bytes=1000 * MIB, processor="abacus", gpu="NVIDIA H200")
+    written(tmp_path / "plan", {"camera": 2.0}, machine=machine, settings=PlanSettings(device="cuda:1"))
+
+    def seen(gpu: str) -> list[str]:
+        return drift(tmp_path / "plan", machine=machine.model_copy(update={"gpu": gpu}))
+
+    assert seen("NVIDIA H200") == []
+    assert seen("NVIDIA A100") == ["cuda:1 is NVIDIA A100, planned was on NVIDIA H200"]
+    assert seen("") == ["cuda:1 is not here, planned was on NVIDIA H200"]
+    text = (tmp_path / "plan/weft.toml").read_text()
+    (tmp_path / "plan/weft.toml").write_text(text.replace("cuda:1", "cuda:0"))
+    assert seen("NVIDIA H200") == ["weft.toml: device = cuda:0, planned was cuda:1"]
+
+
+def test_a_plan_for_the_cores_that_was_given_a_gpu_by_hand_is_told(folder: Path) -> None:
+    file = folder / "weft.toml"
+    file.write_text(f'device = "cuda:0"\n{file.read_text()}')
+    assert drift(folder) == ["weft.toml: device = cuda:0, planned was nothing"]
 
 
 def test_a_budget_asks_for_no_more_than_it_names(tmp_path: Path) -> None:

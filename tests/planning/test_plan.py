@@ -48,6 +48,8 @@ def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
         ({"format": 2}, "not a plan of format 1"),
         ({"lanes": 2}, "unknown key 'lanes'"),
         ({"settings": {"lanes": 0}}, "settings.lanes = 0"),
+        ({"settings": {}}, "lanes is missing"),
+        ({"settings": {"device": "cuda:0", "threads": 1}}, "threads does not go with device = cuda:0; leave it out"),
         ({"models": [MODEL, MODEL]}, "two models have the name 'camera'"),
         ({"models": [MODEL, {**MODEL, "name": "other"}]}, "two models have the file 'models/camera/1/model.onnx'"),
         ({"models": [{**MODEL, "file": "../model.onnx"}]}, "must be a path inside the plan's folder"),

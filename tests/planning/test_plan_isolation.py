@@ -32,7 +32,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     inside = host(camera=[4.0], memory_bytes=2**27)
     write_host(inside, tmp_path / "threads.json")
     write_host(inside.model_copy(update={"isolation": "process"}), tmp_path / "workers.json")
-    write_host(inside.model_copy(update={"name": "cuda:0"}), tmp_path / "gpu.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
     return tmp_path
@@ -111,7 +110,6 @@ def test_a_plan_without_workers_says_how_to_get_one_with_them(brief, capsys, pla
         (("--isolation", "glass"), "isolation"),
         (("--isolation", "process", "-d", "threads.json"), "was measured with models in threads"),
         (("-d", "workers.json"), "was measured with models in process"),
-        (("-d", "gpu.json"), "--device cuda:0: plans are made for processors"),
     ],
 )
 def test_what_was_measured_elsewhere_is_refused_in_one_line(capsys, place, arguments, said):

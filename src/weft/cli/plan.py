@@ -59,7 +59,7 @@ def command(
             "--device",
             "-d",
             show_default="host",
-            help="Files of weft profile --device host -o, instead of measuring this machine; repeatable.",
+            help="cuda:0: plan for a GPU. Or files of weft profile -o, instead of measuring; repeatable.",
         ),
     ] = None,
     seconds: Annotated[float, how("--seconds", help="How long to watch all models together, each time.")] = 1.5,
@@ -71,7 +71,7 @@ def command(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Plan how to serve models on this machine: measured, simulated, and written as a folder to serve.
+    """Plan how to serve models on this machine, or a GPU of it: measured, simulated, and written as a folder to serve.
 
     [bold]weft plan -s camera.onnx:rate=50,deadline=20 -s intent.onnx:rate=20,deadline=100 -o plan/[/bold], then
     [bold]weft serve plan/[/bold]. See docs/plan.md.

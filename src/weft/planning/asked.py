@@ -5,8 +5,8 @@ All that can be checked before anything is measured is checked here; each compla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ from weft.models.stitched_files import file_and_task
 from weft.models.zoo import ZOO
 from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_leaving
 from weft.runtime.archive import written
+from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.external import external_files
-from weft.runtime.stated import stated_inputs
+from weft.runtime.stated import stated_inputs, stated_operators
 from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig, ServerConfig
@@ -37,6 +38,8 @@ OBJECTIVES = {
 """What a plan may be best at -> by what options are ranked, in turn."""
 DEADLINES = ("strict", "soft")
 """strict: the server gives up what is late, as clients of ``weft bench`` ask for; soft: it answers late."""
+IN_8_BITS = ("QuantizeLinear", "DequantizeLinear")
+"""Operators of files in 8 bits."""
 LIMIT = 0.01
 """The share of deadlines that any stream may miss where they are said to be kept."""
 
@@ -114,10 +117,12 @@ class Asked:
     limit: float = LIMIT
     isolation: str = THREADS
     """Where models run, as the server's setting of that name says."""
+    device: str | None = None
+    """The GPU that runs them; None: the cores."""
     soonest: tuple[tuple[float, ...], ...] = ()
     """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
     remarks: tuple[str, ...] = ()
-    """What is to be told of how its models came to be, in sentences."""
+    """What is to be told of its models and of what is not tried with them, in sentences."""
 
     @property
     def bytes(self) -> int:
@@ -151,12 +156,15 @@ def ask(
     deadlines: str = "strict",
     limit: float = LIMIT,
     isolation: str = THREADS,
+    device: str | None = None,
 ) -> Asked:
     """Check what is asked, and find the models; *scratch* is where those go that have no file yet."""
     here = usable_cores()
     _known("objective", objective, OBJECTIVES)
     _known("kind of deadlines", deadlines, DEADLINES)
-    ServerConfig(isolation=isolation)
+    ServerConfig(isolation=isolation, device=device)
+    if device is not None and cores is not None:
+        raise InputError(f"cores = {cores}: {device} has one lane, for which no cores are divided; leave it out")
     if cores is not None and not 1 <= cores <= here:
         raise InputError(f"cores = {cores}: this machine has {here} for us; ask for 1 to {here}")
     if not 0 < limit < 1:
@@ -164,6 +172,8 @@ def ask(
     for stream in workload.stream:
         _check_stream(stream)
     models = _models(workload, scratch)
+    if device is not None:
+        models = tuple(map(_for_device, models))
     _check_memory(models, memory_bytes)
     sent = with_leaving(
         _as_sent(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
@@ -177,8 +187,27 @@ def ask(
         deadlines=deadlines,
         limit=limit,
         isolation=isolation,
+        device=device,
         soonest=soonest_rates(sent),
+        remarks=() if device is None else tuple(_untried(device, models)),
     )
+
+
+def _for_device(model: AskedModel) -> AskedModel:
+    """The model with the segments that are usual on a GPU, where nobody says how long they should be."""
+    if "grain_ms" in model.config.model_fields_set:
+        return model
+    return replace(model, config=model.config.model_copy(update={"grain_ms": DEVICE_GRAIN_S * 1e3}))
+
+
+def _untried(device: str, models: Sequence[AskedModel]) -> Iterator[str]:
+    """What a plan for a GPU leaves out, and which models gain nothing there."""
+    yield f"Lanes, threads, pinning and isolation are left out: {device} has one lane, and its worker has all models."
+    for home, model in {model.home: model for model in models}.items():
+        if model.body:
+            yield f"{home} is stitched, and stitched files run on the CPU, on the lane of {device}."
+        elif not stated_operators(model.path).isdisjoint(IN_8_BITS):
+            yield f"{home} is in 8 bits, which {device} computes in floating point, with conversions between."
 
 
 def _known(kind: str, name: str, known: Sequence[str] | dict[str, str]) -> None:

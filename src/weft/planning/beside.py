@@ -13,7 +13,7 @@ SAME_RATE = 0.001
 """By which share a rate may be off that was only written down in another way."""
 SAME_EXITS = 0.1
 """By which share of the requests those that leave by an exit may differ."""
-_TOLD_SETTINGS = ("lanes", "threads", "policy", "policy_options", "late")
+_TOLD_SETTINGS = ("device", "lanes", "threads", "policy", "policy_options", "late")
 """What a server tells of its settings."""
 
 
@@ -138,7 +138,7 @@ def _other_settings(plan: Plan, profile: Any) -> Iterator[str]:
         return
     planned = plan.settings.model_dump()
     for key in _TOLD_SETTINGS:
-        if profile.get(key) != planned[key]:
+        if key in planned and profile.get(key) != planned[key]:
             yield f"the server has {key} = {profile.get(key)}, planned was {planned[key]}"
 
 

@@ -56,7 +56,8 @@ class Arrangement:
         words = ", ".join([*options, *late])
         threads = f" x {settings.threads} threads" if settings.threads > 1 else ""
         lanes = f"{settings.lanes} lane{'s' * (settings.lanes > 1)}{threads}"
-        how = ", ".join([lanes, self.batching, *([self.cut] if self.cut else [])])
+        where = [lanes] if settings.device is None else []
+        how = ", ".join([*where, self.batching, *([self.cut] if self.cut else [])])
         return f"{settings.policy}{f' ({words})' if words else ''}, {how}"
 
     @property
@@ -98,6 +99,8 @@ def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
 
 
 def _settings(asked: Asked, host: Host, how: Mapping[str, Any]) -> PlanSettings:
+    if asked.device is not None:
+        return PlanSettings(device=asked.device, **how)
     return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **how)
 
 

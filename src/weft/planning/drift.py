@@ -35,7 +35,7 @@ def drift(
         *_sources(plan),
         *_settings(Path(folder), plan),
         *_workload(folder, plan),
-        *_machine(plan, machine or this_machine()),
+        *_machine(plan, machine or this_machine(plan.settings.device)),
         *_versions(plan, versions or these_versions()),
     ]
 
@@ -106,6 +106,8 @@ def _machine(plan: Plan, here: PlanMachine) -> list[str]:
     planned, found = plan.machine, []
     if planned.processor and here.processor != planned.processor:
         found.append(f"the processor is {here.processor}, planned was on {planned.processor}")
+    if planned.gpu and here.gpu != planned.gpu:
+        found.append(f"{plan.settings.device} is {here.gpu or 'not here'}, planned was on {planned.gpu}")
     wanted = plan.budget.cores
     if here.cores < wanted if wanted else here.cores != planned.cores:
         found.append(f"the number of cores is {here.cores}, planned was with {wanted or planned.cores}")

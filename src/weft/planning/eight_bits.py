@@ -63,7 +63,10 @@ class TriedInt8(BaseModel, extra="forbid", frozen=True):
 
 
 def with_int8(asked: Asked, cache: Path, told: Told) -> Asked:
-    """What is asked, with models in 8 bits in the place of those that are faster so."""
+    """What is asked, with models in 8 bits in the place of those that are faster so; on a GPU none is."""
+    if asked.device is not None:
+        left_out = f"int8 is left out: {asked.device} computes 8 bits in floating point, with conversions between."
+        return replace(asked, remarks=(*asked.remarks, left_out))
     samples = {stream.served_name: stream for stream in asked.workload.stream if stream.samples}
     if not samples:
         model = asked.workload.stream[0].model

@@ -123,7 +123,8 @@ def write_plan(
     with replacing_folder(target, PlanError) as fresh:
         for model in plan.models:
             _place_model(model, models[model.name], fresh, target)
-        settings = {"models": [MODELS], **plan.settings.model_dump(mode="json"), **AS_MEASURED, **kept}
+        planned = plan.settings.model_dump(mode="json", exclude_none=True)
+        settings = {"models": [MODELS], **planned, **AS_MEASURED, **kept}
         write_text(fresh / SETTINGS_FILE, as_toml(settings))
         write_text(fresh / WORKLOAD_FILE, as_toml(_place_workload(workload, fresh)))
         if host is not None:

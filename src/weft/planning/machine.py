@@ -5,29 +5,35 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from weft.devices.host import usable_cores
 from weft.planning.plan import PlanMachine
-from weft.version import __version__
+from weft.runtime.cuda.requirements import gpu_called
+from weft.version import __version__, runtime_version
 
 
-def this_machine() -> PlanMachine:
-    """The whole of this machine."""
-    return PlanMachine(cores=usable_cores(), memory_bytes=memory_here(), processor=processor_here())
+def this_machine(device: str | None = None) -> PlanMachine:
+    """The whole of this machine, and what that GPU of it is for which a plan is made."""
+    return PlanMachine(
+        cores=usable_cores(),
+        memory_bytes=memory_here(),
+        processor=processor_here(),
+        gpu="" if device is None else gpu_called(device),
+    )
 
 
 def these_versions() -> dict[str, str]:
     """What computes and decides, by name."""
-    return {"weft": __version__, "python": platform.python_version(), "onnxruntime": _installed("onnxruntime")}
+    return {"weft": __version__, "python": platform.python_version(), "onnxruntime": runtime_version()}
 
 
-def made_here() -> str:
+def made_here(device: str | None = None) -> str:
     """A sentence on where and when a plan was made."""
     versions = ", ".join(f"{name} {number}" for name, number in these_versions().items())
     now = datetime.now(UTC).isoformat(timespec="minutes")
-    return f"{processor_here()}, {usable_cores()} cores; {versions}; {now}"
+    where = "" if device is None else f"{gpu_called(device) or 'a GPU that is elsewhere'} ({device}), "
+    return f"{where}{processor_here()}, {usable_cores()} cores; {versions}; {now}"
 
 
 def memory_here() -> int:
@@ -44,10 +50,3 @@ def processor_here() -> str:
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -1,4 +1,4 @@
-"""The models measured on this machine, for every number of lanes and threads that its cores allow.
+"""The models measured on this machine, for every number of lanes and threads that its cores allow; or on its GPU.
 
 A measurement is kept on disk under the digest of all that it depends on. So it is made once, and what was measured
 before somebody pressed Ctrl-C need not be measured again.
@@ -14,13 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from weft.devices import Host
-from weft.devices.host import read_host, usable_cores, write_host
+from weft.devices.host import HOST, read_host, usable_cores, write_host
 from weft.errors import DeviceError, InputError
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.folder import digest_of
 from weft.planning.machine import processor_here, these_versions
 from weft.planning.served_files import files_to_serve
 from weft.planning.staging import stage
+from weft.runtime.cuda.requirements import gpu_called
 from weft.runtime.external import external_files
 from weft.serving.isolation import THREADS
 from weft.survey import Subject, survey_lanes
@@ -53,6 +54,7 @@ class LaneSurvey(Protocol):
         subjects: Sequence[Subject],
         *,
         lanes: Sequence[int],
+        device: str,
         threads: int,
         seconds: float,
         cache: Path | None,
@@ -82,12 +84,10 @@ def measured_hosts(
     progress: Progress | None = None,
     survey: LaneSurvey = survey_lanes,
 ) -> list[Host]:
-    """The machine with every division of its cores; measured where the cache does not have it."""
-    shapes = lane_shapes(asked.cores)
-    files = {
-        shape: cache / MEASURED / f"{measurement_key(asked.models, shape, seconds, asked.isolation)}.json"
-        for shape in shapes
-    }
+    """The machine with every division of its cores, or a GPU; measured where the cache does not have it."""
+    shapes = lane_shapes(asked.cores) if asked.device is None else [LaneShape(1, 1)]
+    keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
+    files = {shape: cache / MEASURED / f"{key}.json" for shape, key in keys.items()}
     found = {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
     left = [shape for shape in shapes if shape not in found]
     if not left:
@@ -102,6 +102,7 @@ def measured_hosts(
             hosts = survey(
                 subjects,
                 lanes=[shape.lanes for shape in left if shape.threads == threads],
+                device=asked.device or HOST,
                 threads=threads,
                 seconds=seconds,
                 cache=cache / CUT,
@@ -115,10 +116,17 @@ def measured_hosts(
     return [found[shape] for shape in shapes]
 
 
-def measurement_key(models: Sequence[AskedModel], shape: LaneShape, seconds: float, isolation: str = THREADS) -> str:
+def measurement_key(
+    models: Sequence[AskedModel],
+    shape: LaneShape,
+    seconds: float,
+    isolation: str = THREADS,
+    device: str | None = None,
+) -> str:
     """The digest of all that a measurement depends on."""
     parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
     parts += [] if isolation == THREADS else [isolation]
+    parts += [] if device is None else [device, gpu_called(device)]
     for model in models:
         files = (model.path, *external_files(model.path))
         settings = model.config.model_dump(mode="json", exclude_unset=True, exclude=_NOT_MEASURED)

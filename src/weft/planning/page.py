@@ -27,7 +27,7 @@ def page_data(plan: Plan, asked: Asked) -> dict[str, Any]:
         "limit": asked.limit,
         "deadlines": asked.deadlines,
         "choice": plan.options[0].label,
-        "settings": plan.settings.model_dump(mode="json"),
+        "settings": plan.settings.model_dump(mode="json", exclude_none=True),
         "predicted": plan.predicted.model_dump(mode="json"),
         "models": [_model(each) for each in plan.models],
         "options": [_option(each) for each in plan.options if each.predicted],

@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from weft.errors import PlanError
 from weft.jsonfile import first_problem, printable, read_json, write_json
@@ -48,6 +58,8 @@ class PlanMachine(BaseModel, extra="forbid", frozen=True):
     cores: Count
     memory_bytes: Bytes
     processor: Text = ""
+    gpu: Text = ""
+    """What the GPU is called that it is for; empty where it is for the cores, or where that GPU is elsewhere."""
 
 
 class PlanBudget(BaseModel, extra="forbid", frozen=True):
@@ -93,15 +105,35 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
         return {self.file: self.sha256, **self.others}
 
 
+OF_CORES = ("lanes", "threads", "isolation")
+"""Settings that a plan for a GPU does not have: that has one lane, and its worker process has all models."""
+
+
 class PlanSettings(BaseModel, extra="forbid", frozen=True):
     """How the server runs: keys of its own settings (``serving.config.ServerConfig``)."""
 
-    lanes: Count
+    device: Name | None = None
+    """The GPU that runs the models; None: the cores."""
+    lanes: Count = 1
     threads: Count = 1
     policy: Name = "punctual"
     policy_options: dict[str, PolicyOption] = {}
     late: Literal["weave", "keep", "demote"] = "weave"
     isolation: Name = "threads"
+
+    @model_validator(mode="after")
+    def _of_cores_or_a_device(self) -> PlanSettings:
+        if self.device is None and "lanes" not in self.model_fields_set:
+            raise ValueError("lanes is missing")
+        for key in OF_CORES:
+            if self.device is not None and key in self.model_fields_set:
+                raise ValueError(f"{key} does not go with device = {self.device}; leave it out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = written(self)
+        return found if self.device is None else {key: found[key] for key in found if key not in OF_CORES}
 
 
 class StreamPrediction(BaseModel, extra="forbid", frozen=True):
@@ -200,7 +232,8 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
     def __repr__(self) -> str:
         names, settings = ", ".join(model.name for model in self.models), self.settings
-        return f"Plan({names}: {settings.policy}, {settings.lanes} lanes, {self.predicted.worst_missed:.2%} late)"
+        where = settings.device or f"{settings.lanes} lanes"
+        return f"Plan({names}: {settings.policy}, {where}, {self.predicted.worst_missed:.2%} late)"
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:

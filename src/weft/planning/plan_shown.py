@@ -53,7 +53,7 @@ def _shown(plan: Plan) -> list[tuple[PlanOption, Prediction]]:
 
 def _title(plan: Plan) -> str:
     names = " / ".join(stream.model for stream in plan.predicted.streams)
-    return f"{names} on {plan.machine.processor or 'this machine'}"
+    return f"{names} on {plan.machine.gpu or plan.machine.processor or 'this machine'}"
 
 
 def _cells(option: PlanOption, predicted: Prediction) -> tuple[str, ...]:

@@ -110,6 +110,11 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
             )
     if predicted.sustainable_factor:
         yield _by_time(asked, best, busy)
+        if asked.device is not None:
+            yield (
+                "The server's own work, reading and answering requests, is not in the largest load: where models take "
+                "less than a millisecond it may carry less, which weft bench PLAN --load 2 shows."
+            )
     if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
 
@@ -136,32 +141,50 @@ def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
 
 
 def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]) -> Iterator[str]:
-    used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     full = (predicted.sustainable_factor or 0.0) < AMPLE
     yield from _uncounted(asked, best)
-    if full and asked.cores < usable_cores():
-        yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
-    elif full and used == asked.cores:
-        yield f"A machine with more cores: all {asked.cores} of this one are in use."
+    if full:
+        yield from _more_to_compute_with(asked, best)
     for pair in sharing:
-        yield (
-            f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
-            "-o both.onnx --dynamic says whether one file for both pays."
-        )
+        yield f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: {_stitching(asked, pair)}"
     if found := _blocked(asked, best, predicted):
         yield _cut_finer(asked, best, found)
     if full:
-        dearest = max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0]
-        yield f"A faster {dearest}: weft tune --target onnxruntime looks for number formats that are."
+        yield _faster(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
     for sent in asked.sent:
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
             yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
-    if asked.isolation == THREADS:
+    if asked.isolation == THREADS and asked.device is None:
         yield (
             "Models that may crash, or that are not yours: they share the server's process; --isolation process "
             "measures and serves them in workers of their own."
         )
+
+
+def _more_to_compute_with(asked: Asked, best: OptionTrial) -> Iterator[str]:
+    """Cores or GPUs that could be had besides."""
+    used = best.arrangement.settings.lanes * best.arrangement.settings.threads
+    if asked.device is not None:
+        yield "A second GPU of that kind: weft serve has every model on each of several; plans are made for one."
+    elif asked.cores < usable_cores():
+        yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
+    elif used == asked.cores:
+        yield f"A machine with more cores: all {asked.cores} of this one are in use."
+
+
+def _stitching(asked: Asked, pair: SharedWeights) -> str:
+    """What weights in common are good for."""
+    if asked.device is not None:
+        return "one file for both is left out, as stitched files run on the CPU."
+    return f"weft stitch {pair.one} {pair.other} -o both.onnx --dynamic says whether one file for both pays."
+
+
+def _faster(asked: Asked, name: str) -> str:
+    """What may make a model faster, and changes its answers."""
+    if asked.device is None:
+        return f"A faster {name}: weft tune --target onnxruntime looks for number formats that are."
+    return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 
 def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
@@ -195,7 +218,9 @@ def _dearest(asked: Asked, best: OptionTrial) -> str:
 
 
 def _computing(best: OptionTrial) -> str:
-    count = best.arrangement.settings.lanes
+    count, device = best.arrangement.settings.lanes, best.arrangement.settings.device
+    if device is not None:
+        return f"{device} computes"
     return "one lane computes" if count == 1 else f"{count} lanes compute"
 
 

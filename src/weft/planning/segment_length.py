@@ -14,9 +14,11 @@ from math import ceil, inf
 import numpy as np
 
 from weft.devices import Host, HostModel
+from weft.devices.host import is_gpu
 from weft.planning.asked import Asked
 from weft.planning.candidates import Arrangement
 from weft.planning.choice import Chosen, LeftOut, choose
+from weft.runtime.cutting import device_length_s
 
 LENGTHS: dict[str, float] = {"segments twice as long": 2.0, "models in one piece": inf}
 """What longer segments are called -> how many times as long they may be."""
@@ -46,7 +48,7 @@ def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
     seen = [_counts(arrangement.host)]
     for words, times in LENGTHS.items():
         limits_ms = {name: times * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
-        host = merged_host(arrangement.host, limits_ms)
+        host = merged_host(arrangement.host, limits_ms, arrangement.batches)
         if _counts(host) not in seen:
             seen.append(_counts(host))
             grain_ms = {name: _grain_ms(arrangement, host, name, limit) for name, limit in limits_ms.items()}
@@ -62,22 +64,35 @@ def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) 
     before, now = arrangement.host.model(name), host.model(name)
     if len(now.segments) == len(before.segments):
         return arrangement.grain_ms[name]
-    return limit_ms if limit_ms < inf else float(ceil(WHOLE * 1e3 * now.total_s(1)))
+    whole_s = sum(lengths_s(host, now, arrangement.batches[name]))
+    return limit_ms if limit_ms < inf else float(ceil(WHOLE * 1e3 * whole_s))
 
 
-def merged_host(host: Host, limits_ms: Mapping[str, float]) -> Host:
-    """The host with neighbouring segments of each model as one, as far as that takes no longer than its limit."""
+def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str, int] | None = None) -> Host:
+    """The host with neighbouring segments of each model as one, as far as that takes no longer than its limit.
+
+    batches: model -> most requests together; as they were measured where left out.
+    """
+    most = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
     models = {
-        name: merged(model, joined(model, limits_ms[name] / 1e3)) if name in limits_ms else model
+        name: merged(model, joined(model, lengths_s(host, model, most[name]), limits_ms[name] / 1e3))
+        if name in limits_ms
+        else model
         for name, model in host.models.items()
     }
     return host.model_copy(update={"models": models})
 
 
-def joined(model: HostModel, limit_s: float) -> list[int]:
+def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
+    """How long segments are to the server that cuts them: alone, and on a GPU also with the most requests together."""
+    alone = model.times_at(1)
+    return [*map(device_length_s, alone, model.times_at(most))] if is_gpu(host.name) else alone
+
+
+def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
     """Where the segments of a model begin that are put together up to a length, and where the last one ends."""
     starts, length_s = [0], 0.0
-    for place, time_s in enumerate(model.times_at(1)):
+    for place, time_s in enumerate(lengths_s):
         if place and (place in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
             starts.append(place)
             length_s = 0.0

@@ -9,8 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.devices import HOST, Host, read_host
-from weft.devices.host import is_gpu
+from weft.devices import Host
 from weft.errors import InputError, WorkloadError
 from weft.planning.alone import times_alone
 from weft.planning.asked import LIMIT, Asked, AskedModel, ask
@@ -29,6 +28,7 @@ from weft.planning.reasons import reasons
 from weft.planning.segment_length import with_longer_segments
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
+from weft.planning.target import PlanTarget, plan_target
 from weft.planning.trials import LONG, STEP, OptionTrial
 from weft.serving.isolation import THREADS
 from weft.workloads.requests import Workload
@@ -56,7 +56,7 @@ class MadePlan:
     plan: Plan
     asked: Asked
     host: Host
-    """The machine as measured with the lanes and threads of the plan."""
+    """The machine as measured with the lanes and threads of the plan, or its GPU."""
     models: dict[str, ModelToServe]
     """The files and settings to serve, by name."""
     busiest: BusyStretch
@@ -98,16 +98,18 @@ def make_plan(
     processes: int = 1,
     on_progress: OnProgress | None = None,
 ) -> MadePlan:
-    """Measure the models on this machine, and choose the best way to serve a workload on it.
+    """Measure the models on this machine, or on a GPU of it, and choose the best way to serve a workload there.
 
     workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
-    cores, memory_bytes: what may be used; all there is where left out. devices: measured machines, or files of them
-    (``weft profile --device host -o``), instead of measuring. isolation: where models run, in threads of the server or
-    in worker processes. int8: whether models that have samples are tried in 8 bits. cache: where measurements are kept.
-    processes: how many simulate side by side; the plan is the same.
+    cores, memory_bytes: what may be used; all there is where left out. devices: a GPU to plan for, such as ``cuda:0``,
+    which a workload may name as well; or measured machines, or files of them (``weft profile --device host -o``),
+    instead of measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether
+    models that have samples are tried in 8 bits. cache: where measurements are kept. processes: how many simulate side
+    by side; the plan is the same.
     """
     told = on_progress or (lambda progress: None)
     kept = default_cache() if cache is None else Path(cache)
+    target = plan_target(devices, workload)
     asked = ask(
         workload,
         kept / CUT,
@@ -117,10 +119,11 @@ def make_plan(
         deadlines=deadlines,
         limit=limit,
         isolation=isolation,
+        device=target.device,
     )
     if int8:
         asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
-    hosts = _hosts(asked, devices, kept, seconds, told)
+    hosts = _hosts(asked, target, kept, seconds, told)
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
@@ -130,21 +133,16 @@ def make_plan(
         return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers)
 
 
-def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: float, told: OnProgress) -> list[Host]:
+def _hosts(asked: Asked, target: PlanTarget, cache: Path, seconds: float, told: OnProgress) -> list[Host]:
     """The machine that is planned for, measured now or before."""
-    if not devices or list(devices) == [HOST]:
+    if not target.measured:
         return measured_hosts(
             asked,
             cache,
             seconds=seconds,
             progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of)),
         )
-    hosts = [each if isinstance(each, Host) else _read(each) for each in devices]
-    for host in hosts:
-        if is_gpu(host.name):
-            raise InputError(
-                f"device = {host.name}: plans are made for processors; weft sustain and weft compare take a GPU"
-            )
+    for host in target.measured:
         if host.isolation != asked.isolation:
             raise InputError(
                 f"isolation = {asked.isolation}: the device was measured with models in {host.isolation}, which takes "
@@ -152,20 +150,11 @@ def _hosts(asked: Asked, devices: Sequence[str | Host], cache: Path, seconds: fl
             )
         for model in asked.models:
             host.model(model.name)
-    fitting = [host for host in hosts if host.lanes * host.threads <= asked.cores]
+    fitting = [host for host in target.measured if host.lanes * host.threads <= asked.cores]
     if not fitting:
-        least = min(host.lanes * host.threads for host in hosts)
+        least = min(host.lanes * host.threads for host in target.measured)
         raise InputError(f"cores = {asked.cores}: the device was measured with {least} or more; allow as many")
     return fitting
-
-
-def _read(device: str) -> Host:
-    if not device.endswith(".json"):
-        raise InputError(
-            f"device = {device}: a plan is for a machine that serves; leave it out to measure this one, or name a file "
-            f"of weft profile MODELS --device host -o FILE (weft sustain --device {device} tells what an NPU carries)"
-        )
-    return read_host(device)
 
 
 def check_exits(asked: Asked, hosts: Sequence[Host]) -> None:
@@ -217,12 +206,12 @@ def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> M
     predicted = prediction(asked, run.report, first.trial.memory_bytes, first.factor)
     models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
     plan = Plan(
-        made=made_here(),
+        made=made_here(asked.device),
         versions=these_versions(),
         objective=asked.objective,
         deadlines="soft" if asked.deadlines == "soft" else "strict",
-        machine=this_machine(),
-        budget=PlanBudget(cores=asked.cores, memory_bytes=asked.memory_bytes),
+        machine=this_machine(asked.device),
+        budget=PlanBudget(cores=None if asked.device else asked.cores, memory_bytes=asked.memory_bytes),
         models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,
         predicted=predicted,

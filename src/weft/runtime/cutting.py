@@ -24,6 +24,10 @@ CUT_COST_S = 15e-6
 """What one more call of ONNX Runtime costs."""
 WORTH_CUTTING = 1.6
 """A model shorter than this many grains stays whole."""
+DEVICE_GRAIN_S = 0.00025
+"""How long a segment on a GPU should be, where nobody says."""
+GRAINS_AT_MOST = 4
+"""A segment on a GPU takes at most a grain alone, and so many at the largest batch."""
 _GROWTH = 1.1
 """By how much the grain grows while there are too many pieces."""
 
@@ -141,6 +145,11 @@ def crossing_bytes(graph: GraphProto, tensors: Mapping[str, SeenTensor]) -> list
 def worth_cutting(total_s: float, grain_s: float) -> bool:
     """Whether a model is long enough to be cut."""
     return total_s >= WORTH_CUTTING * grain_s
+
+
+def device_length_s(alone_s: float, batched_s: float) -> float:
+    """What is compared with the grain on a GPU, of something that takes so long alone and at the largest batch."""
+    return max(alone_s, batched_s / GRAINS_AT_MOST)
 
 
 def choose_cuts(

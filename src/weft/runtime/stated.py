@@ -33,6 +33,11 @@ def stated_exits(path: str | Path) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
+def stated_operators(path: str | Path) -> frozenset[str]:
+    """The kinds of operators in an ONNX file, those within others not among them."""
+    return frozenset(node.op_type for node in _loaded(path).graph.node)
+
+
 def _loaded(path: str | Path) -> onnx.ModelProto:
     try:
         return onnx.load_model(str(path), load_external_data=False)

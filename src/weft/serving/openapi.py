@@ -316,6 +316,7 @@ SCHEMAS: dict[str, Json] = {
     "Profile": _object(
         "What a simulation of this server needs.",
         **_each("policy late", _TEXT),
+        device=_is(["string", "null"], "The GPUs that run the models; null: the cores."),
         policy_options=_map(_is(["boolean", "number"])),
         **_each("format lanes threads total_queue", _COUNT),
         **_each("default_slo_ms hand_over_s", _NUMBER),

@@ -61,6 +61,7 @@ def profile(service: Service) -> dict[str, Any]:
         "policy": service.config.policy,
         "policy_options": dict(service.config.policy_options),
         "late": service.config.late,
+        "device": service.config.device,
         "lanes": service.config.lanes,
         "total_queue": service.config.total_queue,
         "threads": service.config.threads,

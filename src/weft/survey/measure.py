@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +23,7 @@ from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import InputError
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
+from weft.runtime.cuda.requirements import gpu_called
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.runtime.stitched import tasks_in
 from weft.serving.isolation import THREADS
@@ -31,7 +31,7 @@ from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
 from weft.survey.memory import held_bytes
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
-from weft.version import __version__
+from weft.version import __version__, runtime_version
 from weft.workloads.requests import Workload, parse_workload, served_name
 
 Shapes = Mapping[str, Sequence[int]]
@@ -238,7 +238,7 @@ class _Survey:
         spreads = self._spreads(spans, seen.models, lost)
         return Host(
             name=self.device,
-            source=_source(),
+            source=_source(self.device),
             cores=usable_cores(),
             lanes=lanes,
             threads=self.threads,
@@ -297,9 +297,12 @@ class _Survey:
         ]
 
     def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
-        """What passes between segments of a batch; where models are in one piece, between batches on full lanes."""
+        """What passes between segments of a batch; where models are in one piece, between batches on full lanes.
+
+        A GPU has its next batch before that, and what passes there is the wait for more: requests have it besides.
+        """
         found = [gap for each in watched for gap in hand_overs(each.spans, within=True)]
-        return found if len(found) >= LEAST_RUNS else self.full_gaps_s
+        return found if len(found) >= LEAST_RUNS or is_gpu(self.device) else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """What single requests take besides their segments and what passes before each of these."""
@@ -475,10 +478,12 @@ def _rounded(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(each, 7) for each in values)
 
 
-def _source() -> str:
+def _source(device: str) -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
     processor = names[0] if names else platform.processor() or platform.machine()
     now = datetime.now(UTC).isoformat(timespec="minutes")
-    return f"{processor}, {usable_cores()} cores; weft {__version__}, onnxruntime {version('onnxruntime')}; {now}"
+    machine = f"{processor}, {usable_cores()} cores"
+    where = f"{gpu_called(device)} ({device}), {machine}" if is_gpu(device) else machine
+    return f"{where}; weft {__version__}, onnxruntime {runtime_version()}; {now}"

@@ -48,6 +48,33 @@ def test_packages_are_found_where_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert not requirements.installed_twice()
 
 
+class Driver:
+    """CUDA's, with one GPU; it has its own way of answering."""
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, number: Any, index: int) -> int:
+        number._obj.value = index
+        return 0 if index == 0 else 101
+
+    def cuDeviceGetName(self, name: Any, size: int, number: Any) -> int:
+        name.value = b"NVIDIA H200"[: size - 1]
+        return number.value
+
+
+def test_a_gpu_is_called_what_its_driver_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    assert [requirements.gpu_called(each) for each in ("cuda:0", "cuda:1")] == ["NVIDIA H200", ""]
+
+    def none(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", none)
+    assert (requirements.gpu_called("cuda:0"), requirements.gpus()) == ("", 0)
+    assert requirements.gpu_called("cuda:twin") == "the twin of a GPU"
+
+
 def test_a_device_has_one_lane_and_precision_needs_a_device() -> None:
     assert ServerConfig(device="cuda:0", precision="fp16", lanes=4).lanes == 1
     with pytest.raises(InputError, match="precision = fp16 needs a device"):

@@ -16,6 +16,7 @@ TWICE = (
     "onnxruntime and onnxruntime-gpu are both installed and write the same files; pip uninstall both, then pip install "
     "onnxruntime-gpu"
 )
+TWIN_CALLED = "the twin of a GPU"
 
 
 def folder_of(package: str) -> str | None:
@@ -28,14 +29,30 @@ def folder_of(package: str) -> str | None:
 
 def gpus() -> int:
     """How many the driver has; 0 where there is no driver."""
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def gpu_called(device: str) -> str:
+    """What the driver calls a device such as ``cuda:0``; empty where there is none."""
+    index = device.partition(":")[2]
+    if not index.isdecimal():
+        return TWIN_CALLED
+    driver, number, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if driver is None or driver.cuDeviceGet(ctypes.byref(number), int(index)) != 0:
+        return ""
+    return name.value.decode("utf-8", "replace") if driver.cuDeviceGetName(name, len(name), number) == 0 else ""
+
+
+def _driver() -> ctypes.CDLL | None:
+    """CUDA's driver, ready to be asked; None where there is none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+        return None
+    return driver if driver.cuInit(0) == 0 else None
 
 
 def installed_twice() -> bool:

@@ -30,8 +30,6 @@ from weft.runtime.tensors import Array
 
 LARGEST_UNASKED = 32
 """The largest batch that is tried where none is asked for."""
-GRAINS_AT_MOST = 4
-"""A segment takes at most a grain alone, and so many at the largest batch."""
 
 
 class Unfit(Exception):
@@ -181,7 +179,7 @@ class Workshop:
         grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
-        weight_s = max(sizes[1], sizes[max(sizes)] / GRAINS_AT_MOST)
+        weight_s = cutting.device_length_s(sizes[1], sizes[max(sizes)])
         if self.model.whole_because() or not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
             return whole
         guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
@@ -200,7 +198,7 @@ class Workshop:
         most = blueprint.max_batch
         found = {rows: make_rung(self.device, blueprint, segments, rows) for rows in {1, most}}
         count = range(len(blueprint.segments))
-        return [max(found[1].timed(at), found[most].timed(at) / GRAINS_AT_MOST) for at in count]
+        return [cutting.device_length_s(found[1].timed(at), found[most].timed(at)) for at in count]
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import WorkerDied
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
+from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.ear import Ear
 from weft.runtime.isolated.group import STARTING_S, WorkerGroup
@@ -25,9 +26,6 @@ log = logging.getLogger("weft.workers")
 
 PIECE_BYTES = 4 << 20
 """So many bytes are written to a client's region at a time."""
-
-GRAIN_S = 0.00025
-"""How long a segment on a GPU should be, where nobody says."""
 
 
 class GpuLane(IsolatingLane):
@@ -47,7 +45,7 @@ class GpuLane(IsolatingLane):
 class DeviceBackend(IsolatingBackend):
     """Opens every model in the worker of a device; an error of the device ends that, and another one is started."""
 
-    grain_s = GRAIN_S
+    grain_s = DEVICE_GRAIN_S
 
     def __init__(
         self,
