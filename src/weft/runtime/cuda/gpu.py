@@ -59,12 +59,15 @@ class Gpu:
         torch.cuda.set_device(index)
         self.index, self.name = index, torch.cuda.get_device_name(index)
         self.building = threading.RLock()
-        self._pool = torch.cuda.graph_pool_handle()
-        """Scratch memory of all graphs: one is replayed at a time, and leaves nothing there that is needed."""
         self._device = torch.device("cuda", index)
         self._compute, self._sessions = torch.cuda.Stream(), torch.cuda.Stream()
         self._inward, self._outward = torch.cuda.Stream(), torch.cuda.Stream()
         self._pinned: set[int] = set()
+        self._pool = torch.cuda.graph_pool_handle()
+        """Scratch memory of all graphs: one is replayed at a time, and leaves nothing there that is needed."""
+        self._first = torch.cuda.CUDAGraph()  # the memory is there as long as a graph is that uses it
+        with torch.cuda.graph(self._first, pool=self._pool, stream=self._sessions):
+            torch.zeros(1, device=self._device)
 
     def providers(self, *, channels_last: bool) -> list[Any]:
         options = {
