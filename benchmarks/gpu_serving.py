@@ -3,79 +3,111 @@
 Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Every row is kept in the results as soon as it is
 measured, and not measured again when this is started once more:
 
-    python benchmarks/gpu_serving.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE]
+    python benchmarks/gpu_serving.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE] [--ocr FILE]
 
 Rows: `bare/MODEL/ROWS` the captured model in one piece and in segments, replayed in a loop without a server;
 `attention/MODEL/ROWS` an encoder of 197 tokens beside torch's own attention; `served/MODEL/WIRE/ROWS` requests in a
 closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL` one-row requests at a fifth of what the device
-can do; `beside/URGENT/OTHER` the same while the other model is asked without end; `killed/MODEL` from the death of the
-worker to the next answer.
+can do; `killed/MODEL` from the death of the worker to the next answer; `beside/URGENT/ROWS of OTHER` one-row requests
+at a fifth of what the device can do, on an idle GPU and, at the same times, while the other model is asked without end.
+Models compute in fp16, but the detector of texts, which finds some in noise then, in fp32. It is in the package
+rapidocr-onnxruntime, or in the file of `--ocr`; its pictures and its maps lie in shared memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import ctypes
 import json
-import multiprocessing
 import os
 import signal
-import socket
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from multiprocessing import shared_memory
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from machine import machine
+from gpu_asking import (
+    FOLDER,
+    OCR,
+    OCR_SIDE,
+    Rows,
+    Served,
+    clients,
+    connected,
+    end_when_told,
+    exchanged,
+    exported,
+    provide_ocr,
+    registered,
+    request_for,
+)
 
-MODELS = {"resnet50": "fp16", "bert-base": "fp16"}
-PARAMETERS: dict[str, dict[str, int | str]] = {"bert-base": {"seq_len": 128}, "bert-large": {"seq_len": 197}}
-ROWS = (1, 8, 32)
+MODELS = {"resnet50": (1, 8, 32), "bert-base": (1, 8, 32), OCR: (1, 8)}
+"""Model -> rows of its requests."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "resnet50": {"slo_ms": 1000.0, "max_batch": 32},
+    "bert-base": {"slo_ms": 2.0, "max_batch": 32},
+    OCR: {"slo_ms": 1000.0, "max_batch": 8, "shapes.x": [1, 3, OCR_SIDE, OCR_SIDE], "precision": "fp32"},
+}
 RESULTS = Path(__file__).parent / "results" / "gpu_serving.json"
-FOLDER = Path(tempfile.gettempdir()) / "weft-gpu-serving"
 ASKING = 6
 """Connections over which requests at random times come, so that one does not wait for the answer to another."""
 LOAD = 0.2
 """The part of what the device can do, at which one model alone is asked."""
+APART_S = 300.0
+"""How long something without a server may take."""
 
 
-def exported(name: str) -> Path:
-    """A well-known network as a file, in a repository of its own."""
-    path = FOLDER / "models" / name / "1" / "model.onnx"
-    if not path.exists():
-        from weft.models import zoo
+class Pair(NamedTuple):
+    """An urgent model, and another one that has all the time there is."""
 
-        path.parent.mkdir(parents=True, exist_ok=True)
-        zoo.export(name, path, **PARAMETERS.get(name, {}))
-    return path
+    urgent: str
+    other: str
+    rows: int
+    """Of a request for the other one."""
+    max_batch: int
+    grain_ms: float = 0.25
+
+    @property
+    def key(self) -> str:
+        return f"beside/{self.urgent}/{self.rows} rows of {self.other} cut at {self.grain_ms} ms"
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The urgent one is due after what an idle GPU takes at most: one that is late gives way to the others."""
+        other = {"slo_ms": 1000.0, "max_batch": self.max_batch, "grain_ms": self.grain_ms}
+        return {self.urgent: {"slo_ms": 10.0, "priority": 1, "max_batch": 4}, self.other: other}
+
+
+PAIRS = (
+    Pair("bert-base", "resnet50", 8, 32),
+    Pair("bert-base", "resnet50", 8, 32, 0.0625),
+    Pair("bert-large-16", "resnet50", 32, 32),
+    Pair("bert-large-16", "encoder-24", 16, 16),
+    Pair("resnet50", "encoder-24", 64, 64),
+)
 
 
 # Without a server
 
 
-def bare(name: str, seconds: float) -> dict[int, dict[str, Any]]:
+def bare(name: str, on: str, seconds: float) -> dict[int, dict[str, Any]]:
     """A model in one piece and in segments, replayed as fast as Python can, at each number of rows."""
     from weft.runtime.backend import LoadOptions
-    from weft.runtime.cuda.gpu import Gpu
+    from weft.runtime.cuda.engine import device_named
     from weft.runtime.cuda.preparing import prepare_on
 
-    device: Any = Gpu(0)
-    found: dict[int, dict[str, Any]] = {rows: {} for rows in ROWS}
+    device, settings = device_named(on), SETTINGS[name]
+    shapes = {"x": tuple(settings["shapes.x"])} if "shapes.x" in settings else {}
+    found: dict[int, dict[str, Any]] = {rows: {} for rows in MODELS[name]}
     for label, grain_s in (("whole", 1.0), ("cut", 0.00025)):
-        options = LoadOptions(grain_s=grain_s, precision=MODELS[name], max_batch=max(ROWS))
+        precision, max_batch = settings.get("precision", "fp16"), settings["max_batch"]
+        options = LoadOptions(grain_s=grain_s, precision=precision, max_batch=max_batch, shapes=shapes)
         prepare_on(device, exported(name), options, FOLDER / "bare").close()
         model: Any = prepare_on(device, exported(name), options, FOLDER / "bare", learn=False)
-        for rows in ROWS:
+        for rows in found:
             found[rows][label] = {
                 "segments": len(model.segments),
                 **_replayed(device, model, rows, seconds),
@@ -103,13 +135,13 @@ def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, f
     return {"ms": took_s / replays * 1e3, "rows_per_s": replays * rows / took_s}
 
 
-def attention(name: str, rows: int, seconds: float) -> dict[str, Any]:
+def attention(name: str, on: str, seconds: float, rows: int = 16) -> dict[str, Any]:
     """An encoder of plain operators as weft runs it, with attention as one operator and without, beside torch's own."""
     from weft.runtime.backend import LoadOptions
     from weft.runtime.cuda import onnx_files, preparing
-    from weft.runtime.cuda.gpu import Gpu
+    from weft.runtime.cuda.engine import device_named
 
-    device: Any = Gpu(0)
+    device = device_named(on)
     found: dict[str, Any] = {"torch_ms": _torch_encoder_ms(rows, seconds)}
     fusing = onnx_files.with_attention
     for label, fuse in (("fused_ms", fusing), ("plain_ms", lambda path, folder: path)):
@@ -161,290 +193,43 @@ def _torch_encoder_ms(rows: int, seconds: float) -> float:
 # A server and its clients
 
 
-class Served:
-    """A server over a few models in a process of its own."""
-
-    def __init__(self, settings: dict[str, dict[str, Any]], memory: int = 0, file: Path | None = None) -> None:
-        """settings: of each model. memory: bytes of the device that models may hold. file: the network they all are."""
-        self.folder = Path(tempfile.mkdtemp(prefix="repository-", dir=FOLDER))
-        for name, values in settings.items():
-            (self.folder / name / "1").mkdir(parents=True)
-            os.link(file or exported(name), self.folder / name / "1" / "model.onnx")
-            text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-            (self.folder / name / "weft.toml").write_text(text)
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(self.folder), "--memory", str(memory)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline() or -1)
-        if self.port < 0:
-            raise RuntimeError("the server did not start")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def metrics(self) -> str:
-        """What it says of itself."""
-        return _exchanged(_connected(self.port), b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")[1].decode()
-
-    def worker(self) -> int:
-        """The process that has the device."""
-        children = subprocess.run(
-            ["ps", "-o", "pid=,comm=", "--ppid", str(self._process.pid)], capture_output=True, text=True, check=True
-        ).stdout
-        return next(int(line.split()[0]) for line in children.splitlines() if "weft worker" in line)
-
-    def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(30)
-
-
-def serve(folder: str, memory: int) -> None:
-    """The server's process: print its port, and serve until told to stop."""
-    from weft.serving.config import ServerConfig
-    from weft.serving.server import fastest_loop
-    from weft.serving.server import serve as serve_forever
-
-    config = ServerConfig(
-        models=(folder,), device="cuda:0", precision="fp16", http_port=0, grpc_port=None, cache=FOLDER / "cache",
-        shared_memory=True, learn_s=300.0, device_memory_bytes=memory or None,
-    )  # fmt: skip
-
-    def started(server: Any) -> None:
-        for slot in server.service.library.slots():
-            print(slot.entry.name, slot.state, slot.message, file=sys.stderr)
-            if slot.served:
-                loaded = slot.served.loaded
-                print(len(loaded.segments), loaded.max_batch, loaded.remarks, file=sys.stderr)
-        print(server.http_port, flush=True)
-
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        runner.run(serve_forever(config, None, started))
-
-
-def inputs_of(name: str, rows: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Made-up inputs."""
-    rng = np.random.default_rng(0)
-    if name == "resnet50":
-        return {"input": rng.standard_normal((rows, 3, 224, 224)).astype(np.float32)}
-    import onnx
-
-    found = {}
-    for each in onnx.load(str(exported(name)), load_external_data=False).graph.input:
-        sizes = [size.dim_value for size in each.type.tensor_type.shape.dim]
-        found[each.name] = rng.integers(0, 2, [rows, *sizes[1:]]).astype(np.int64)
-    return found
-
-
-def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
-    """A request as bytes, and the memory that it needs to stay."""
-    arrays, memory, body = inputs_of(name, rows), None, b""
-    told: list[dict[str, Any]] = []
-    if wire != "http":
-        memory = _KINDS[wire](b"".join(each.tobytes() for each in arrays.values()))
-    at = 0
-    for key, each in arrays.items():
-        kind = {"f": "FP32", "i": "INT64"}[each.dtype.kind]
-        entry: dict[str, Any] = {"name": key, "shape": list(each.shape), "datatype": kind}
-        if memory is not None:
-            where = {"shared_memory_region": memory.name, "shared_memory_byte_size": each.nbytes}
-            entry["parameters"] = where | {"shared_memory_offset": at}
-            at += each.nbytes
-        else:
-            entry["parameters"] = {"binary_data_size": each.nbytes}
-            body += each.tobytes()
-        told.append(entry)
-    head = json.dumps({"inputs": told, "parameters": {"binary_data_output": True}}).encode()
-    text = (
-        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(head) + len(body)}\r\n"
-        f"Inference-Header-Content-Length: {len(head)}\r\n\r\n"
-    )
-    return text.encode() + head + body, memory
-
-
-class SystemMemory:
-    """Bytes in shared memory of the system."""
-
-    def __init__(self, data: bytes) -> None:
-        self._memory = shared_memory.SharedMemory(create=True, size=len(data))
-        self._memory.buf[: len(data)] = data
-        self.name, self.size, self.kind = self._memory.name, len(data), "system"
-        self.about: dict[str, Any] = {"key": f"/{self.name}", "offset": 0}
-
-    def close(self) -> None:
-        self._memory.close()
-        self._memory.unlink()
-
-
-class CudaMemory:
-    """Bytes in memory of the GPU."""
-
-    def __init__(self, data: bytes) -> None:
-        import torch
-
-        driver, self._address, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(0), (ctypes.c_ubyte * 64)()
-        torch.zeros(1, device="cuda")  # and so there is a context
-        for failed in (
-            driver.cuMemAlloc_v2(ctypes.byref(self._address), ctypes.c_size_t(len(data))),
-            driver.cuMemcpyHtoD_v2(self._address, data, ctypes.c_size_t(len(data))),
-            driver.cuIpcGetMemHandle(ctypes.byref(handle), self._address),
-        ):
-            assert not failed, f"the driver says {failed}"
-        self.name, self.size, self.kind = f"gpu{self._address.value:x}", len(data), "cuda"
-        self.about: dict[str, Any] = {"raw_handle": {"b64": b64encode(bytes(handle)).decode()}, "device_id": 0}
-        self._free = driver.cuMemFree_v2
-
-    def close(self) -> None:
-        self._free(self._address)
-
-
-_KINDS = {"memory": SystemMemory, "cuda": CudaMemory}
-
-
-def _connected(port: int) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", port))
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
-
-
-def _exchanged(connection: socket.socket, request: bytes) -> tuple[int, bytes]:
-    """Send a request; the status and the body of the answer."""
-    connection.sendall(request)
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = connection.recv(1 << 20)
-        if not more:
-            raise ConnectionError("the server closed the connection")
-        data += more
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = next(int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length"))
-    while len(body) < length:
-        body += connection.recv(1 << 20)
-    return int(head.split()[1]), body
-
-
-@contextmanager
-def _registered(port: int, memory: Any) -> Iterator[None]:
-    """Have the server know of a region, if there is one, and take it away afterwards."""
-    if memory is None:
-        yield
-        return
-
-    def ask(what: str, about: dict[str, Any]) -> None:
-        text, path = json.dumps(about).encode(), f"/v2/{memory.kind}sharedmemory/region/{memory.name}/{what}"
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
-        status, body = _exchanged(_connected(port), head.encode() + text)
-        assert status == 200, body
-
-    ask("register", memory.about | {"byte_size": memory.size})
-    try:
-        yield
-    finally:
-        ask("unregister", {})
-        memory.close()
-
-
-def _in_a_loop(port: int, request: bytes, seconds: float, told: Any) -> None:
-    times_s, wrong = [], 0
-    try:
-        connection = _connected(port)
-        _warm(connection, request)
-        end_s = time.perf_counter() + seconds
-        while (began_s := time.perf_counter()) < end_s:
-            wrong += _exchanged(connection, request)[0] != 200
-            times_s.append(time.perf_counter() - began_s)
-    finally:
-        told.put((times_s, wrong))
-
-
-def _warm(connection: socket.socket, request: bytes) -> None:
-    for _ in range(3):
-        status, body = _exchanged(connection, request)
-        if status != 200:
-            raise RuntimeError(f"{status}: {body[:200]!r}")
-
-
-def _now_and_then(port: int, request: bytes, seconds: float, every_s: float, told: Any) -> None:
-    """Requests at random times; each counts from when it was due."""
-    times_s, wrong = [], 0
-    try:
-        connection = _connected(port)
-        _warm(connection, request)
-        rng, due_s = np.random.default_rng(os.getpid()), time.perf_counter()
-        end_s = due_s + seconds
-        while (due_s := due_s + rng.exponential(every_s)) < end_s:
-            while (early_s := due_s - time.perf_counter()) > 0:
-                time.sleep(max(0.0, early_s - 0.0002))
-            wrong += _exchanged(connection, request)[0] != 200
-            times_s.append(time.perf_counter() - due_s)
-    finally:
-        told.put((times_s, wrong))
-
-
-def _started(target: Callable[..., None], count: int, *arguments: Any) -> Callable[[], dict[str, Any]]:
-    """Clients in processes of their own; what is called later gives what came of it."""
-    context = multiprocessing.get_context("fork")
-    told = context.Queue()
-    clients = [context.Process(target=target, args=(*arguments, told), daemon=True) for _ in range(count)]
-    for each in clients:
-        each.start()
-
-    def ended() -> dict[str, Any]:
-        found = [told.get() for _ in clients]
-        for each in clients:
-            each.join()
-        times_ms = sorted(each * 1e3 for times, _ in found for each in times)
-        if not times_ms:
-            raise RuntimeError("no request was answered")
-        return {
-            "requests": len(times_ms),
-            "failed": sum(wrong for _, wrong in found),
-            "p50_ms": statistics.median(times_ms),
-            "p99_ms": times_ms[int(0.99 * (len(times_ms) - 1))],
-        }
-
-    return ended
-
-
 def served(server: Served, name: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
     """Requests of so many rows, without end."""
     request, memory = request_for(name, rows, wire)
     best: dict[str, Any] = {}
-    with _registered(server.port, memory):
-        for clients in (4, 12) if rows > 1 else (48,):
-            found = _started(_in_a_loop, clients, server.port, request, seconds)()
-            found |= {"clients": clients, "rows_per_s": found["requests"] * rows / seconds}
+    with registered(server.port, memory):
+        for count in (4, 12) if rows > 1 else (48,):
+            found = clients(count, server.port, request, seconds)()
+            found |= {"clients": count, "rows_per_s": found["per_s"] * rows}
             best = max(best, found, key=lambda each: each.get("rows_per_s", 0.0))
     return best
 
 
-def alone(server: Served, name: str, graph_ms: float, seconds: float) -> dict[str, Any]:
+def alone(server: Served, name: str, seconds: float) -> dict[str, Any]:
     request, _ = request_for(name, 1, "http")
-    found = _started(_now_and_then, ASKING, server.port, request, seconds, ASKING * graph_ms / 1e3 / LOAD)()
+    graph_ms = server.graph_ms(name)
+    found = clients(ASKING, server.port, request, seconds, ASKING * graph_ms / 1e3 / LOAD)()
     return found | {"graph_ms": graph_ms, "over_graph_ms": found["p50_ms"] - graph_ms}
 
 
-def beside(server: Served, urgent: str, other: str, graph_ms: float, seconds: float) -> dict[str, Any]:
-    quiet = alone(server, urgent, graph_ms, seconds)
-    request, memory = request_for(other, 8, "memory")
-    with _registered(server.port, memory):
-        background = _started(_in_a_loop, 6, server.port, request, seconds + 1.0)
+def beside(server: Served, pair: Pair, seconds: float) -> dict[str, Any]:
+    quiet = alone(server, pair.urgent, seconds)
+    request, memory = request_for(pair.other, pair.rows, "memory")
+    with registered(server.port, memory):
+        background = clients(ASKING, server.port, request, seconds + 1.5)
         time.sleep(0.5)
-        busy = alone(server, urgent, graph_ms, seconds)
+        busy = alone(server, pair.urgent, seconds)
         rate = background()
     return {"alone": quiet, "beside": busy, "other": rate, "p99_ratio": busy["p99_ms"] / quiet["p99_ms"]}
 
 
 def killed(server: Served, name: str) -> dict[str, Any]:
     request, _ = request_for(name, 1, "http")
-    connection = _connected(server.port)
-    assert _exchanged(connection, request)[0] == 200
+    connection = connected(server.port)
+    assert exchanged(connection, request)[0] == 200
     os.kill(server.worker(), signal.SIGKILL)
     began_s, refused = time.perf_counter(), 0
-    while _exchanged(connection, request)[0] != 200:
+    while exchanged(connection, request)[0] != 200:
         refused += 1
         time.sleep(0.02)
     return {"back_after_s": time.perf_counter() - began_s, "refused": refused}
@@ -458,87 +243,58 @@ def main() -> None:
     options.add_argument("--only", default="")
     options.add_argument("--seconds", type=float, default=3.0)
     options.add_argument("--results", type=Path, default=RESULTS)
-    options.add_argument("--serve", default="")
-    options.add_argument("--memory", type=int, default=0)
+    options.add_argument("--device", default="cuda:0")
+    options.add_argument("--ocr", type=Path, help=f"the file of {OCR}, where its package is not installed")
     options.add_argument("--bare", default="")
     options.add_argument("--attention", default="")
     given = options.parse_args()
+    end_when_told()
     FOLDER.mkdir(exist_ok=True)
-    if given.serve:
-        serve(given.serve, given.memory)
-    elif given.attention:
-        print(json.dumps(attention(given.attention, 16, given.seconds)))
+    if given.attention:
+        print(json.dumps(attention(given.attention, given.device, given.seconds)))
     elif given.bare:
-        print(json.dumps(bare(given.bare, given.seconds)))
+        print(json.dumps(bare(given.bare, given.device, given.seconds)))
     else:
-        measure(given.only, given.seconds, given.results)
+        rows = Rows(given.results, given.only, given.device)
+        measure(rows, given.device, given.seconds, with_ocr=provide_ocr(given.ocr))
 
 
-def measure(only: str, seconds: float, results: Path) -> None:
-    kept = json.loads(results.read_text()) if results.exists() else {"machine": _machine(), "rows": {}}
-    rows: dict[str, Any] = kept["rows"]
-
-    def row(key: str, run: Callable[[], dict[str, Any]]) -> None:
-        if key in rows or only not in key:
-            return
-        try:
-            rows[key] = run()
-        except Exception as error:  # a row that fails is told, and the next one is measured
-            print(f"{key}: {type(error).__name__}: {error}", file=sys.stderr)
-            return
-        print(key, json.dumps(rows[key]), flush=True)
-        results.write_text(json.dumps(kept, indent=1) + "\n")
-
-    for name in MODELS:
-        for count in ROWS:
-            row(f"bare/{name}/{count}", lambda name=name, count=count: _apart("--bare", name, seconds)[str(count)])
-    row("attention/bert-large/16", lambda: _apart("--attention", "bert-large", seconds))
-    slo = {"resnet50": {"slo_ms": 1000.0, "max_batch": 32}, "bert-base": {"slo_ms": 2.0, "max_batch": 32}}
-    server = Served(slo)
-    try:
-        for name in MODELS:
-            for wire in ("cuda", "memory", "http"):
-                for count in ROWS:
-                    row(
-                        f"served/{name}/{wire}/{count}",
-                        lambda n=name, w=wire, c=count: served(server, n, w, c, seconds),
-                    )
-        for name in MODELS:
-            graph_ms = rows[f"bare/{name}/1"]["whole"]["ms"]
-            row(f"alone/{name}", lambda name=name, ms=graph_ms: alone(server, name, ms, seconds))
-        row("killed/resnet50", lambda: killed(server, "resnet50"))
-        device = [each for each in server.metrics().splitlines() if each.startswith("weft_device_")]
-        print("\n".join(device), flush=True)
-    finally:
-        server.close()
-    graph_ms = rows["bare/bert-base/1"]["whole"]["ms"]
-    for grain_ms in (0.25, 0.0625):
-        key = f"beside/bert-base/resnet50 cut at {grain_ms} ms"
-        row(key, lambda grain_ms=grain_ms: _beside_cut_at(grain_ms, slo, graph_ms, seconds))
+def measure(rows: Rows, device: str, seconds: float, *, with_ocr: bool) -> None:
+    zoo = [name for name in MODELS if name != OCR]
+    for name in MODELS if with_ocr else zoo:
+        for count in MODELS[name]:
+            rows.measure(f"bare/{name}/{count}", lambda n=name, c=count: _apart("bare", n, device, seconds)[str(c)])
+    rows.measure("attention/bert-large/16", lambda: _apart("attention", "encoder-24", device, seconds))
+    asked = _served_rows(zoo, ("cuda", "memory", "http"), seconds)
+    asked |= {f"alone/{name}": partial(alone, name=name, seconds=seconds) for name in zoo}
+    asked["killed/resnet50"] = partial(killed, name="resnet50")
+    rows.measure_on(lambda: Served({name: SETTINGS[name] for name in zoo}, device=device), asked)
+    if with_ocr:
+        asked = _served_rows([OCR], ("cuda", "memory"), seconds)
+        rows.measure_on(lambda: Served({OCR: SETTINGS[OCR]}, device=device), asked)
+    for pair in PAIRS:
+        run = partial(beside, pair=pair, seconds=seconds)
+        rows.measure_on(lambda pair=pair: Served(pair.settings, device=device), {pair.key: run})
 
 
-def _beside_cut_at(grain_ms: float, settings: dict[str, Any], graph_ms: float, seconds: float) -> dict[str, Any]:
-    server = Served(settings | {"resnet50": settings["resnet50"] | {"grain_ms": grain_ms}})
-    try:
-        return beside(server, "bert-base", "resnet50", graph_ms, seconds)
-    finally:
-        server.close()
+def _served_rows(
+    names: Sequence[str], wires: Sequence[str], seconds: float
+) -> dict[str, Callable[[Served], dict[str, Any]]]:
+    return {
+        f"served/{name}/{wire}/{count}": partial(served, name=name, wire=wire, rows=count, seconds=seconds)
+        for name in names
+        for wire in wires
+        for count in MODELS[name]
+    }
 
 
 @cache
-def _apart(what: str, name: str, seconds: float) -> dict[str, Any]:
+def _apart(what: str, name: str, device: str, seconds: float) -> dict[str, Any]:
     """Something without a server in a process of its own, which gives the device's memory back."""
-    command = [sys.executable, __file__, what, name, "--seconds", str(seconds)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    command = [sys.executable, __file__, f"--{what}", name, "--device", device, "--seconds", str(seconds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=APART_S)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _machine() -> dict[str, object]:
-    gpu = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    return machine("torch", "onnxruntime-gpu", "onnx") | {"gpu": gpu}
 
 
 if __name__ == "__main__":

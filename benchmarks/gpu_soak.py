@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpu_serving import FOLDER, Served, _connected, _exchanged, _machine, _registered, request_for
+from gpu_asking import FOLDER, Served, about, connected, exchanged, registered, request_for
 from gpu_swapping import metric
 
 RESULTS = Path(__file__).parent / "results" / "gpu_soak.json"
@@ -72,13 +72,13 @@ class Soak:
         told = self.told[name] = Counter()
 
         def run() -> None:
-            connection = _connected(self._port)
+            connection = connected(self._port)
             while time.perf_counter() < self._until_s:
                 try:
                     told[ask(connection)] += 1
                 except OSError:
                     told["lost"] += 1
-                    connection = _connected(self._port)
+                    connection = connected(self._port)
 
         self._threads.append(threading.Thread(target=run))
         self._threads[-1].start()
@@ -106,7 +106,7 @@ def soaked(seconds: float) -> dict[str, Any]:
         for name in MODELS:
             one, eight = request_for(name, 1, "http")[0], request_for(name, 8, "http")[0]
             shared, memory = request_for(name, 1, "memory")
-            regions.enter_context(_registered(server.port, memory))
+            regions.enter_context(registered(server.port, memory))
             for label, request in (
                 ("one row", one),
                 ("strict", with_deadline(one)),
@@ -114,7 +114,7 @@ def soaked(seconds: float) -> dict[str, Any]:
                 ("shared memory", shared),
                 ("wrong shape", of_wrong_shape(one)),
             ):
-                soak.add(f"{name}, {label}", lambda connection, r=request: judged(_exchanged(connection, r)[0]))
+                soak.add(f"{name}, {label}", lambda connection, r=request: judged(exchanged(connection, r)[0]))
             soak.add(f"{name}, hangs up", lambda connection, r=one: _hung_up(server.port, r))
         killed = False
         while time.perf_counter() < began_s + seconds:
@@ -145,7 +145,7 @@ def soaked(seconds: float) -> dict[str, Any]:
 
 def _hung_up(port: int, request: bytes) -> str:
     """Send a request, and go away before it is answered."""
-    connection = _connected(port)
+    connection = connected(port)
     connection.sendall(request)
     connection.close()
     time.sleep(0.01)
@@ -165,7 +165,7 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=RESULTS)
     given = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    found = {"machine": _machine(), **soaked(given.seconds)}
+    found = {"machine": about("cuda:0"), **soaked(given.seconds)}
     print(json.dumps(found, indent=1))
     given.results.write_text(json.dumps(found, indent=1) + "\n")
 

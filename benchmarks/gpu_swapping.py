@@ -17,17 +17,15 @@ import argparse
 import json
 import re
 import statistics
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_serving import FOLDER, Served, _connected, _exchanged, _machine, exported
+from gpu_asking import FOLDER, Rows, Served, connected, exchanged, exported, tensor_in
 
 RESULTS = Path(__file__).parent / "results" / "gpu_swapping.json"
 REPEATS = 30
@@ -95,13 +93,13 @@ class Asking:
         self.said: Counter[str] = Counter()
 
     def run(self, until_s: float) -> None:
-        connection = _connected(self._port)
+        connection = connected(self._port)
         shares = 1 / np.arange(1, MODELS + 1)
         while time.perf_counter() < until_s:
             number = int(self._rng.choice(MODELS, p=shares / shares.sum()))
             strict = bool(self._rng.integers(2))
             began_s = time.perf_counter()
-            status, body = _exchanged(connection, request(f"m{number:02}", strict=strict))
+            status, body = exchanged(connection, request(f"m{number:02}", strict=strict))
             self.latencies_s.append(time.perf_counter() - began_s)
             self.answers[self._judged(status, body)] += 1
 
@@ -134,18 +132,12 @@ def request(name: str, *, strict: bool) -> bytes:
     return head.encode() + body
 
 
-def tensor_in(body: bytes) -> bytes:
-    """The bytes of the outputs."""
-    _, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
-    return body[end:]
-
-
 def turns(seconds: float) -> dict[str, Any]:
     """More models than fit, asked for by several clients."""
     settings = {"max_batch": 1, "slo_ms": 1000.0, "grain_ms": 5.0}
     alone = Served({"m00": settings}, 64 << 30, network())
     try:
-        expected = tensor_in(_exchanged(_connected(alone.port), request("m00", strict=False))[1])
+        expected = tensor_in(exchanged(connected(alone.port), request("m00", strict=False))[1])
         held = metric(alone, "weft_memory_used_bytes")
     finally:
         alone.close()
@@ -196,21 +188,9 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=RESULTS)
     given = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    kept = json.loads(given.results.read_text()) if given.results.exists() else {"machine": _machine(), "rows": {}}
-
-    def row(key: str, run: Callable[[], dict[str, Any]]) -> None:
-        if key in kept["rows"]:
-            return
-        try:
-            kept["rows"][key] = run()
-        except Exception as error:  # a row that fails is told, and the next one is measured
-            print(f"{key}: {type(error).__name__}: {error}", file=sys.stderr)
-            return
-        print(key, json.dumps(kept["rows"][key]), flush=True)
-        given.results.write_text(json.dumps(kept, indent=1) + "\n")
-
-    row("return/resnet50", returned)
-    row(f"turns/{MODELS} in {ROOM}", lambda: turns(given.seconds))
+    rows = Rows(given.results, "", "cuda:0")
+    rows.measure("return/resnet50", returned)
+    rows.measure(f"turns/{MODELS} in {ROOM}", lambda: turns(given.seconds))
 
 
 if __name__ == "__main__":

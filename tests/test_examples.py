@@ -26,6 +26,7 @@ from weft.workloads.requests import parse_workload
 sys.path.append(str(ROOT / "benchmarks"))
 head_of_line = pytest.importorskip("head_of_line")
 early_exits = pytest.importorskip("early_exits")
+gpu_plain_server = pytest.importorskip("gpu_plain_server")
 
 PATIENCE_S = 600
 """After that an example that hangs fails instead; none is meant to come near it."""
@@ -140,6 +141,16 @@ def test_a_machine_too_busy_for_more_than_the_warm_up_still_has_a_speed() -> Non
     assert [early_exits.answered_per_s(answered(counted=each)) for each in (True, False)] == [0.4, 0.25]
     rate, most = early_exits.rate_per_s([answered(counted=False)], 2.0)
     assert (rate, most) == (10, 0.25), "so that something arrives at all"
+
+
+def test_the_rate_at_a_99th_percentile_lies_between_the_points_that_were_measured() -> None:
+    numbers = [(1, 100.0, 2.0), (4, 300.0, 4.0), (16, 600.0, 10.0), (64, 500.0, 20.0)]
+    points = [gpu_plain_server.Point(*each) for each in numbers]
+    limits_ms = (1.0, 2.0, 3.0, 7.0, 10.0, 15.0, 99.0)
+    rates = [gpu_plain_server.rate_within(points, each) for each in limits_ms]
+    assert rates == [0, 100, 200, 450, 600, 600, 600], "below all of them nothing, and never less than before"
+    (found,) = gpu_plain_server.compared(points, [gpu_plain_server.Point(4, 300.0, 7.0)])
+    assert (found["weft_per_s"], found["ratio"]) == (450, 1.5)
 
 
 DEMO = """

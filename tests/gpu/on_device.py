@@ -218,7 +218,7 @@ def test_two_workers_have_one_device_between_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["memory", "cuda"])
 def test_tensors_are_taken_from_regions_of_clients(backend: DeviceBackend, tmp_path: Path, kind: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    from gpu_serving import CudaMemory, SystemMemory
+    from gpu_asking import CudaMemory, SystemMemory
 
     path, sizes = chain(tmp_path / "wide.onnx", sizes=("n", 4096, 8)), (3, 4096, 8)
     x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)

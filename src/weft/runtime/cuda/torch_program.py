@@ -71,7 +71,9 @@ class NoCut(Exception):
 def read_program(path: Path) -> Any:
     """The program in a file, which may run code of its own."""
     try:
-        return _without_writing(torch.export.load(str(path)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about what it does itself
+            return _without_writing(torch.export.load(str(path)))
     except ModelError:
         raise
     except Exception as error:  # whatever the file makes it raise
@@ -199,6 +201,8 @@ class TorchProgram:
         return [each if cut in (0, last) or self._can_cut(cut) else None for cut, each in enumerate(sums)]
 
     def _can_cut(self, cut: int) -> bool:
+        if _is_size(self.nodes[cut - 1]):  # which goes with what reads it
+            return False
         try:
             self.piece(cut, len(self.nodes))
         except NoCut:
@@ -256,9 +260,7 @@ def _without_writing(exported: Any) -> Any:
     """The program with operators that make something new in the place of those that write over what they take."""
     calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
     if any(getattr(each, "_schema", None) is not None and each._schema.is_mutable for each in calls):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own use of what it is about to drop
-            exported = exported.run_decompositions({})
+        exported = exported.run_decompositions({})
     for each in exported.graph_signature.output_specs:
         if each.kind.name != "USER_OUTPUT":
             raise ModelError(f"it changes {each.target!r}, which it keeps; export it after eval(), without such state")
