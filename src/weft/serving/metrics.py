@@ -28,7 +28,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 DROPS = (
     "queue_full", "expired", "unmeetable", "too_long", "cancelled", "memory", "draining", "load_failed", "unloaded",
-    "breaker", "quarantined",
+    "breaker", "quarantined", "worker_starting",
 )  # fmt: skip
 """Why a request that could have been computed was not."""
 REFUSALS = ("not_found", "queue_full", "expired", "memory", "draining", "load_failed", "unloaded")

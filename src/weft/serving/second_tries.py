@@ -2,7 +2,8 @@
 
 A batch that fails is tried again member by member, for any of them may have been why. One whose worker died has another
 try if there is time for it. If the worker dies again, the request is not tried any more; if it was alone there, it is
-to blame, and others that bring the same inputs are refused for a while.
+to blame, and others that bring the same inputs are refused for a while. Who only met a worker that was not there, and
+cannot wait for the next, is told to come again.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ class SecondTries:
         if ticket.deaths >= MOST_DEATHS:
             self._quarantine(ticket, error)
             return said(ticket.model.name, error)
-        if ticket.tries >= MOST_TRIES or slack_ns < error.again_s * 1e9:
+        if ticket.tries < MOST_TRIES and slack_ns >= error.again_s * 1e9:
+            return error.again_s
+        if ticket.deaths:
             return said(ticket.model.name, error)
-        return error.again_s
+        return Overloaded(f"{ticket.model.name}: {error}", reason="worker_starting")
 
     def _quarantine(self, ticket: ClientTicket, error: WorkerDied) -> None:
         """Inputs that were alone with their worker when it died for the second time are to blame."""
