@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,13 @@ from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.attention import with_attention
 from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
+from weft.runtime.cuda.pieces import NHWC, OpenPieces, batch_of, open_pieces
 from weft.runtime.cuda.precision import FP32, converted, difference, is_half, remark
+from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
+from weft.runtime.cuda.rounds import busiest, file_at, round_times, rung_sizes, segments_at
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.segments import (
-    COPIES,
-    DeviceWeights,
-    SegmentSession,
-    copies_in,
-    mark_copies,
-    open_on,
-    open_segments,
-)
+from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on
 from weft.runtime.exits import ExitSpec
-from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.measuring import LEAST_GAIN, close_enough, unbatchable
@@ -47,7 +42,7 @@ from weft.runtime.onnxruntime_cpu.node_times import Tracer, seen_tensors
 from weft.runtime.onnxruntime_cpu.preparing import check_answers, prepare, ranked, readied
 from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model
-from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint
+from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK, remove
 from weft.runtime.rows import Verdict, judged
 from weft.runtime.tensors import Array
@@ -59,8 +54,6 @@ GRAINS_AT_MOST = 4
 """A segment takes at most a grain alone, and so many at the largest batch."""
 HOST_GRAIN_S = 0.005
 """How long segments are of what runs on the CPU after all."""
-NHWC = "com.ms.internal.nhwc"
-"""The domain of operators over tensors whose channels lie last."""
 
 
 class _Unfit(Exception):
@@ -145,30 +138,11 @@ def opened(device: Device, blueprint: Blueprint, folder: Path) -> DeviceModel:
     """A model that was prepared: its sessions, its weights, and every batch size captured."""
     with device.on():
         free = device.memory()[0]
-        channels_last = _channels_last(folder, blueprint.segments)
-        sessions, weights = open_segments(device, folder, blueprint.segments, channels_last=channels_last)
-        rungs = [_rung(device, blueprint, sessions, rows) for rows in ladder(blueprint.max_batch)]
+        pieces = open_pieces(device, folder, blueprint)
+        rungs = [pieces.rung(rows) for rows in rung_sizes(blueprint)]
         device.finish()
-        used = max(weights.bytes, free - device.memory()[0])
-    return DeviceModel(device, blueprint.model_copy(update={"memory_bytes": used}), sessions, weights, rungs)
-
-
-def _channels_last(folder: Path, segments: Sequence[SegmentSpec]) -> bool:
-    files = [onnx.load(str(folder / each.file), load_external_data=False) for each in segments if each.file]
-    return any(node.domain == NHWC for each in files for node in each.graph.node)
-
-
-def _rung(device: Device, blueprint: Blueprint, sessions: Sequence[SegmentSession], rows: int) -> Rung:
-    return Rung(device, rows, sessions, batch_of(blueprint, rows), batched=blueprint.batchable)
-
-
-def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
-    """Made-up inputs of so many rows: two samples in turn."""
-    shapes = blueprint.warm_shapes or {}
-    drawn = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
-    if rows == 1:
-        return drawn[0]
-    return {name: np.concatenate([drawn[row % 2][name] for row in range(rows)]) for name in drawn[0]}
+        used = max(pieces.weights.bytes, free - device.memory()[0])
+    return pieces.model(rungs, memory_bytes=used)
 
 
 @dataclass(slots=True)
@@ -184,6 +158,8 @@ class _DeviceWorkshop:
     exits: tuple[str, ...] = ()
     half: bool = False
     """Whether it computes with 16 bits."""
+    rounds: RoundGraphs | None = None
+    """Of a stitched model, its graph for any number of rows of each task."""
 
     @property
     def _host_folder(self) -> Path:
@@ -197,7 +173,10 @@ class _DeviceWorkshop:
         blueprint, wanted, host = self._meaning()
         graph = self._optimised()
         forced = cutting.arrange(graph.graph, self.exits) if self.exits else ()
-        tensors = self._seen(graph, blueprint)
+        if blueprint.tasks:
+            graph, tensors = self._in_rounds(graph, blueprint)
+        else:
+            tensors = self._seen(graph, blueprint)
         verdict = self._verdict(blueprint, host)
         whole, sizes = self._climbed(blueprint, graph, tensors, verdict)
         blueprint = self._cut(whole, graph, tensors, forced, sizes)
@@ -218,7 +197,7 @@ class _DeviceWorkshop:
         host = readied(onnx.load(str(target), load_external_data=False), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
-        blueprint = whole_blueprint(session, self.path, host)
+        blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         if missing:
             raise _Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")
@@ -242,14 +221,15 @@ class _DeviceWorkshop:
 
     def _verdict(self, blueprint: Blueprint, host: ModelProto) -> Verdict:
         """Whether rows may be computed together."""
-        reason = unbatchable(blueprint, blueprint.warm_shapes or {})
-        if reason is not None or self.options.independent_rows or self.options.max_batch == 1:
+        reason, tasks = unbatchable(blueprint, blueprint.warm_shapes or {}), blueprint.tasks
+        alone = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
+        if reason is not None or self.options.independent_rows or alone:
             return Verdict(reason)
-        as_one = blueprint.model_copy(update={"batchable": True})
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
-        found = judged(host, [batch_of(as_one, rows) for rows in (2, 3)], tracer)
+        found = judged(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
         if found.mixing is None and found.by_size:
-            found = judged(host, [batch_of(as_one, rows) for rows in (4, 5, 7)], tracer)._replace(by_size=True)
+            found = judged(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
+            found = found._replace(by_size=True)
         return found
 
     # On the device
@@ -292,37 +272,71 @@ class _DeviceWorkshop:
                 raise
             raise _Unfit(f"it fails there: {first_line(error)}") from error
 
+    def _in_rounds(self, graph: ModelProto, blueprint: Blueprint) -> tuple[ModelProto, dict[str, cutting.SeenTensor]]:
+        """A stitched graph for one row of each task, and the tensors in it."""
+        weights_outside(graph, self.folder)
+        self.rounds = RoundGraphs(graph, partial(self._run_rows, blueprint))
+        tensors = self._seen(self.rounds.at(1), blueprint)
+        tensors |= self.rounds.even(tensors)
+        return self.rounds.at(1), tensors
+
+    def _run_rows(self, blueprint: Blueprint, model: ModelProto, rows: int) -> Sequence[Array]:
+        path, feed = self.folder / "rows.onnx", batch_of(blueprint, rows)
+        onnx.save(model, path)
+        try:
+            session = open_on(self.device, path, channels_last=self.half)
+            found: Sequence[Array] = session.run(None, {each.name: feed[each.name] for each in model.graph.input})
+        except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            raise _Unfit(f"what follows from its rows cannot be worked out: {first_line(error)}") from error
+        return found
+
     def _climbed(
         self, blueprint: Blueprint, graph: ModelProto, tensors: dict[str, cutting.SeenTensor], verdict: Verdict
     ) -> tuple[Blueprint, dict[int, float]]:
         """The model in one piece, how far it is batched, and seconds by batch size."""
-        asked = self.options.max_batch
+        asked, tasks = self.options.max_batch, len(blueprint.tasks)
         if verdict.mixing is not None:
+            if tasks:
+                raise _Unfit(f"its models cannot be run together: {verdict.mixing}")
             if asked is not None and asked > 1:
                 raise ModelError(f"max_batch is {asked}, but the model cannot be batched: {verdict.mixing}")
             if asked is None:
                 self.remarks.append(f"not batched: {verdict.mixing}")
         batched = verdict.mixing is None
-        blueprint = self._in_pieces(blueprint, graph, tensors, ()).model_copy(update={"batchable": batched})
-        sessions, _ = self._opened(blueprint)
+        most = (asked or max(tasks, LARGEST_UNASKED)) if batched else 1
+        largest = busiest(most, tasks) if tasks else most
+        changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
+        blueprint = self._in_pieces(blueprint.model_copy(update=changes), graph, tensors, ())
+        sizes, reason = self._tried(blueprint, ladder(largest), as_it_pays=asked is None or tasks > 0)
+        if tasks:
+            changes = {"max_batch": asked or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
+        elif asked is not None and max(sizes) < asked and batched:
+            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
+        else:
+            changes = {"max_batch": max(sizes)}
+        if reason is not None:
+            what = "rounds of each model's rows" if tasks else "batched"
+            self.remarks.append(f"{what} up to {max(sizes)}: {reason}")
+        changes["any_shapes"] = batched and not verdict.by_size
+        return blueprint.model_copy(update=changes), sizes
+
+    def _tried(
+        self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
+    ) -> tuple[dict[int, float], str | None]:
+        """Seconds of a model in one piece by batch size, as far as that goes, and why no further."""
+        pieces = self._opened(blueprint)
         sizes: dict[int, float] = {}
         rows_alone: list[dict[str, Array]] = []
-        for rows in ladder((asked or LARGEST_UNASKED) if batched else 1):
+        for rows in tried:
             self.allowance.check()
-            rung = _rung(self.device, blueprint, sessions, rows)
+            rung = pieces.rung(rows)
             if (reason := self._differs(blueprint, rung, rows_alone)) is not None:
-                break
+                return sizes, reason
             took_s = rung.timed(0)
-            if asked is None and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
-                reason = f"batch {rows} gains less than {LEAST_GAIN:.0%}"
-                break
+            if as_it_pays and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
+                return sizes, f"batch {rows} gains less than {LEAST_GAIN:.0%}"
             sizes[rows] = took_s
-        if asked is not None and max(sizes) < asked and batched:
-            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
-        if reason is not None:
-            self.remarks.append(f"batched up to {max(sizes)}: {reason}")
-        any_shapes = batched and not verdict.by_size
-        return blueprint.model_copy(update={"max_batch": max(sizes), "any_shapes": any_shapes}), sizes
+        return sizes, None
 
     def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
         """Why the rows of a batch are not those of its samples; None where they are. The first one asked is alone."""
@@ -366,11 +380,13 @@ class _DeviceWorkshop:
         crossing = cutting.crossing_bytes(body, fit)
         if any(crossing[cut] is None for cut in forced):
             raise _Unfit("a tensor that crosses an exit is none of floating-point numbers")
-        weight_s = max(sizes[1], sizes[max(sizes)] / GRAINS_AT_MOST)
+        weight_s = _weight_s(whole, sizes[1], sizes[max(sizes)])
         if cutting.whole_because(body) or not (forced or cutting.worth_cutting(weight_s, grain_s)):
             return whole
         guesses = node_costs.scaled(node_costs.guessed_s(body, tensors), (), [weight_s])
         cuts = cutting.choose_cuts(guesses, crossing, grain_s, self.options.max_pieces, forced)
+        if whole.tasks and not cuts:
+            self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
         blueprint = self._in_pieces(whole, graph, tensors, cuts)
         took = self._weights_s(blueprint)
         if cuts and max(took) > grain_s:
@@ -381,11 +397,10 @@ class _DeviceWorkshop:
 
     def _weights_s(self, blueprint: Blueprint) -> list[float]:
         """What each segment takes, in the terms of a grain."""
-        sessions, _ = self._opened(blueprint)
-        most = blueprint.max_batch
-        found = {rows: _rung(self.device, blueprint, sessions, rows) for rows in {1, most}}
+        pieces, most = self._opened(blueprint), rung_sizes(blueprint)[-1]
+        found = {rows: pieces.rung(rows) for rows in {1, most}}
         count = range(len(blueprint.segments))
-        return [max(found[1].timed(at), found[most].timed(at) / GRAINS_AT_MOST) for at in count]
+        return [_weight_s(blueprint, found[1].timed(at), found[most].timed(at)) for at in count]
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
         ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
@@ -398,10 +413,20 @@ class _DeviceWorkshop:
         self, blueprint: Blueprint, graph: ModelProto, tensors: dict[str, cutting.SeenTensor], cuts: Sequence[int]
     ) -> Blueprint:
         """The model cut so, its pieces in files."""
-        segments = []
         types = {name: each.element_type for name, each in tensors.items()}
+        segments = self._written(graph, cuts, types)
+        if self.rounds is not None:
+            for rows in rung_sizes(blueprint)[1:]:
+                self._written(self.rounds.at(rows), cuts, types, rows)
+        return blueprint.model_copy(update={"segments": segments})
+
+    def _written(
+        self, graph: ModelProto, cuts: Sequence[int], types: dict[str, int], rows: int = 1
+    ) -> tuple[SegmentSpec, ...]:
+        """Files of the pieces; of a stitched model for so many rows of each task."""
+        segments = []
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
-            file = f"segment{at}of{len(cuts) + 1}.onnx"
+            file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
             onnx.save(piece.model, self.folder / file)
             if copies_in(self.device, self.folder / file, channels_last=self.half):
                 mark_copies(piece.model)
@@ -409,26 +434,26 @@ class _DeviceWorkshop:
             segments.append(
                 SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady)
             )
-        return blueprint.model_copy(update={"segments": tuple(segments)})
+        return tuple(segments)
 
-    def _opened(self, blueprint: Blueprint) -> tuple[list[SegmentSession], DeviceWeights]:
-        last = _channels_last(self.folder, blueprint.segments)
-        return open_segments(self.device, self.folder, blueprint.segments, channels_last=last)
+    def _opened(self, blueprint: Blueprint) -> OpenPieces:
+        return open_pieces(self.device, self.folder, blueprint)
 
     def _measured(self, blueprint: Blueprint) -> DeviceModel:
         """The model as it will be served, with the times of every batch size."""
-        sessions, weights = self._opened(blueprint)
-        sizes = ladder(blueprint.max_batch)
-        rungs = [_rung(self.device, blueprint, sessions, rows) for rows in sizes]
-        found = {each.rows: tuple(each.timed(at) for at in range(len(sessions))) for each in rungs}
+        pieces, sizes, tasks = self._opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
+        rungs = [pieces.rung(rows) for rows in sizes]
+        found = {each.rows: tuple(each.timed(at) for at in range(len(blueprint.segments))) for each in rungs}
+        if tasks:  # what crosses its cuts has rows of several tasks, and it never meets other shapes
+            return pieces.model(rungs, times_s=round_times(found, blueprint.max_batch, tasks), mergeable=False)
         times_s = {rows: found[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)}
-        mergeable = blueprint.batchable and len(sessions) > 1 and all(each.same_rows() for each in rungs)
+        several = len(blueprint.segments) > 1
+        mergeable = blueprint.batchable and several and all(each.same_rows() for each in rungs)
         if self.exits and not mergeable:
             raise _Unfit("what crosses its exits is not one row per sample")
-        changes = {"times_s": times_s, "mergeable": mergeable}
-        for each in sessions:
+        for each in pieces.sessions.values():
             each.open()  # the files are about to be moved
-        return DeviceModel(self.device, blueprint.model_copy(update=changes), sessions, weights, rungs)
+        return pieces.model(rungs, times_s=times_s, mergeable=mergeable)
 
     def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
         """Say how far the results are off those of the CPU in float32."""
@@ -447,7 +472,8 @@ class _DeviceWorkshop:
 
     def clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
-        kept = {LOCK, WEIGHTS, *(each.file for each in blueprint.segments)}
+        sizes = rung_sizes(blueprint)
+        kept = {LOCK, WEIGHTS, *(each.file for rows in sizes for each in segments_at(blueprint, rows))}
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:
@@ -456,13 +482,19 @@ class _DeviceWorkshop:
 
 def _check_fit(session: Any, graph: ModelProto) -> None:
     """Refuse what no device can run."""
-    if session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY):
-        raise _Unfit("it is stitched")
     if any(each.type == "tensor(string)" for each in (*session.get_inputs(), *session.get_outputs())):
         raise _Unfit("it takes or gives texts")
     reason = cutting.whole_because(graph.graph)
     if reason is not None and "control flow" in reason:
         raise _Unfit(f"it {reason}")
+
+
+def _weight_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
+    """What counts as a grain, given the seconds at the smallest and at the largest batch size.
+
+    The smallest round of a stitched model has a row of each task already.
+    """
+    return max(least_s / max(1, len(blueprint.tasks)), most_s / GRAINS_AT_MOST)
 
 
 def _without_copies(model: ModelProto) -> ModelProto:

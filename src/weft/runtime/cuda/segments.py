@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 
 from weft.runtime.cuda.device import FLOATS, Device, Movable, Tensor, numpy_type, places
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
@@ -39,9 +40,10 @@ class DeviceWeights:
 
     def of(self, path: Path) -> dict[str, Any]:
         """Those that the model in a file needs, uploaded where they are not yet."""
-        model = onnx.load(str(path))
+        model = onnx.load(str(path), load_external_data=False)
         wanted = [each for each in model.graph.initializer if _is_shared(each)]
         if new := [each for each in wanted if each.name not in self._values]:
+            load_external_data_for_model(model, str(path.parent))
             self._add(new)
         return {each.name: self._values[each.name] for each in wanted}
 

@@ -140,7 +140,8 @@ def _tensor(entry: Mapping[str, list[int]]) -> SeenTensor | None:
     ((kind, shape),) = entry.items()
     if kind not in _ITEM_BYTES:
         return None
-    return SeenTensor(TensorProto.DataType.Value(kind.upper()), math.prod(shape) * _ITEM_BYTES[kind])
+    size_bytes = math.prod(shape) * _ITEM_BYTES[kind]
+    return SeenTensor(TensorProto.DataType.Value(kind.upper()), size_bytes, tuple(shape))
 
 
 _ITEM_BYTES = {
