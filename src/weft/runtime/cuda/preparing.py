@@ -193,7 +193,7 @@ class _DeviceWorkshop:
     def _meaning(self) -> tuple[Blueprint, dict[str, Array], ModelProto]:
         """The model in one piece, what it gives on the CPU, and its graph as it is there."""
         target = self._host_folder / "host.onnx"
-        session = open_model(self.path, max(4, self.options.threads), target)
+        session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
         host = readied(onnx.load(str(target), load_external_data=False), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
@@ -428,7 +428,8 @@ class _DeviceWorkshop:
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
             file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
             onnx.save(piece.model, self.folder / file)
-            if copies_in(self.device, self.folder / file, channels_last=self.half):
+            host = self.rounds is None  # rounds have nothing left that is worked out there
+            if host and copies_in(self.device, self.folder / file, channels_last=self.half):
                 mark_copies(piece.model)
                 onnx.save(piece.model, self.folder / file)
             segments.append(

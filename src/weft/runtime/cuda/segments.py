@@ -126,6 +126,7 @@ def open_on(
     least = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_mem_reuse = not optimise  # who optimises a graph wants only that, and plans no memory
     options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.disable_prepacking", "1")  # weights are looked at where they lie
