@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 
 from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
+from tests.runtime.cuda.test_stitched_models import check as check_mix
+from tests.runtime.cuda.test_stitched_models import samples
+from tests.serving.test_serve_stitched import stitched
 from weft.errors import InputError
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.engine import CudaEngine
@@ -27,6 +30,7 @@ from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.devices import SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import LendingTerms, LentTensor
+from weft.runtime.onnxruntime_cpu.preparing import prepare
 
 try:
     check("cuda:0")
@@ -69,6 +73,22 @@ def test_captured_segments_give_what_the_cpu_gives(gpu: Any, tmp_path: Path) -> 
     for rows in (1, 3, 4, 9):
         (found,) = through(gpu, model, [drawn(rows)])
         np.testing.assert_allclose(found["y"], wanted(path, drawn(rows)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["mts", "split"])
+def test_stitched_models_are_captured_and_give_what_the_cpu_gives(gpu: Any, form: str, tmp_path: Path) -> None:
+    path = stitched(tmp_path / "body.onnx", form=form)
+    model, body = opened(gpu, path), prepare(path, LoadOptions(max_batch=2))
+    assert len(model.segments) > 1 and not model.uncaptured()
+    for mix in ((1, 1, 1), (0, 2, 0), (3, 0, 1), (0, 5, 2)):
+        given = samples(model, mix)
+        parts = [BatchPart(each) for each in given]
+        with gpu.on():
+            for segment in range(len(model.segments)):
+                launched = model.launch(Step(segment, parts, sum(mix)))
+                parts = [BatchPart(launched.made[0].values)]
+            launched.answered.wait()
+        check_mix(launched.made[0].answers, body, given)
 
 
 def test_batches_in_turns_keep_what_is_theirs(gpu: Any, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_what_would_help_on_a_gpu_is_told(brief, capsys, place):
     streams = ("-s", "camera.onnx:rate=4500,deadline=9", "-s", "words.onnx:rate=200,deadline=9")
     shown = run(capsys, "plan", *streams, "-d", "gpu.json", "--cache", "kept")[1]
     assert "A second GPU of that kind" in shown and "The server's own work" in shown
-    assert "share 100% of their weights: one file for both is left out, as stitched files run on the CPU." in shown
+    assert "share 100% of their weights: weft stitch" in " ".join(shown.split())
     assert 'A faster camera: with precision = "fp16" in its settings' in shown
 
 
@@ -210,7 +210,6 @@ def test_what_gains_nothing_on_a_gpu_is_told_in_a_line_each(tmp_path, monkeypatc
     found = asked_for(*(f"{file}:rate=1,deadline=50" for file in files), device=TWIN)
     assert with_int8(found, tmp_path, lambda what: None).remarks[1:] == (
         "eight is in 8 bits, which cuda:twin computes in floating point, with conversions between.",
-        "pets is stitched, and stitched files run on the CPU, on the lane of cuda:twin.",
         "int8 is left out: cuda:twin computes 8 bits in floating point, with conversions between.",
     )
     assert {model.config.grain_ms for model in found.models} == {0.25}

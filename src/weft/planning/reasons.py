@@ -146,7 +146,7 @@ def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Seque
     if full:
         yield from _more_to_compute_with(asked, best)
     for pair in sharing:
-        yield f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: {_stitching(asked, pair)}"
+        yield f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: {_stitching(pair)}"
     if found := _blocked(asked, best, predicted):
         yield _cut_finer(asked, best, found)
     if full:
@@ -173,10 +173,8 @@ def _more_to_compute_with(asked: Asked, best: OptionTrial) -> Iterator[str]:
         yield f"A machine with more cores: all {asked.cores} of this one are in use."
 
 
-def _stitching(asked: Asked, pair: SharedWeights) -> str:
+def _stitching(pair: SharedWeights) -> str:
     """What weights in common are good for."""
-    if asked.device is not None:
-        return "one file for both is left out, as stitched files run on the CPU."
     return f"weft stitch {pair.one} {pair.other} -o both.onnx --dynamic says whether one file for both pays."
 
 

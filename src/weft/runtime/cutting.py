@@ -38,6 +38,7 @@ class SeenTensor(NamedTuple):
     element_type: int
     """Its type, as ONNX numbers them."""
     size_bytes: int
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

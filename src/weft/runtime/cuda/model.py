@@ -225,15 +225,17 @@ class DeviceModel:
         made = {name: rung.tensors[name] for name in self._sessions[segment].spec.outputs}
         live = {name: made[name] if name in made else values.tensors[name] for name in self._live[segment]}
         if segment == len(self.segments) - 1:
-            return StepOutput(
-                {}, {spec.name: self._answer(rung, live[spec.name], values.rows) for spec in self.outputs}
-            )
-        left = DeviceValues(rung, values.rows, live)
+            return StepOutput({}, self._answers(values, live))
+        left = values.onward(live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
                 rung.own(name, left)
         told = self._told.get(segment)
         return StepOutput(left, {} if told is None else {told: self._answer(rung, live[told], values.rows)})
+
+    def _answers(self, values: DeviceValues, made: Mapping[str, Tensor]) -> dict[str, Any]:
+        """What clients are told after the last segment."""
+        return {spec.name: self._answer(values.rung, made[spec.name], values.rows) for spec in self.outputs}
 
     def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
         return self._device.copy_out(rung.rows_of(tensor, rows))

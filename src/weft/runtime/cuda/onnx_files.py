@@ -9,6 +9,7 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,12 @@ from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.attention import with_attention
 from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.pieces import OpenPieces, batch_of
 from weft.runtime.cuda.precision import BF16, converted, is_half
-from weft.runtime.cuda.segments import (
-    COPIES,
-    DeviceSegment,
-    DeviceWeights,
-    copies_in,
-    mark_copies,
-    open_on,
-    open_segments,
-)
-from weft.runtime.cuda.workshop import Unfit, Workshop, batch_of
-from weft.runtime.metadata import STITCHED_KEY
+from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
+from weft.runtime.cuda.rounds import file_at, rung_sizes, segments_at
+from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on, open_segments
+from weft.runtime.cuda.workshop import Unfit, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
@@ -41,7 +36,7 @@ from weft.runtime.onnxruntime_cpu.node_times import Tracer, seen_tensors
 from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
 from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model
-from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint
+from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK
 from weft.runtime.rows import Verdict, judged
 from weft.runtime.tensors import Array
@@ -66,6 +61,8 @@ class OnnxFile:
     """As it is cut: optimised for the device."""
     tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
     """What is in it, by name."""
+    rounds: RoundGraphs | None = None
+    """Of a stitched model, its graph for any number of rows of each task."""
 
     @property
     def _host_folder(self) -> Path:
@@ -80,7 +77,10 @@ class OnnxFile:
         blueprint, wanted, host = self._meaning()
         self.graph = self._optimised()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
-        self.tensors = self._seen(blueprint)
+        if blueprint.tasks:
+            self._take_rounds(blueprint)
+        else:
+            self.tensors = self._seen(blueprint)
         verdict = self._verdict(blueprint, host)
         workshop = Workshop(self.device, self, self.options, self.allowance, [], self.exits, forced)
         return workshop.built(blueprint, verdict, wanted, free)
@@ -90,11 +90,11 @@ class OnnxFile:
     def _meaning(self) -> tuple[Blueprint, dict[str, Array], ModelProto]:
         """The model in one piece, what it gives on the CPU, and its graph as it is there."""
         target = self._host_folder / "host.onnx"
-        session = open_model(self.path, max(4, self.options.threads), target)
+        session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
         host = readied(onnx.load(str(target), load_external_data=False), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
-        blueprint = whole_blueprint(session, self.path, host)
+        blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         if missing:
             raise Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")
@@ -118,14 +118,15 @@ class OnnxFile:
 
     def _verdict(self, blueprint: Blueprint, host: ModelProto) -> Verdict:
         """Whether rows may be computed together."""
-        reason = unbatchable(blueprint, blueprint.warm_shapes or {})
-        if reason is not None or self.options.independent_rows or self.options.max_batch == 1:
+        reason, tasks = unbatchable(blueprint, blueprint.warm_shapes or {}), blueprint.tasks
+        alone = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
+        if reason is not None or self.options.independent_rows or alone:
             return Verdict(reason)
-        as_one = blueprint.model_copy(update={"batchable": True})
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
-        found = judged(host, [batch_of(as_one, rows) for rows in (2, 3)], tracer)
+        found = judged(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
         if found.mixing is None and found.by_size:
-            found = judged(host, [batch_of(as_one, rows) for rows in (4, 5, 7)], tracer)._replace(by_size=True)
+            found = judged(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
+            found = found._replace(by_size=True)
         return found
 
     # On the device
@@ -170,6 +171,25 @@ class OnnxFile:
                 raise
             raise Unfit(f"it fails there: {first_line(error)}") from error
 
+    def _take_rounds(self, blueprint: Blueprint) -> None:
+        """Have the graph for one row of each task in its place, and the tensors in that."""
+        weights_outside(self.graph, self.folder)
+        self.rounds = RoundGraphs(self.graph, partial(self._run_rows, blueprint))
+        self.graph = self.rounds.at(1)
+        self.tensors = self._seen(blueprint)
+        self.tensors |= self.rounds.even(self.tensors)
+        self.graph = self.rounds.at(1)  # now without what puts different sizes together
+
+    def _run_rows(self, blueprint: Blueprint, model: ModelProto, rows: int) -> Sequence[Array]:
+        path, feed = self.folder / "rows.onnx", batch_of(blueprint, rows)
+        onnx.save(model, path)
+        try:
+            session = open_on(self.device, path, channels_last=self.half)
+            found: Sequence[Array] = session.run(None, {each.name: feed[each.name] for each in model.graph.input})
+        except Exception as error:  # ONNX Runtime raises several unrelated kinds
+            raise Unfit(f"what follows from its rows cannot be worked out: {first_line(error)}") from error
+        return found
+
     # As the workshop cuts it
 
     def guessed_s(self) -> list[float]:
@@ -185,42 +205,51 @@ class OnnxFile:
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         """The model cut so, its pieces in files."""
-        segments = []
-        types = {name: each.element_type for name, each in self.tensors.items()}
-        for at, piece in enumerate(cutting.split(self.graph, cuts, types)):
-            file = f"segment{at}of{len(cuts) + 1}.onnx"
+        segments = self._written(self.graph, cuts)
+        if self.rounds is not None:
+            for rows in rung_sizes(blueprint)[1:]:
+                self._written(self.rounds.at(rows), cuts, rows)
+        return blueprint.model_copy(update={"segments": segments})
+
+    def _written(self, graph: ModelProto, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
+        """Files of the pieces; of a stitched model for so many rows of each task."""
+        segments, types = [], {name: each.element_type for name, each in self.tensors.items()}
+        for at, piece in enumerate(cutting.split(graph, cuts, types)):
+            file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
             onnx.save(piece.model, self.folder / file)
-            if copies_in(self.device, self.folder / file, channels_last=self.half):
+            host = self.rounds is None  # rounds have nothing left that is worked out there
+            if host and copies_in(self.device, self.folder / file, channels_last=self.half):
                 mark_copies(piece.model)
                 onnx.save(piece.model, self.folder / file)
             segments.append(
                 SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady)
             )
-        return blueprint.model_copy(update={"segments": tuple(segments)})
+        return tuple(segments)
 
-    def opened(self, blueprint: Blueprint) -> tuple[list[DeviceSegment], DeviceWeights]:
-        return opened_files(self.device, blueprint, self.folder)
+    def opened(self, blueprint: Blueprint) -> OpenPieces:
+        return open_pieces(self.device, blueprint, self.folder)
 
     def clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
-        kept = {LOCK, WEIGHTS, *(each.file for each in blueprint.segments)}
+        sizes = rung_sizes(blueprint)
+        kept = {LOCK, WEIGHTS, *(each.file for rows in sizes for each in segments_at(blueprint, rows))}
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
 
 
-def opened_files(device: Device, blueprint: Blueprint, folder: Path) -> tuple[list[DeviceSegment], DeviceWeights]:
-    """Sessions over the files of a blueprint's segments, and their weights."""
+def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPieces:
+    """Sessions for all batch sizes of a model whose files lie in *folder*; each opens when it is needed."""
+    specs = list(dict.fromkeys(each for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)))
     files = [onnx.load(str(folder / each.file), load_external_data=False) for each in blueprint.segments if each.file]
     last = any(node.domain == NHWC for each in files for node in each.graph.node)
-    return open_segments(device, folder, blueprint.segments, channels_last=last)
+    sessions, weights = open_segments(device, folder, specs, channels_last=last)
+    return OpenPieces(device, blueprint, dict(zip(specs, sessions, strict=True)), weights)
 
 
 def _check_fit(session: Any, graph: ModelProto) -> None:
     """Refuse what no device can run."""
-    if session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY):
-        raise Unfit("it is stitched")
     if any(each.type == "tensor(string)" for each in (*session.get_inputs(), *session.get_outputs())):
         raise Unfit("it takes or gives texts")
     reason = cutting.whole_because(graph.graph)

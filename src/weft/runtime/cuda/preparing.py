@@ -15,9 +15,9 @@ from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost
-from weft.runtime.cuda.onnx_files import OnnxFile, opened_files
+from weft.runtime.cuda.onnx_files import OnnxFile, open_pieces
 from weft.runtime.cuda.precision import FP32
-from weft.runtime.cuda.workshop import Unfit, assembled
+from weft.runtime.cuda.workshop import Unfit
 from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
@@ -69,10 +69,8 @@ def _reopened(
         if path.suffix == PROGRAM_SUFFIX:
             from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
-            segments, weights = ProgramFile(device, path, options, Allowance()).reopened(blueprint)
-        else:
-            segments, weights = opened_files(device, blueprint, place)
-        return assembled(device, blueprint, segments, weights, free)
+            return ProgramFile(device, path, options, Allowance()).reopened(blueprint).assembled(free)
+        return open_pieces(device, blueprint, place).assembled(free)
 
 
 def _for_host(options: LoadOptions) -> LoadOptions:

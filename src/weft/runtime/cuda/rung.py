@@ -24,6 +24,10 @@ class DeviceValues:
     def __init__(self, rung: Rung, rows: int, tensors: dict[str, Tensor]) -> None:
         self.rung, self.rows, self.tensors = rung, rows, tensors
 
+    def onward(self, tensors: dict[str, Tensor]) -> DeviceValues:
+        """What the same batch holds after another segment."""
+        return DeviceValues(self.rung, self.rows, tensors)
+
 
 class Rung:
     """One batch size of a model on a device."""
@@ -104,6 +108,11 @@ class Rung:
     def own(self, name: str, values: DeviceValues) -> None:
         """What lies there belongs to these values from now on."""
         self._owners[name] = weakref.ref(values)
+
+    def clear(self, names: Collection[str]) -> None:
+        """Fill tensors with zeros, in the order of computing."""
+        for name in names:
+            self.tensors[name][...] = 0
 
     def same_rows(self) -> bool:
         """Whether every tensor has as many rows as the batch."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 
 from weft.runtime.cuda.device import FLOATS, Device, Movable, Tensor, numpy_type, places
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
@@ -41,9 +42,10 @@ class DeviceWeights:
 
     def of(self, path: Path) -> dict[str, Any]:
         """Those that the model in a file needs, uploaded where they are not yet."""
-        model = onnx.load(str(path))
+        model = onnx.load(str(path), load_external_data=False)
         wanted = [each for each in model.graph.initializer if _is_shared(each)]
         if new := [each for each in wanted if each.name not in self._values]:
+            load_external_data_for_model(model, str(path.parent))
             self._add(new)
         return {each.name: self._values[each.name] for each in wanted}
 
@@ -183,6 +185,7 @@ def open_on(
     least = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_mem_reuse = not optimise  # who optimises a graph wants only that, and plans no memory
     options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.disable_prepacking", "1")  # weights are looked at where they lie

@@ -17,6 +17,7 @@ from weft.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.pieces import OpenPieces
 from weft.runtime.cuda.precision import BF16, FP16, FP32
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramPiece, ProgramTensor, TorchProgram, read_program
@@ -140,7 +141,7 @@ class ProgramFile:
         workshop = Workshop(self.device, self, self.options, self.allowance, [])
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
-    def reopened(self, blueprint: Blueprint) -> tuple[list[DeviceSegment], DeviceWeights]:
+    def reopened(self, blueprint: Blueprint) -> OpenPieces:
         """The segments of a blueprint that was made earlier."""
         feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, 0, self.options.values)
         self._place(read_program(self.path), feed)
@@ -225,8 +226,9 @@ class ProgramFile:
         name = f"{names[0]}..{names[-1]}" if len(names) > 1 else "".join(names)
         return SegmentSpec(name=name, inputs=piece.inputs, outputs=piece.outputs, nodes=(start, end), steady=True)
 
-    def opened(self, blueprint: Blueprint) -> tuple[list[DeviceSegment], DeviceWeights]:
-        return [ProgramSegment(self.program, each) for each in blueprint.segments], self.weights
+    def opened(self, blueprint: Blueprint) -> OpenPieces:
+        segments = {each: ProgramSegment(self.program, each) for each in blueprint.segments}
+        return OpenPieces(self.device, blueprint, segments, self.weights)
 
 
 def _spec(tensor: ProgramTensor) -> TensorSpec:

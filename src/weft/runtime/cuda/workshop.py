@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel, ladder
+from weft.runtime.cuda.pieces import OpenPieces, batch_of
 from weft.runtime.cuda.precision import difference, remark
+from weft.runtime.cuda.rounds import busiest, round_times, rung_sizes
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
 from weft.runtime.exits import ExitSpec
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.measuring import LEAST_GAIN, close_enough
@@ -60,33 +61,9 @@ class Divisible(Protocol):
         """The blueprint with the segments between these cuts."""
         ...
 
-    def opened(self, blueprint: Blueprint) -> tuple[list[DeviceSegment], DeviceWeights]:
-        """The segments of a blueprint, ready to run, and their weights, which live as long."""
+    def opened(self, blueprint: Blueprint) -> OpenPieces:
+        """The segments of a blueprint, ready to run."""
         ...
-
-
-def make_rung(device: Device, blueprint: Blueprint, segments: Sequence[DeviceSegment], rows: int) -> Rung:
-    """A model at one batch size."""
-    return Rung(device, rows, segments, batch_of(blueprint, rows), batched=blueprint.batchable)
-
-
-def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
-    """Made-up inputs of so many rows: two samples in turn."""
-    shapes = blueprint.warm_shapes or {}
-    drawn = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
-    if rows == 1:
-        return drawn[0]
-    return {name: np.concatenate([drawn[row % 2][name] for row in range(rows)]) for name in drawn[0]}
-
-
-def assembled(
-    device: Device, blueprint: Blueprint, segments: Sequence[DeviceSegment], weights: DeviceWeights, free_before: int
-) -> DeviceModel:
-    """A model that was prepared, with every batch size captured; *free_before*: the device's memory before that."""
-    rungs = [make_rung(device, blueprint, segments, rows) for rows in ladder(blueprint.max_batch)]
-    device.finish()
-    used = max(weights.bytes, free_before - device.memory()[0])
-    return DeviceModel(device, blueprint.model_copy(update={"memory_bytes": used}), segments, weights, rungs)
 
 
 @dataclass(slots=True)
@@ -117,33 +94,49 @@ class Workshop:
 
     def _climbed(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
         """The model in one piece, how far it is batched, and seconds by batch size."""
-        asked = self.options.max_batch
+        asked, tasks = self.options.max_batch, len(blueprint.tasks)
         if verdict.mixing is not None:
+            if tasks:
+                raise Unfit(f"its models cannot be run together: {verdict.mixing}")
             if asked is not None and asked > 1:
                 raise ModelError(f"max_batch is {asked}, but the model cannot be batched: {verdict.mixing}")
             if asked is None:
                 self.remarks.append(f"not batched: {verdict.mixing}")
         batched = verdict.mixing is None
-        blueprint = self.model.in_pieces(blueprint, ()).model_copy(update={"batchable": batched})
-        segments, _ = self.model.opened(blueprint)
+        most = (asked or max(tasks, LARGEST_UNASKED)) if batched else 1
+        largest = busiest(most, tasks) if tasks else most
+        changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
+        blueprint = self.model.in_pieces(blueprint.model_copy(update=changes), ())
+        sizes, reason = self._tried(blueprint, ladder(largest), as_it_pays=asked is None or tasks > 0)
+        if tasks:
+            changes = {"max_batch": asked or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
+        elif asked is not None and max(sizes) < asked and batched:
+            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
+        else:
+            changes = {"max_batch": max(sizes)}
+        if reason is not None:
+            what = "rounds of each model's rows" if tasks else "batched"
+            self.remarks.append(f"{what} up to {max(sizes)}: {reason}")
+        changes["any_shapes"] = batched and not verdict.by_size
+        return blueprint.model_copy(update=changes), sizes
+
+    def _tried(
+        self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
+    ) -> tuple[dict[int, float], str | None]:
+        """Seconds of a model in one piece by batch size, as far as that goes, and why no further."""
+        pieces = self.model.opened(blueprint)
         sizes: dict[int, float] = {}
         rows_alone: list[dict[str, Array]] = []
-        for rows in ladder((asked or LARGEST_UNASKED) if batched else 1):
+        for rows in tried:
             self.allowance.check()
-            rung = make_rung(self.device, blueprint, segments, rows)
+            rung = pieces.rung(rows)
             if (reason := self._differs(blueprint, rung, rows_alone)) is not None:
-                break
+                return sizes, reason
             took_s = rung.timed(0)
-            if asked is None and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
-                reason = f"batch {rows} gains less than {LEAST_GAIN:.0%}"
-                break
+            if as_it_pays and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
+                return sizes, f"batch {rows} gains less than {LEAST_GAIN:.0%}"
             sizes[rows] = took_s
-        if asked is not None and max(sizes) < asked and batched:
-            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
-        if reason is not None:
-            self.remarks.append(f"batched up to {max(sizes)}: {reason}")
-        any_shapes = batched and not verdict.by_size
-        return blueprint.model_copy(update={"max_batch": max(sizes), "any_shapes": any_shapes}), sizes
+        return sizes, None
 
     def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
         """Why the rows of a batch are not those of its samples; None where they are. The first one asked is alone."""
@@ -179,11 +172,13 @@ class Workshop:
         grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
-        weight_s = cutting.device_length_s(sizes[1], sizes[max(sizes)])
+        weight_s = _weight_s(whole, sizes[1], sizes[max(sizes)])
         if self.model.whole_because() or not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
             return whole
         guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
         cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
+        if whole.tasks and not cuts:
+            self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
         blueprint = self.model.in_pieces(whole, cuts)
         took = self._weights_s(blueprint)
         if cuts and max(took) > grain_s:
@@ -194,11 +189,10 @@ class Workshop:
 
     def _weights_s(self, blueprint: Blueprint) -> list[float]:
         """What each segment takes, in the terms of a grain."""
-        segments, _ = self.model.opened(blueprint)
-        most = blueprint.max_batch
-        found = {rows: make_rung(self.device, blueprint, segments, rows) for rows in {1, most}}
+        pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
+        found = {rows: pieces.rung(rows) for rows in {1, most}}
         count = range(len(blueprint.segments))
-        return [cutting.device_length_s(found[1].timed(at), found[most].timed(at)) for at in count]
+        return [_weight_s(blueprint, found[1].timed(at), found[most].timed(at)) for at in count]
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
@@ -211,18 +205,19 @@ class Workshop:
 
     def _measured(self, blueprint: Blueprint) -> DeviceModel:
         """The model as it will be served, with the times of every batch size."""
-        segments, weights = self.model.opened(blueprint)
-        sizes = ladder(blueprint.max_batch)
-        rungs = [make_rung(self.device, blueprint, segments, rows) for rows in sizes]
-        found = {each.rows: tuple(each.timed(at) for at in range(len(segments))) for each in rungs}
+        pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
+        rungs = [pieces.rung(rows) for rows in sizes]
+        found = {each.rows: tuple(each.timed(at) for at in range(len(blueprint.segments))) for each in rungs}
+        if tasks:  # what crosses its cuts has rows of several tasks, and it never meets other shapes
+            return pieces.model(rungs, times_s=round_times(found, blueprint.max_batch, tasks), mergeable=False)
         times_s = {rows: found[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)}
-        mergeable = blueprint.batchable and len(segments) > 1 and all(each.same_rows() for each in rungs)
+        several = len(blueprint.segments) > 1
+        mergeable = blueprint.batchable and several and all(each.same_rows() for each in rungs)
         if self.exits and not mergeable:
             raise Unfit("what crosses its exits is not one row per sample")
-        changes = {"times_s": times_s, "mergeable": mergeable}
-        for each in segments:
+        for each in pieces.segments.values():
             each.open()  # the files are about to be moved
-        return DeviceModel(self.device, blueprint.model_copy(update=changes), segments, weights, rungs)
+        return pieces.model(rungs, times_s=times_s, mergeable=mergeable)
 
     def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
         """Say how far the results are off those of the CPU in float32."""
@@ -238,3 +233,11 @@ def _uncaptured(model: DeviceModel) -> list[str]:
         return []
     why = next(iter(found.values()))
     return [f"{len(found)} of its {len(model.segments)} segments cannot be captured and run by calls: {why}"]
+
+
+def _weight_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
+    """What is compared with a grain, given the seconds at the smallest and at the largest batch size.
+
+    The smallest round of a stitched model has a row of each task already.
+    """
+    return cutting.device_length_s(least_s / max(1, len(blueprint.tasks)), most_s)

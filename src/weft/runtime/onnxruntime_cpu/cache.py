@@ -18,7 +18,7 @@ from weft.runtime.external import external_files
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.own_folder import LOCK, make_folder, release
 
-FORMAT = 6
+FORMAT = 7
 """Raise it whenever what is prepared, or how, changes."""
 _RECORD = "prepared.json"
 _CHUNK_BYTES = 1 << 20

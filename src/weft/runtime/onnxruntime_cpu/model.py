@@ -67,6 +67,8 @@ class Blueprint(BaseModel):
     """The models that were stitched into it; none of an ordinary model."""
     absent_rows: int = 0
     """Rows of zeros that stand for each task that a batch has no sample of."""
+    round_rows: int = 0
+    """Rows of each task that a device computes at once at most; 0 of an ordinary model."""
     remarks: tuple[str, ...] = ()
 
 

@@ -73,7 +73,7 @@ class Tracer:
         asked.CopyFrom(model)
         outputs = [each.name for each in model.graph.output]
         asked.graph.output.extend(ValueInfoProto(name=name) for name in sorted({*wanted} - {*outputs}))
-        session = _opened(asked, self._folder, _by_threads(self._threads))
+        session = _opened(asked, self._folder, _by_threads(self._threads, thrifty=False))
         values = self._allowance.run(session, None, dict(feed))
         shapes: dict[str, tuple[int, ...]] = {}
         for place, event in _events(session):
@@ -100,8 +100,8 @@ def seen_tensors(
     return found
 
 
-def _by_threads(threads: int) -> OpenProfiled:
-    return lambda path, trace: open_session(path, threads, optimise=False, profile=trace)
+def _by_threads(threads: int, *, thrifty: bool = True) -> OpenProfiled:
+    return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, thrifty=thrifty)
 
 
 def _opened(model: ModelProto, folder: Path, opened: OpenProfiled) -> Any:
@@ -140,7 +140,8 @@ def _tensor(entry: Mapping[str, list[int]]) -> SeenTensor | None:
     ((kind, shape),) = entry.items()
     if kind not in _ITEM_BYTES:
         return None
-    return SeenTensor(TensorProto.DataType.Value(kind.upper()), math.prod(shape) * _ITEM_BYTES[kind])
+    size_bytes = math.prod(shape) * _ITEM_BYTES[kind]
+    return SeenTensor(TensorProto.DataType.Value(kind.upper()), size_bytes, tuple(shape))
 
 
 _ITEM_BYTES = {

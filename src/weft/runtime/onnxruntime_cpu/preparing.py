@@ -22,10 +22,9 @@ import onnx
 from onnx import ModelProto
 
 from weft.errors import ModelError, NotLearned
-from weft.runtime import cutting, stitched
+from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions, Progress
 from weft.runtime.exits import ExitSpec
-from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, BoundedSession, OutOfTime
 from weft.runtime.onnxruntime_cpu.measuring import Clock, Crossing, Feed, clock, crossing, measure
@@ -33,7 +32,13 @@ from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.node_times import Tracer, profile
 from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
-from weft.runtime.onnxruntime_cpu.whole import named_exits, open_whole, says_independent, whole_blueprint
+from weft.runtime.onnxruntime_cpu.whole import (
+    named_exits,
+    open_whole,
+    says_independent,
+    whole_blueprint,
+    with_tasks,
+)
 from weft.runtime.own_folder import LOCK, remove
 from weft.runtime.rows import INDEPENDENT, Verdict, judged
 from weft.runtime.stitched import TaskSpec
@@ -164,7 +169,7 @@ class _Workshop:
         blueprint = whole_blueprint(session, self.path, optimised)
         self.exits = named_exits(self.options, session)
         self.independent = self.options.independent_rows or says_independent(session)
-        blueprint = self._with_tasks(blueprint, session)
+        blueprint = with_tasks(blueprint, session, self.exits)
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         whole = CpuModel(blueprint, [self._bounded(session)])
         del session  # so that it can be dropped before its segments are opened
@@ -184,16 +189,6 @@ class _Workshop:
         changes["absent_rows"] = self._absent_rows(whole, feed)
         whole = CpuModel(blueprint.model_copy(update=changes), whole.sessions)
         return self._measured(whole, optimised, feed, wanted)
-
-    def _with_tasks(self, blueprint: Blueprint, session: Any) -> Blueprint:
-        """A stitched file has several models; see that they fit the graph."""
-        said = session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY, "")
-        tasks = stitched.read_tasks(said)
-        if tasks:
-            stitched.check(tasks, blueprint.inputs, blueprint.outputs)
-            if self.exits:
-                raise ModelError("is stitched, and stitched models cannot be left at exits; name none")
-        return blueprint.model_copy(update={"tasks": tasks})
 
     def _absent_rows(self, whole: CpuModel, feed: dict[str, Array]) -> int:
         """None, where the graph runs without rows of a task: some operators do not, such as Reshape to -1."""

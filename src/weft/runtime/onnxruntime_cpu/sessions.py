@@ -46,16 +46,19 @@ def open_session(
     save: Path | None = None,
     profile: Path | None = None,
     weights: Mapping[str, Array] | None = None,
+    thrifty: bool = True,
 ) -> Any:
     """A session over a model; *save* is where the optimised graph goes, *profile* how its trace file begins.
 
-    weights: those that it takes from here instead of from files beside the model.
+    weights: those that it takes from here instead of from files beside the model. thrifty: tensors take the memory of
+    others that are not needed any more; to plan that takes minutes for thousands of tensors of open sizes.
     """
     _share_arena()
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.enable_mem_reuse = thrifty
     options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
     entries = {"session.intra_op.allow_spinning": "0", "session.use_env_allocators": "1"}
     if save is not None:
@@ -73,8 +76,11 @@ def open_session(
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def open_model(path: Path, threads: int, save: Path | None = None) -> Any:
-    """A session over a user's file, optimised as a whole; what ONNX Runtime has against it is a ``ModelError``."""
+def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: bool = True) -> Any:
+    """A session over a user's file, optimised as a whole; what ONNX Runtime has against it is a ``ModelError``.
+
+    thrifty: as of ``open_session``.
+    """
     if not path.is_file():
         raise ModelError(f"{'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file")
     try:
@@ -82,7 +88,7 @@ def open_model(path: Path, threads: int, save: Path | None = None) -> Any:
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror or error}") from error
     try:
-        return open_session(path, threads, optimise=True, save=save, weights=weights)
+        return open_session(path, threads, optimise=True, save=save, weights=weights, thrifty=thrifty)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
         raise ModelError(f"cannot be loaded: {first_line(error)}") from error
 

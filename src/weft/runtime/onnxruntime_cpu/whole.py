@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from onnx import ModelProto, ValueInfoProto
 
 from weft.errors import ModelError, unknown_name
-from weft.runtime import cutting
+from weft.runtime import cutting, stitched
 from weft.runtime.backend import LoadOptions, check_once
 from weft.runtime.exits import METADATA_KEY
 from weft.runtime.external import external_files
@@ -60,6 +60,16 @@ def whole_blueprint(session: Any, path: Path, optimised: ModelProto | None) -> B
         warm_shapes=None,
         memory_bytes=cutting.weight_bytes(optimised.graph) if optimised else sum(each.stat().st_size for each in files),
     )
+
+
+def with_tasks(blueprint: Blueprint, session: Any, exits: Sequence[str]) -> Blueprint:
+    """A stitched file has several models; see that they fit the graph."""
+    tasks = stitched.read_tasks(session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY, ""))
+    if tasks:
+        stitched.check(tasks, blueprint.inputs, blueprint.outputs)
+        if exits:
+            raise ModelError("is stitched, and stitched models cannot be left at exits; name none")
+    return blueprint.model_copy(update={"tasks": tasks})
 
 
 def named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:

@@ -1,0 +1,183 @@
+"""What stitched models take on a GPU as weft serves them, beside the kernel that was written for them.
+
+32 ResNet50 that share 90 % of their channels (``weft.stitching.making.generator``, without training) are stitched into
+one ONNX file with open rows, prepared as ``weft serve`` prepares it, and one round, a row of each model, is replayed in
+captured segments. In the same process and in turns with it: the form ``fused`` as one CUDA graph of torch, as
+``stitch_gpu.py`` measures it.
+
+Needs one NVIDIA GPU, torch, triton and onnxruntime-gpu (docs/gpu.md). Rows are kept as soon as they are measured:
+
+    python benchmarks/gpu_stitched.py [--form split] [--precision fp16] [--results FILE]
+    python benchmarks/gpu_stitched.py --net tinynet --tasks 3 --device cuda:twin --precision fp32 --results tiny.json
+
+The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, how many segments
+there are and could not be captured, the longest of them, and how far the two answers are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from machine import machine
+
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.engine import device_named
+from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.cuda.rounds import StitchedDeviceModel
+from weft.stitching.family import Family
+from weft.stitching.lowering import lower
+from weft.stitching.making.generator import FamilyRecipe
+from weft.stitching.metadata import metadata
+from weft.stitching.onnx_writer import write_onnx
+from weft.stitching.reading.alignment import align
+from weft.stitching.running.measuring import TimedWay, build, error, precision, prepare, times_ms
+from weft.stitching.running.rivals import Place, draw, make
+from weft.stitching.sharing import Sharing
+
+RESULTS = Path(__file__).parent / "results" / "gpu_stitched.json"
+SHARED = 0.9
+TYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+class Models(NamedTuple):
+    """A family of models, what they share, and a picture for each."""
+
+    family: Family
+    sharing: Sharing
+    pictures: list[torch.Tensor]
+
+
+class Said:
+    """Says when a part of the work has ended, and how long it took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, what: str, work: Callable[[], Any]) -> Any:
+        began_s = time.perf_counter()
+        found = work()
+        self.seconds[what] = round(time.perf_counter() - began_s, 2)
+        print(f"  {what}: {self.seconds[what]} s", flush=True)
+        return found
+
+
+def generated(net: str, tasks: int) -> Models:
+    recipe = FamilyRecipe(net, tasks, sharing=SHARED)
+    sharing = recipe.planted
+    with ThreadPoolExecutor() as pool:
+        nets = tuple(pool.map(recipe.net, range(tasks)))
+    torch.manual_seed(0)
+    return Models(align(nets), sharing, [torch.randn(1, *net.inputs[0].shape) for net in nets])
+
+
+def written(models: Models, form: str, path: Path) -> Path:
+    graph = lower(models.family, models.sharing, form, dynamic=True)
+    write_onnx(graph, path, metadata(models.family, models.family.batches))
+    return path
+
+
+def fused(models: Models, where: str, number_type: torch.dtype) -> tuple[TimedWay, dict[str, Any]]:
+    """The form for a GPU, tuned and captured."""
+    place = Place(where, number_type, channels_last=True)
+    graphs = draw("fused", models.family, models.sharing, place.align)
+    inputs = [place.tensor(each) for each in models.pictures]
+    built = build(graphs, [inputs], place)
+    way = make("fused", graphs, built.modules, inputs)
+    return prepare(way), {"weight_bytes": way.weight_bytes, "resident_bytes": built.resident_bytes}
+
+
+def served(
+    model: StitchedDeviceModel, pictures: Sequence[torch.Tensor]
+) -> tuple[TimedWay, list[torch.Tensor], dict[str, Any]]:
+    """A round of what weft serves, its answers, and what it is."""
+    rung, segments = model._rungs[0], range(len(model.segments))
+    inputs = [next(iter(task.inputs.values())) for task in model.tasks]
+    answers = model.run({name: each.numpy() for name, each in zip(inputs, pictures, strict=True)})
+    outputs = [next(iter(task.outputs.values())) for task in model.tasks]
+    made = tuple(torch.as_tensor(rung.tensors[name]) for name in outputs)
+
+    def replay() -> None:
+        for segment in segments:
+            rung.run(segment)
+
+    about = {
+        "segments": len(segments),
+        "uncaptured": len(model.uncaptured()),
+        "longest_ms": max(model.times_s[1]) * 1e3,
+        "weight_bytes": model._weights.bytes,
+        "memory_bytes": model.memory_bytes,
+        "remarks": list(model.remarks),
+    }
+    return TimedWay(replay, made, None, None, None), [torch.from_numpy(answers[name]) for name in outputs], about
+
+
+def measured(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Measure one after the other, then both in turns; what is known is kept whenever there is more of it."""
+    device: Any = device_named(given.device)
+    where, said = "cpu" if given.device.endswith("twin") else "cuda", Said()
+    models: Models = said("models", lambda: generated(given.net, given.tasks))
+    row: dict[str, Any] = {"sharing": SHARED, "seconds": said.seconds}
+    row |= {name: getattr(given, name) for name in ("form", "precision", "grain_ms")}
+    with tempfile.TemporaryDirectory() as folder, precision(tf32=False):
+        path = said("file", lambda: written(models, given.form, Path(folder) / "body.onnx"))
+        kernel, row["fused"] = said("fused", lambda: fused(models, where, TYPES[given.precision]))
+        keep(row | {"fused": row["fused"] | {"ms": times_ms({"": kernel})[""]}})
+        model = said("weft", lambda: prepare_on(device, path, _options(given)))
+        if not isinstance(model, StitchedDeviceModel):
+            raise SystemExit(f"not on the device: {model.remarks[-1]}")
+        with device.on():
+            body, answers, row["weft"] = served(model, models.pictures)
+            ms = said("timed", lambda: times_ms({"weft": body, "fused": kernel}))
+    for name, each in ms.items():
+        row[name]["ms"] = each
+    row["times_fused"] = ms["weft"] / ms["fused"]
+    row["weights_of_fused"] = row["weft"]["weight_bytes"] / row["fused"]["weight_bytes"]
+    keep(row | {"difference": error(answers, kernel.outputs)})
+
+
+def _options(given: argparse.Namespace) -> LoadOptions:
+    """As a server has them, but for one round only, and rows are not followed: they are known to be kept apart."""
+    return LoadOptions(grain_s=given.grain_ms / 1e3, precision=given.precision, max_batch=1, independent_rows=True)
+
+
+def _machine(device: str) -> dict[str, object]:
+    if device.endswith("twin"):
+        return machine("torch", "onnxruntime", "onnx")
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return machine("torch", "triton", "onnxruntime-gpu", "onnx") | {"gpu": gpu}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--net", default="resnet50")
+    options.add_argument("--tasks", type=int, default=32)
+    options.add_argument("--form", default="split", help="of all layers in the ONNX file: split, mts, half or separate")
+    options.add_argument("--precision", choices=TYPES, default="fp16")
+    options.add_argument("--grain-ms", type=float, default=0.25)
+    options.add_argument("--device", default="cuda:0")
+    options.add_argument("--results", type=Path, default=RESULTS)
+    given = options.parse_args()
+    kept = json.loads(given.results.read_text()) if given.results.exists() else {"rows": {}}
+    kept["machine"], key = _machine(given.device), f"stitched/{given.net}/{given.tasks}"
+
+    def keep(row: dict[str, Any]) -> None:
+        print(key, json.dumps(row), flush=True)
+        kept["rows"][key] = row
+        given.results.write_text(json.dumps(kept, indent=1) + "\n")
+
+    print(key, flush=True)
+    measured(given, keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The segments of a model, opened on a device, and the model made of them at its batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.rounds import StitchedDeviceModel, rung_sizes, segments_at
+from weft.runtime.cuda.rung import Rung
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
+from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.tensors import Array
+
+
+class OpenPieces(NamedTuple):
+    """The segments of a model on a device, whatever kind of file it is."""
+
+    device: Device
+    blueprint: Blueprint
+    segments: Mapping[SegmentSpec, DeviceSegment]
+    weights: DeviceWeights
+
+    def rung(self, rows: int) -> Rung:
+        """The model at a batch size, captured."""
+        found, batched = self.blueprint, self.blueprint.batchable and not self.blueprint.tasks
+        segments = [self.segments[each] for each in segments_at(found, rows)]
+        return Rung(self.device, rows, segments, batch_of(found, rows), batched=batched)
+
+    def model(self, rungs: Sequence[Rung], **changes: Any) -> DeviceModel:
+        """The model as it is served, with changes to its blueprint."""
+        kind = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
+        segments = [self.segments[each] for each in self.blueprint.segments]
+        return kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
+
+    def assembled(self, free_before: int) -> DeviceModel:
+        """A model that was prepared, with every batch size captured; *free_before*: the device's memory before that."""
+        rungs = [self.rung(rows) for rows in rung_sizes(self.blueprint)]
+        self.device.finish()
+        used = max(self.weights.bytes, free_before - self.device.memory()[0])
+        return self.model(rungs, memory_bytes=used)
+
+
+def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
+    """Made-up inputs of so many rows, of a stitched model for each task: two samples in turn."""
+    shapes = blueprint.warm_shapes or {}
+    drawn = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
+    if rows == 1:
+        return drawn[0]
+    return {name: np.concatenate([drawn[row % 2][name] for row in range(rows)]) for name in drawn[0]}
