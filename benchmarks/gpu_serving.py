@@ -137,12 +137,14 @@ def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, f
 
 def attention(name: str, on: str, seconds: float, rows: int = 16) -> dict[str, Any]:
     """An encoder of plain operators as weft runs it, with attention as one operator and without, beside torch's own."""
+    from gpu_programs import WIDTH, bare_ms, encoder
+
     from weft.runtime.backend import LoadOptions
     from weft.runtime.cuda import onnx_files, preparing
     from weft.runtime.cuda.engine import device_named
 
     device = device_named(on)
-    found: dict[str, Any] = {"torch_ms": _torch_encoder_ms(rows, seconds)}
+    found: dict[str, Any] = {"torch_ms": bare_ms(device, encoder(24), rows, WIDTH, seconds)}
     fusing = onnx_files.with_attention
     for label, fuse in (("fused_ms", fusing), ("plain_ms", lambda path, folder: path)):
         onnx_files.with_attention = fuse
@@ -151,43 +153,6 @@ def attention(name: str, on: str, seconds: float, rows: int = 16) -> dict[str, A
         found[label] = _replayed(device, model, rows, seconds)["ms"]
         model.close()
     return found | {"rows": rows, "times_torch": found["fused_ms"] / found["torch_ms"]}
-
-
-def _torch_encoder_ms(rows: int, seconds: float) -> float:
-    """24 layers, 1024 wide, of 16 heads over 197 tokens, in fp16 as one CUDA graph."""
-    import torch
-    from torch import nn
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.taken, self.given = nn.Linear(1024, 3072), nn.Linear(1024, 1024)
-            self.wide, self.narrow = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
-            self.first, self.second = nn.LayerNorm(1024), nn.LayerNorm(1024)
-
-        def forward(self, x: Any) -> Any:
-            heads = self.taken(x).view(rows, 197, 3, 16, 64).permute(2, 0, 3, 1, 4)
-            mixed = nn.functional.scaled_dot_product_attention(*heads)
-            x = self.first(x + self.given(mixed.transpose(1, 2).reshape(rows, 197, 1024)))
-            return self.second(x + self.narrow(nn.functional.gelu(self.wide(x))))
-
-    with torch.inference_mode():
-        net = nn.Sequential(*(Layer() for _ in range(24))).half().cuda()
-        x = torch.randn(rows, 197, 1024, device="cuda", dtype=torch.float16)
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                net(x)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            net(x)
-        replays, began_s = 0, time.perf_counter()
-        while time.perf_counter() - began_s < seconds:
-            for _ in range(20):
-                graph.replay()
-            torch.cuda.synchronize()
-            replays += 20
-        return (time.perf_counter() - began_s) / replays * 1e3
 
 
 # A server and its clients

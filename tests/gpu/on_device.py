@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -18,19 +19,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weft.models
 from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
 from tests.runtime.cuda.test_stitched_models import check as check_mix
 from tests.runtime.cuda.test_stitched_models import samples
+from tests.runtime.special_models import SPECIAL, Special
 from tests.serving.test_serve_stitched import stitched
 from weft.errors import InputError
+from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.engine import CudaEngine
+from weft.runtime.cuda.precision import WITHIN, difference
 from weft.runtime.cuda.requirements import check
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.devices import SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import LendingTerms, LentTensor
 from weft.runtime.onnxruntime_cpu.preparing import prepare
+from weft.runtime.onnxruntime_cpu.samples import sample
 
 try:
     check("cuda:0")
@@ -39,6 +45,8 @@ except InputError as error:
     MISSING = str(error)
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 FINE = LoadOptions(grain_s=1e-9, max_batch=4)
+TRAINED = {path.stem: path for path in sorted((Path(weft.models.__file__).parent / "trained").glob("*.onnx"))}
+"""The early-exit networks that weft brings."""
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +161,44 @@ def test_sizes_of_programs_are_told_by_what_crosses(gpu: Any, tmp_path: Path) ->
             found = model.run(sentences(rows, count))
         for name, right in net_wanted(net, sentences(rows, count)).items():
             np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-4)
+
+
+def far_off(gpu: Any, path: Path, options: LoadOptions, rows: Callable[[Any], dict[str, Any]]) -> tuple[float, Any]:
+    """How far the answers on the device are off the CPU's, and the model there."""
+    cpu, model = prepare(path, replace(options, grain_s=0.005)), opened(gpu, path, options)
+    feed = rows(cpu.inputs)
+    with gpu.on():
+        found = model.run(feed)
+    right = cpu.run(feed)
+    return difference({name: right[name] for name in found}, found), model
+
+
+@pytest.mark.parametrize("special", SPECIAL, ids=lambda each: each.name)
+def test_special_models_answer_as_on_the_cpu(gpu: Any, special: Special, tmp_path: Path) -> None:
+    options = LoadOptions(grain_s=1e-9, max_batch=None if special.batched else 1, shapes=special.shapes)
+    far, model = far_off(
+        gpu, special.save(tmp_path), options, lambda inputs: special.rows(inputs, 1, "plain", np.random.default_rng(7))
+    )
+    assert far <= WITHIN or any("differs" in each for each in model.remarks)
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *packaged_models()])
+def test_packaged_models_answer_as_on_the_cpu(gpu: Any, name: str) -> None:
+    about = PACKAGED.get(name)
+    path = packaged_models()[name] if about else TRAINED[name]
+    options = LoadOptions(
+        grain_s=0.00025, max_batch=2, shapes=about.shapes if about else {}, values=about.values if about else {}
+    )
+    shapes = options.shapes
+    if about and any(each[:1] != (1,) for each in shapes.values()):
+        options = replace(options, max_batch=1)
+
+    def drawn_rows(inputs: Any) -> dict[str, Any]:
+        sizes = {each.name: shapes.get(each.name, tuple(max(1, size) for size in each.shape)) for each in inputs}
+        return sample(inputs, sizes, 7, options.values)
+
+    far, model = far_off(gpu, path, options, drawn_rows)
+    assert far <= WITHIN or any("differs" in each for each in model.remarks)
 
 
 def test_control_flow_runs_on_the_cpu(gpu: Any, tmp_path: Path) -> None:
@@ -284,7 +330,9 @@ class Lending:
 
 FAULT = """
 import torch, time
+from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.cuda.engine import CudaEngine
+from weft.runtime.cuda.precision import WITHIN, difference
 from weft.runtime.cuda.lane import Launched
 from weft.runtime.backend import Step
 engine = CudaEngine("cuda:0")
