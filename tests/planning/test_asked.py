@@ -106,6 +106,8 @@ def test_what_cannot_be_planned_is_one_line_with_the_way_out(folder, streams, mo
     ("text", "said"),
     [
         (":rate=10", "names no model; write MODEL:rate=10"),
+        ("rate=5,deadline=5", "names no model; write MODEL:rate=5,deadline=5"),
+        ("", "names no model; write MODEL:rate=10"),
         ("m.onnx:rate", "MODEL:rate=10,deadline=250"),
         ("m.onnx:rate=1,shape=1x3", "shape=INPUT:1x128"),
         ("m.onnx:rate=1,shape=x:1xa", "1xa"),

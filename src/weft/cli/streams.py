@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from weft.cli.common import as_number, parse_shapes
 from weft.errors import WorkloadError
 
@@ -16,8 +18,9 @@ SHAPE, VALUE = "shape", "value"
 def parse_stream(text: str) -> dict[str, object]:
     """The keys of a stream, from MODEL:key=value,key=value."""
     model, _, rest = text.partition(":")
-    if not model:
-        raise WorkloadError(f"--stream {text!r} names no model; write MODEL{text if rest else ':rate=10'}")
+    if not model or re.match(r"\w+=", model):
+        said = text.removeprefix(":") or "rate=10"
+        raise WorkloadError(f"--stream {text!r} names no model; write MODEL:{said}")
     found: dict[str, object] = {"model": model}
     shapes: list[str] = []
     values: dict[str, object] = {}
