@@ -127,7 +127,7 @@ def keeps(plan: Plan, option: PlanOption, folder: Path, factor: float, seconds: 
     """Whether a server with the settings of an option keeps the deadlines at a load, twice."""
     with tempfile.TemporaryDirectory() as base:
         copy = Path(shutil.copytree(folder, Path(base) / "option"))
-        settings = option.settings.model_dump(mode="json")
+        settings = option.settings.model_dump(mode="json", exclude_none=True)
         change(copy / "weft.toml", settings)
         for name, choice in option.models.items():
             change(copy / "models" / name / "weft.toml", {"max_batch": choice.max_batch, "grain_ms": choice.grain_ms})
