@@ -186,12 +186,8 @@ def test_special_models_answer_as_on_the_cpu(gpu: Any, special: Special, tmp_pat
 def test_packaged_models_answer_as_on_the_cpu(gpu: Any, name: str) -> None:
     about = PACKAGED.get(name)
     path = packaged_models()[name] if about else TRAINED[name]
-    options = LoadOptions(
-        grain_s=0.00025, max_batch=2, shapes=about.shapes if about else {}, values=about.values if about else {}
-    )
-    shapes = options.shapes
-    if about and any(each[:1] != (1,) for each in shapes.values()):
-        options = replace(options, max_batch=1)
+    shapes, values = (about.shapes, about.values) if about else ({}, {})
+    options = LoadOptions(grain_s=0.00025, shapes=shapes, values=values)
 
     def drawn_rows(inputs: Any) -> dict[str, Any]:
         sizes = {each.name: shapes.get(each.name, tuple(max(1, size) for size in each.shape)) for each in inputs}
