@@ -40,6 +40,8 @@ def test_a_program_is_not_loaded_unless_somebody_allows_it(tmp_path: Path) -> No
     allowed = Repository([tmp_path], tmp_path / "scratch", programs=True)
     assert allowed.names() == ["flat", "folder"] and allowed.entry("flat").config.max_batch == 2
     assert Repository([tmp_path / "flat.pt2"], tmp_path / "scratch", programs=True).names() == ["flat"]
+    with pytest.raises(InputError, match=r"'none\.pt2' is not there"):
+        Repository(["none.pt2"], tmp_path / "scratch", programs=True)
     (tmp_path / "flat.txt").write_bytes(b"")
     with pytest.raises(InputError, match="is not a model"):
         Repository([tmp_path / "flat.txt"], tmp_path / "scratch", programs=True)

@@ -212,7 +212,7 @@ def test_memory_is_shared_with_this_machine_only_unless_told_otherwise(host):
 
 
 WHOLE = """
-models = ["resnet50", "repository", "one.onnx", "/srv/models", "sub/other", "unheard-of"]
+models = ["resnet50", "repository", "one.onnx", "two.pt2", "/srv/models", "sub/other", "unheard-of"]
 host = "0.0.0.0"
 http_port = 9000
 grpc_port = false
@@ -267,8 +267,8 @@ def test_a_file_may_set_everything_with_paths_from_its_folder(tmp_path):
     (tmp_path / "repository").mkdir()
     (tmp_path / "resnet50").mkdir()  # a name that weft knows stays a name
     config = server(tmp_path, WHOLE, {"WEFT_API_KEY": "another"})
-    beside = [str(tmp_path / name) for name in ("repository", "one.onnx", "sub/other")]
-    assert config.models == ("resnet50", *beside[:2], "/srv/models", beside[2], "unheard-of")
+    beside = [str(tmp_path / name) for name in ("repository", "one.onnx", "two.pt2", "sub/other")]
+    assert config.models == ("resnet50", *beside[:3], "/srv/models", beside[3], "unheard-of")
     assert (config.tls_cert, config.tls_key) == (tmp_path / "tls/cert.pem", Path("/etc/key.pem"))
     assert (config.cache, config.api_key, config.grpc_port) == (tmp_path / "cache", "s3cret", None)
     assert (config.keys_file, config.allowed_hosts) == (tmp_path / "keys.toml", ("a.example", "b.example"))

@@ -23,6 +23,7 @@ from weft.devices.host import is_gpu, usable_cores
 from weft.errors import InputError
 from weft.jsonfile import first_problem, printable
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
+from weft.runtime.metadata import PROGRAM_SUFFIX
 
 LARGEST_FILE_BYTES = 1 << 20
 """Settings are short; more than this is some other file."""
@@ -479,5 +480,5 @@ def _source(path: Path, given: Any) -> Any:
 
     if not isinstance(given, str) or given in ZOO or given in PACKAGED or not given:
         return given
-    known_by_path = "/" in given or given.endswith((".onnx", ".pt2")) or os.path.exists(path.parent / given)
+    known_by_path = "/" in given or given.endswith((".onnx", PROGRAM_SUFFIX)) or os.path.exists(path.parent / given)
     return str(_below(path, given)) if known_by_path else given

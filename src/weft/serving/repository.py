@@ -410,7 +410,7 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
 
 def _missing(given: str, path: Path) -> str:
     """The sentence for a source that is not there, with the near names of where it would be."""
-    if "/" not in given and not given.endswith(".onnx"):
+    if "/" not in given and not given.endswith(SUFFIXES):
         hint = "(nor is there such a directory; a file ends in .onnx)"
         return f"{unknown_name('model', _short(given), (*zoo.ZOO, *PACKAGED))} {hint}"
     near = one_line(" or ".join(_near(path)))

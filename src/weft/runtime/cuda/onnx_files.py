@@ -82,7 +82,7 @@ class OnnxFile:
         else:
             self.tensors = self._seen(blueprint)
         verdict = self._verdict(blueprint, host)
-        workshop = Workshop(self.device, self, self.options, self.allowance, [], self.exits, forced)
+        workshop = Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
         return workshop.built(blueprint, verdict, wanted, free)
 
     # What the file means

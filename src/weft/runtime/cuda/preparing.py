@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import LoadedModel, LoadOptions
@@ -52,8 +53,11 @@ def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Pat
     made_with = dataclasses.asdict(options)
     for name in ("learn_s", "isolation", "rests"):  # where and how long do not change what it is
         del made_with[name]
+    told: list[Any] = [device.name, made_with]
+    if path.suffix == PROGRAM_SUFFIX:  # where its nodes are is torch's affair
+        told.append(version("torch"))
     try:
-        return caching.entry(cache, path, json.dumps([device.name, made_with], sort_keys=True))
+        return caching.entry(cache, path, json.dumps(told, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
 

@@ -9,6 +9,7 @@ earlier requests left. Every row is kept apart, so that changes nothing but the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from math import exp
 from pathlib import PurePath
 from typing import Any
@@ -16,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from weft.runtime.backend import BatchPart, StepOutput
-from weft.runtime.cuda.device import Device, Tensor, as_array
+from weft.runtime.cuda.device import Tensor, as_array
 from weft.runtime.cuda.model import DeviceModel, ladder
 from weft.runtime.cuda.rung import DeviceValues, Rung
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.tensors import DATATYPES, Array
 
@@ -94,20 +94,16 @@ class RoundValues(DeviceValues):
 class StitchedDeviceModel(DeviceModel):
     """A stitched model on a device; what a batch holds between segments are its rounds."""
 
-    def __init__(
-        self,
-        device: Device,
-        blueprint: Blueprint,
-        sessions: Sequence[DeviceSegment],
-        weights: DeviceWeights,
-        rungs: Sequence[Rung],
-    ) -> None:
-        super().__init__(device, blueprint, sessions, weights, rungs)
-        self._asked_by = {
-            output: next(iter(task.inputs.values())) for task in self.tasks for output in task.outputs.values()
-        }
+    @cached_property
+    def _asked_by(self) -> dict[str, str]:
         """Output -> an input of its task, which has as many rows."""
-        self._nothing = {spec.name: _no_rows(rungs[0].tensors[spec.name].shape, spec.datatype) for spec in self.outputs}
+        return {output: next(iter(task.inputs.values())) for task in self.tasks for output in task.outputs.values()}
+
+    @cached_property
+    def _nothing(self) -> dict[str, Array]:
+        """All outputs, without rows."""
+        tensors = self._rungs[0].tensors
+        return {spec.name: _no_rows(tensors[spec.name].shape, spec.datatype) for spec in self.outputs}
 
     def come_back(self) -> None:
         """Have all of it there again; rows that nobody asks for must hold something that can be computed."""

@@ -134,11 +134,12 @@ class ProgramFile:
         if self.options.exits:
             raise ModelError("exits are for ONNX files; export it as one")
         exported = read_program(self.path)
-        blueprint = self._meaning(TorchProgram(exported, "cpu"))
+        plain = TorchProgram(exported, "cpu")
+        blueprint = self._meaning(plain)
         feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, 0, self.options.values)
-        wanted = self._wanted(exported, feed)
+        wanted = self._wanted(plain, feed)
         self._place(exported, feed)
-        workshop = Workshop(self.device, self, self.options, self.allowance, [])
+        workshop = Workshop(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> OpenPieces:
@@ -169,10 +170,9 @@ class ProgramFile:
         if asked is None and most is not None and most < LARGEST_UNASKED:
             self.options = dataclasses.replace(self.options, max_batch=most)
 
-    def _wanted(self, exported: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def _wanted(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """What it gives on the CPU, as it is."""
         self.allowance.check()
-        plain = TorchProgram(exported, "cpu")
         plain.hold({name: each.cpu() for name, each in plain.weights.items()})
         given = {name: torch.from_numpy(each) for name, each in feed.items()}
         try:

@@ -109,12 +109,15 @@ class TorchProgram:
     @property
     def half(self) -> bool:
         """Whether most of its weights have 16 bits."""
-        halves = [self.cast(each).dtype.itemsize == 2 for each in self.weights.values()]
+        halves = [self._cast_to(each).itemsize == 2 for each in self.weights.values()]
         return bool(2 * sum(halves) > len(halves))
 
     def cast(self, tensor: Any) -> Any:
         """A tensor in the program's precision."""
-        return tensor if self.dtype is None or not tensor.is_floating_point() else tensor.to(self.dtype)
+        return tensor.to(self._cast_to(tensor))
+
+    def _cast_to(self, tensor: Any) -> Any:
+        return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def spatial(self) -> frozenset[str]:
         """Weights of two-dimensional convolutions."""

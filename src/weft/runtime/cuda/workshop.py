@@ -74,10 +74,10 @@ class Workshop:
     model: Divisible
     options: LoadOptions
     allowance: Allowance
-    remarks: list[str]
     exits: tuple[str, ...] = ()
-    forced: Sequence[int] = field(default=())
+    forced: Sequence[int] = ()
     """Cuts that are made in any case: those at its exits."""
+    remarks: list[str] = field(default_factory=list)
 
     def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
         """The model as it will be served; *wanted* is what it gives on the CPU, in float32."""
