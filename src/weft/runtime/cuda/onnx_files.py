@@ -23,7 +23,7 @@ from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.attention import with_attention
 from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.pieces import OpenPieces, batch_of
+from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, converted, is_half
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
 from weft.runtime.cuda.rounds import file_at, rung_sizes, segments_at
@@ -34,7 +34,7 @@ from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.node_times import Tracer, seen_tensors
 from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
-from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
+from weft.runtime.onnxruntime_cpu.samples import warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model
 from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK
@@ -98,10 +98,10 @@ class OnnxFile:
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         if missing:
             raise Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")
-        feed = sample(blueprint.inputs, shapes, 0, self.options.values)
+        blueprint = blueprint.model_copy(update={"warm_shapes": shapes, "values": dict(self.options.values)})
         try:
             names = [spec.name for spec in blueprint.outputs]
-            wanted = dict(zip(names, self.allowance.run(session, names, feed), strict=True))
+            wanted = dict(zip(names, self.allowance.run(session, names, unseen(blueprint)), strict=True))
         except OutOfTime:
             raise
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
@@ -109,12 +109,7 @@ class OnnxFile:
         check_answers(self.exits, wanted)
         if not self.options.independent_rows and says_independent(session):
             self.options = dataclasses.replace(self.options, independent_rows=True)
-        changes = {
-            "warm_shapes": shapes,
-            "values": dict(self.options.values),
-            "outputs": ranked(blueprint.outputs, wanted),
-        }
-        return blueprint.model_copy(update=changes), wanted, host
+        return blueprint.model_copy(update={"outputs": ranked(blueprint.outputs, wanted)}), wanted, host
 
     def _verdict(self, blueprint: Blueprint, host: ModelProto) -> Verdict:
         """Whether rows may be computed together."""

@@ -94,6 +94,8 @@ def _learned(
             caching.store(folder, model.blueprint, place)
         return model
     except Unfit as reason:
+        if path.suffix == PROGRAM_SUFFIX:  # the CPU's sessions take none
+            raise ModelError(f"{path}: {reason}") from reason
         return _on_host(path, options, cache, place, str(reason))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error

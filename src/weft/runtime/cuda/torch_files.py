@@ -17,7 +17,7 @@ from weft.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.pieces import OpenPieces
+from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, FP16, FP32
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramPiece, ProgramTensor, TorchProgram, read_program
@@ -26,7 +26,7 @@ from weft.runtime.cuda.workshop import LARGEST_UNASKED, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
-from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
+from weft.runtime.onnxruntime_cpu.samples import warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
@@ -136,16 +136,14 @@ class ProgramFile:
         exported = read_program(self.path)
         plain = TorchProgram(exported, "cpu")
         blueprint = self._meaning(plain)
-        feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, 0, self.options.values)
-        wanted = self._wanted(plain, feed)
-        self._place(exported, feed)
+        wanted = self._wanted(plain, unseen(blueprint))
+        self._place(exported, batch_of(blueprint, 1))
         workshop = Workshop(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> OpenPieces:
         """The segments of a blueprint that was made earlier."""
-        feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, 0, self.options.values)
-        self._place(read_program(self.path), feed)
+        self._place(read_program(self.path), batch_of(blueprint, 1))
         return self.opened(blueprint)
 
     def clear(self, blueprint: Blueprint) -> None:
