@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import weft.models
@@ -194,7 +195,16 @@ def test_packaged_models_answer_as_on_the_cpu(gpu: Any, name: str) -> None:
         return sample(inputs, sizes, 7, options.values)
 
     far, model = far_off(gpu, path, options, drawn_rows)
-    assert far <= WITHIN or any("differs" in each for each in model.remarks)
+    assert far <= max(WITHIN, 2 * own_spread(path, drawn_rows(model.inputs)))
+
+
+def own_spread(path: Path, feed: dict[str, Any]) -> float:
+    """How far the CPU is off itself, with and without what ONNX Runtime optimises: what float32 is good for there."""
+    plain = ort.SessionOptions()
+    plain.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    sessions = (ort.InferenceSession(str(path), each, ["CPUExecutionProvider"]) for each in (None, plain))
+    right, found = ({str(at): each for at, each in enumerate(session.run(None, feed))} for session in sessions)
+    return difference(right, found)
 
 
 def test_control_flow_runs_on_the_cpu(gpu: Any, tmp_path: Path) -> None:
