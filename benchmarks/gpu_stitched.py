@@ -33,6 +33,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
+from weft.stitching.described import described
 from weft.stitching.family import Family
 from weft.stitching.lowering import lower
 from weft.stitching.making.generator import FamilyRecipe
@@ -81,7 +82,8 @@ def generated(net: str, tasks: int) -> Models:
 
 def written(models: Models, form: str, path: Path) -> Path:
     graph = lower(models.family, models.sharing, form, dynamic=True)
-    write_onnx(graph, path, metadata(models.family, models.family.batches))
+    told = metadata(models.family, models.family.batches) | described(models.family, models.sharing, graph)
+    write_onnx(graph, path, told)
     return path
 
 

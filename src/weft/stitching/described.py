@@ -1,0 +1,393 @@
+"""What a stitched file says of the models in it, so that they can be had from it again: ``described``, ``rebuilt``.
+
+The layers, which channels are shared by whom, and where the kernels lie among the file's own weights, by name and rows;
+no kernel is stored a second time. Scales and shifts, which are few, are told as they are. What is read back equals what
+was written but for the names that models beside the first give to their layers, and for the last digit of kernels that
+the file has scaled.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from weft.errors import ModelError, StitchError
+from weft.jsonfile import first_problem
+from weft.runtime.metadata import FAMILY_KEY
+from weft.stitching.family import Family, FamilyLayer
+from weft.stitching.graph import Graph, Origin
+from weft.stitching.layouts import Channels, tidy
+from weft.stitching.net import Array, Net, Op, Port, Value, Window, infer
+from weft.stitching.sharing import Block, ChannelSpace, Sharing
+from weft.stitching.slabs import unslabbed
+from weft.stitching.spaces import Wiring, role, wire
+from weft.stitching.weights import Affine, channels
+
+VERSION = 1
+
+Numbers = str
+"""An array: its type, a colon, and its bytes, compressed and in base64."""
+Weights = Callable[[str], Array]
+"""A file's weights by name."""
+
+
+class _Noted(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class OpNote(_Noted):
+    """An operation of all tasks, or of one."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    window: tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]] | None = None
+    """Kernel, strides, pads, dilations; None: of one position."""
+    groups: tuple[int, ...] = ()
+    function: str = ""
+    settings: dict[str, float] = {}
+    scale: tuple[Numbers | None, ...] = ()
+    shift: tuple[Numbers | None, ...] = ()
+
+
+class KernelNote(_Noted):
+    """Kernels in one of the file's weights, see ``Origin``."""
+
+    weight: str
+    outs: tuple[int, ...] = ()
+    ins: tuple[int, ...] = ()
+    task: int | None = None
+    folded: int = 0
+    slabs: tuple[int, ...] = ()
+
+
+class PortNote(_Noted):
+    name: str
+    value: str
+    shape: tuple[int, ...]
+
+
+class NetNote(_Noted):
+    name: str
+    batch: int
+    inputs: tuple[PortNote, ...]
+    outputs: tuple[PortNote, ...]
+    sizes: tuple[tuple[int, int, int], ...]
+    """Of its inputs, as the layers see them."""
+    tail: tuple[OpNote, ...] = ()
+    """What it does alone."""
+    reads: dict[str, str] = {}
+    """What that reads of the common part, by the names that it has there."""
+
+
+class BlockNote(_Noted):
+    tasks: tuple[int, ...]
+    channels: Numbers
+    """Of each of them."""
+
+
+class FamilyNote(_Noted):
+    """All of it."""
+
+    version: int
+    layers: tuple[OpNote, ...]
+    nets: tuple[NetNote, ...]
+    outputs: tuple[str, ...]
+    carries: dict[str, tuple[str, ...]]
+    """The spaces of each value."""
+    spaces: dict[str, tuple[BlockNote, ...]]
+    kernels: dict[str, tuple[KernelNote, ...]]
+    """By what the convolution writes."""
+
+
+def described(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
+    """What a file of *graph* says of its models; nothing where they cannot be had from it again."""
+    ops = [op for layer in family.layers for op in layer.ops] + [op for tail in family.tails for op in tail]
+    if graph.tuned or any(op.payload is not None for op in ops):
+        return {}
+    wiring, names = wire(family), _tail_names(family)
+    noted = FamilyNote(
+        version=VERSION,
+        layers=tuple(_op_note(layer.ops, layer.inputs, layer.output) for layer in family.layers),
+        nets=tuple(_net_note(family, task, names[task]) for task in range(family.tasks)),
+        outputs=tuple(family.outputs),
+        carries=dict(wiring.carries),
+        spaces={name: tuple(map(_block_note, space.blocks)) for name, space in tidy(sharing).spaces.items()},
+        kernels=_kernel_notes(family, graph, names),
+    )
+    return {FAMILY_KEY: noted.model_dump_json(exclude_defaults=True)}
+
+
+def _tail_names(family: Family) -> list[dict[str, str]]:
+    """For each task what its own values are called: those that tails write get names that the family does not have."""
+    names = []
+    for task, net in enumerate(family.nets):
+        made = {op.output: f"{net.name}/{op.output}" for op in family.tails[task]} if family.tails else {}
+        common = {ports[task].value: value for value, ports in family.outputs.items()}
+        names.append(common | dict(family.bridges[task] if family.bridges else {}) | made)
+    return names
+
+
+def _op_note(ops: Sequence[Op], inputs: tuple[str, ...], output: str) -> OpNote:
+    first = ops[0]
+    window = first.window
+    sizes = (window.kernel, window.strides, window.pads, window.dilations)
+    affine = first.kind == "affine"
+    return OpNote(
+        name=first.name,
+        kind=first.kind,
+        inputs=inputs,
+        output=output,
+        window=None if window == Window() else sizes,
+        groups=tuple(op.groups for op in ops) if first.kind == "conv" else (),
+        function=first.function,
+        settings=dict(first.settings),
+        scale=tuple(_optional(op.scale) for op in ops) if affine else (),
+        shift=tuple(_optional(op.shift) for op in ops) if affine else (),
+    )
+
+
+def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
+    net = family.nets[task]
+    sizes = [net.values[port.value] for port in net.inputs]
+    tail = family.tails[task] if family.tails else ()
+    inputs = zip(net.inputs, family.inputs, strict=True)
+    return NetNote(
+        name=net.name,
+        batch=net.batch,
+        inputs=tuple(PortNote(name=port.name, value=value, shape=port.shape) for port, value in inputs),
+        outputs=tuple(PortNote(name=port.name, value=names[port.value], shape=port.shape) for port in net.outputs),
+        sizes=tuple((each.channels, each.height, each.width) for each in sizes),
+        tail=tuple(_op_note([op], tuple(names[each] for each in op.inputs), names[op.output]) for op in tail),
+        reads={value: value for value in family.bridges[task].values()} if family.bridges else {},
+    )
+
+
+def _block_note(block: Block) -> BlockNote:
+    tasks = sorted(block.tasks)
+    return BlockNote(tasks=tuple(tasks), channels=_packed(np.stack([block.members[task] for task in tasks]), np.int32))
+
+
+def _kernel_notes(family: Family, graph: Graph, names: Sequence[Mapping[str, str]]) -> dict[str, tuple[KernelNote, ...]]:
+    places: dict[int, tuple[str, int | None]] = {}
+    """What an op writes and whose it is, if its kernel is stored as it is."""
+    for layer in family.layers:
+        for task, op in enumerate(layer.ops):
+            places[id(op)] = layer.output, task
+    for task, tail in enumerate(family.tails):
+        for op in tail:
+            places[id(op)] = names[task][op.output], task
+    found: dict[str, list[KernelNote]] = {}
+    for each in graph.origins:
+        if each.constant in graph.constants:
+            value, task = places[id(each.op)]
+            found.setdefault(value, []).append(_kernel_note(each, each.task if each.outs else task))
+    return {value: tuple(each) for value, each in found.items()}
+
+
+def _kernel_note(origin: Origin, task: int | None) -> KernelNote:
+    return KernelNote(
+        weight=origin.constant,
+        outs=origin.outs,
+        ins=origin.ins,
+        task=task,
+        folded=origin.folded,
+        slabs=origin.slabs,
+    )
+
+
+def rebuilt(text: str, weights: Weights) -> tuple[Family, Sharing]:
+    """The models that ``described`` told of, and what they share."""
+    try:
+        noted = FamilyNote.model_validate_json(text)
+        if noted.version != VERSION:
+            raise StitchError(f"its {FAMILY_KEY} is of version {noted.version}, not {VERSION}; stitch it again")
+        return _Rebuilding(noted, weights).family()
+    except ValidationError as error:
+        raise StitchError(f"its {FAMILY_KEY} cannot be read: {first_problem(error, FamilyNote)}") from error
+    except (LookupError, ValueError, binascii.Error, zlib.error, ModelError) as error:
+        raise StitchError(f"its {FAMILY_KEY} does not fit its weights ({error}); stitch it again") from error
+
+
+class _Rebuilding:
+    """Reads a family from a file."""
+
+    def __init__(self, noted: FamilyNote, weights: Weights) -> None:
+        self.noted, self.weights, self.tasks = noted, weights, len(noted.nets)
+        self.sharing = Sharing({name: _space(blocks, self.tasks) for name, blocks in noted.spaces.items()})
+        self.wiring = Wiring(noted.carries, {}, {})
+
+    def family(self) -> tuple[Family, Sharing]:
+        noted = self.noted
+        layers = tuple(FamilyLayer(self._ops(each), each.inputs, each.output) for each in noted.layers)
+        tails = tuple(
+            tuple(self._op(op, self._whole(op, task), 0) for op in net.tail) for task, net in enumerate(noted.nets)
+        )
+        nets = tuple(self._net(task, layers, tails[task]) for task in range(self.tasks))
+        bridges = tuple(net.reads for net in noted.nets)
+        apart = any(tails) or any(bridges)
+        family = Family(
+            nets,
+            layers,
+            {value: tuple(net.values[value] for net in nets) for value in noted.carries},
+            tuple(port.value for port in nets[0].inputs),
+            {value: tuple(_port_of(net, value) for net in nets) for value in noted.outputs},
+            tails if apart else (),
+            bridges if apart else (),
+        )
+        if wire(family).carries != noted.carries:
+            raise StitchError(f"its {FAMILY_KEY} does not fit its layers; stitch it again")
+        return family, self.sharing
+
+    def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
+        note = self.noted.nets[task]
+        ports = [tuple(Port(each.name, each.value, each.shape) for each in side) for side in (note.inputs, note.outputs)]
+        values = {port.value: Value(*size) for port, size in zip(ports[0], note.sizes, strict=True)}
+        ops = (*(layer.ops[task] for layer in layers), *tail)
+        for op in ops:
+            values[op.output] = infer(op, tuple(values[each] for each in op.inputs))
+        return Net(note.name, ports[0], ops, ports[1], values, note.batch)
+
+    def _ops(self, note: OpNote) -> tuple[Op, ...]:
+        kernels: Sequence[Array | None] = [None] * self.tasks
+        if note.kind == "conv":
+            kernels = self._kernels(note)
+        return tuple(self._op(note, kernels[task], task) for task in range(self.tasks))
+
+    def _op(self, note: OpNote, kernel: Array | None, task: int) -> Op:
+        return Op(
+            note.name,
+            note.kind,
+            note.inputs,
+            note.output,
+            kernel,
+            _unpacked(note.scale[task]) if note.scale else None,
+            _unpacked(note.shift[task]) if note.shift else None,
+            Window() if note.window is None else Window(*note.window),
+            note.groups[task] if note.groups else 1,
+            note.function,
+            note.settings,
+        )
+
+    def _whole(self, note: OpNote, task: int) -> Array | None:
+        """A kernel that is in the file as the model has it."""
+        if note.kind != "conv":
+            return None
+        (found,) = [each for each in self.noted.kernels[note.output] if each.task == task and not each.outs]
+        window = note.window[0] if note.window else (1, 1)
+        array = self.weights(found.weight)
+        array = unslabbed(array, found.slabs, window) if found.slabs else array
+        return np.ascontiguousarray(array.reshape(len(array), -1, *window))
+
+    def _kernels(self, note: OpNote) -> list[Array]:
+        """The kernels of all tasks of a convolution."""
+        if not self.noted.kernels[note.output][0].outs:
+            return [array for task in range(self.tasks) if (array := self._whole(note, task)) is not None]
+        outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
+        assembly = _Kernels(note, outputs, inputs)
+        for each in self.noted.kernels[note.output]:
+            assembly.take(each, self.weights(each.weight), self._scales(note.output, each.folded, outputs.widths))
+        return assembly.finished()
+
+    def _scales(self, value: str, layers: int, widths: Sequence[int]) -> tuple[Array, ...]:
+        """What so many of the affines after *value* scale it by, in each task."""
+        affine = Affine.none(widths)
+        for _ in range(layers):
+            note = next(each for each in self.noted.layers if each.kind == "affine" and each.inputs[0] == value)
+            ops = tuple(self._op(note, None, task) for task in range(self.tasks))
+            affine, value = affine.then(Affine.of(FamilyLayer(ops, note.inputs, note.output), widths)), note.output
+        return affine.scales
+
+
+class _Kernels:
+    """The kernels of one layer, put together of what several weights hold."""
+
+    def __init__(self, note: OpNote, outputs: Channels, inputs: Channels) -> None:
+        self.note, self.outputs, self.inputs = note, outputs, inputs
+        self.window = note.window[0] if note.window else (1, 1)
+        self.depthwise = max(note.groups) > 1
+        self.kernels: list[Array] = []
+        self.done: set[tuple[int, int]] = set()
+
+    def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
+        """Take what is not there yet of one weight."""
+        outs = [self.outputs.parts[number] for number in note.outs]
+        ins = [self.inputs.parts[number] for number in note.ins]
+        deep = 1 if self.depthwise else sum(part.width for part in ins)
+        array = unslabbed(array, note.slabs, self.window) if note.slabs else array
+        array = array.reshape(sum(part.width for part in outs), deep, *self.window)
+        if not self.kernels:
+            shapes = zip(self.outputs.widths, self.inputs.widths, strict=True)
+            self.kernels = [np.zeros((out, 1 if self.depthwise else read, *self.window), array.dtype) for out, read in shapes]
+        first = 0
+        for row, out in zip(note.outs, outs, strict=True):
+            mine = array[first : first + out.width]
+            first += out.width
+            left = 0
+            for column, inp in [(-1, out)] if self.depthwise else zip(note.ins, ins, strict=True):
+                width = 1 if self.depthwise else inp.width
+                tasks = sorted(out.tasks & inp.tasks)
+                if tasks and (row, column) not in self.done:
+                    self.done.add((row, column))
+                    lender = tasks[0] if note.task is None else note.task
+                    piece = _unscaled(mine[:, left : left + width], scales[lender][out.members[lender]])
+                    for task in tasks:
+                        columns = np.zeros(1, int) if self.depthwise else inp.members[task]
+                        self.kernels[task][np.ix_(out.members[task], columns)] = piece
+                left += width
+
+    def finished(self) -> list[Array]:
+        pairs = [(row, -1) for row in range(len(self.outputs.parts))] if self.depthwise else [
+            (row, column)
+            for row, out in enumerate(self.outputs.parts)
+            for column, inp in enumerate(self.inputs.parts)
+            if out.tasks & inp.tasks
+        ]
+        if missing := set(pairs) - self.done:
+            raise StitchError(f"{self.note.name}: {len(missing)} of its {len(pairs)} kernels are not in the file")
+        return self.kernels
+
+
+def _unscaled(piece: Array, scale: Array) -> Array:
+    if (scale == 1).all():
+        return piece
+    safe = np.where(scale == 0, 1.0, scale)[:, None, None, None]
+    return (piece / safe).astype(piece.dtype)
+
+
+def _port_of(net: Net, value: str) -> Port:
+    return next(port for port in net.outputs if port.value == value)
+
+
+def _space(blocks: Sequence[BlockNote], tasks: int) -> ChannelSpace:
+    found = []
+    for each in blocks:
+        members = _numbers(each.channels).reshape(len(each.tasks), -1)
+        found.append(Block(dict(zip(each.tasks, members.astype(np.int64), strict=True))))
+    widths = tuple(sum(block.width for block in found if task in block.tasks) for task in range(tasks))
+    return ChannelSpace(widths, tuple(found))
+
+
+def _packed(array: Array, dtype: Any = None) -> Numbers:
+    flat = np.ascontiguousarray(array, dtype)
+    return f"{flat.dtype.name}:{base64.b64encode(zlib.compress(flat.tobytes())).decode()}"
+
+
+def _optional(array: Array | None) -> Numbers | None:
+    return None if array is None else _packed(array)
+
+
+def _numbers(text: Numbers) -> Array:
+    kind, _, data = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind)
+
+
+def _unpacked(text: Numbers | None) -> Array | None:
+    return None if text is None else _numbers(text)
