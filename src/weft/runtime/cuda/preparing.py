@@ -74,6 +74,10 @@ def _reopened(
             from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
             return ProgramFile(device, path, options, Allowance()).reopened(blueprint).assembled(free)
+        if first.nodes is not None:
+            from weft.runtime.cuda.torch_rounds import FusedFile
+
+            return FusedFile(device, path, options, Allowance(), place).opened(blueprint).assembled(free)
         return open_pieces(device, blueprint, place).assembled(free)
 
 

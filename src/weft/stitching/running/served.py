@@ -1,0 +1,98 @@
+"""A stitched file in the form ``fused``, as a device serves it: ``FusedRounds``, torch modules for rounds of rows.
+
+The backend for GPUs, which stands before this room, imports it by name where there is a stitched file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.errors import StitchError
+from weft.stitching.assembly import uniform
+from weft.stitching.graph import Graph, GraphStep
+from weft.stitching.lowering import lower
+from weft.stitching.reading.onnx_stitched import read_stitched
+from weft.stitching.running.fused import FusedConv, Shape
+from weft.stitching.running.kernel_shapes import tune
+from weft.stitching.running.module import StitchedModule
+from weft.stitching.running.operators import Tensor, torch
+from weft.stitching.running.rivals import LOAD_BYTES
+
+OUTPUT = "Identity"
+"""The steps that give a graph's outputs."""
+
+
+class StepCost(NamedTuple):
+    """What a step moves and computes."""
+
+    moved_bytes: int
+    products: int
+
+
+class FusedRounds:
+    """The modules of one file; their tensors are on the CPU until whoever has them puts them somewhere."""
+
+    def __init__(self, path: Path, dtype: Any, *, cuda: bool) -> None:
+        if cuda and find_spec("triton") is None:
+            raise StitchError("triton is not installed")
+        self._family, self._sharing = read_stitched(path)
+        self._dtype, self._forms = dtype, uniform(self._family, "fused")
+
+    def at(self, rows: int) -> StitchedModule:
+        """The module for so many rows of each model; tensors between its steps are called by their places."""
+        align = LOAD_BYTES // int(self._dtype.itemsize)
+        batches = [rows] * self._family.tasks
+        graph = lower(self._family, self._sharing, self._forms, batches=batches, align=align)
+        return StitchedModule(_numbered(graph), dtype=self._dtype, channels_last=True)
+
+
+def _numbered(graph: Graph) -> Graph:
+    """The graph with names that say where a tensor is made, so that graphs of the same steps have the same names."""
+    given = {each.name for each in graph.outputs}
+    names: dict[str, str] = {}
+    for at, step in enumerate(graph.steps):
+        names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in given}
+
+    def renamed(step: GraphStep) -> GraphStep:
+        inputs, outputs = (tuple(names.get(each, each) for each in side) for side in (step.inputs, step.outputs))
+        return replace(step, inputs=inputs, outputs=outputs)
+
+    shapes = {names.get(name, name): shape for name, shape in graph.shapes.items()}
+    return replace(graph, steps=tuple(map(renamed, graph.steps)), shapes=shapes)
+
+
+def cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
+    """Of a step whose numbers have so many bytes."""
+    sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
+    stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]
+    products = int(step.attributes.get("macs", 0))
+    if step.op == "Conv":
+        products = prod(graph.shapes[step.outputs[0]]) * prod(graph.constants[step.inputs[1]].shape[1:])
+    return StepCost(item_bytes * (sum(sizes) + sum(stored)), products)
+
+
+def tuned(module: StitchedModule, example: Sequence[Tensor], on_progress: Callable[[int, int], None]) -> None:
+    """Give every fused layer of a module on CUDA its fastest shape."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        tune(module, *example, on_progress=on_progress)
+
+
+def shapes_of(module: StitchedModule) -> list[list[int]]:
+    """The shapes of its fused layers, as numbers."""
+    return [[int(each) for each in layer.shape] for layer in _layers(module)]
+
+
+def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None:
+    """Give its fused layers shapes that were found earlier."""
+    for layer, shape in zip(_layers(module), shapes, strict=True):
+        *sizes, flat = shape
+        layer.shape = Shape(*sizes, bool(flat))
+
+
+def _layers(module: StitchedModule) -> list[FusedConv]:
+    return [each for each in module.modules() if isinstance(each, FusedConv)]
