@@ -66,7 +66,7 @@ class _BoundProgram(NamedTuple):
     targets: Mapping[str, Any]
 
     def run(self) -> None:
-        with torch.inference_mode(), torch.backends.cudnn.flags(benchmark=True, allow_tf32=False):
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             for name, made in self.program.run(self.piece, self.sources).items():
                 self.targets[name].copy_(made)
 
@@ -110,7 +110,7 @@ class ProgramSegment:
         return {name: torch.from_numpy(np.ascontiguousarray(each)).to(device) for name, each in arrays.items()}
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self._program.run(self._piece, values)
 
     def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
