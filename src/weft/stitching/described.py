@@ -12,6 +12,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from weft.stitching.layouts import Channels, tidy
 from weft.stitching.net import Array, Net, Op, Port, Value, Window, infer
 from weft.stitching.sharing import Block, ChannelSpace, Sharing
 from weft.stitching.slabs import unslabbed
-from weft.stitching.spaces import Wiring, role, wire
+from weft.stitching.spaces import Wiring, wire
 from weft.stitching.weights import Affine, channels
 
 VERSION = 1
@@ -35,6 +36,8 @@ Numbers = str
 """An array: its type, a colon, and its bytes, compressed and in base64."""
 Weights = Callable[[str], Array]
 """A file's weights by name."""
+_ALONE = -1
+"""Instead of a part that is read: of a depthwise layer."""
 
 
 class _Noted(BaseModel):
@@ -175,29 +178,27 @@ def _block_note(block: Block) -> BlockNote:
     return BlockNote(tasks=tuple(tasks), channels=_packed(np.stack([block.members[task] for task in tasks]), np.int32))
 
 
-def _kernel_notes(family: Family, graph: Graph, names: Sequence[Mapping[str, str]]) -> dict[str, tuple[KernelNote, ...]]:
-    places: dict[int, tuple[str, int | None]] = {}
-    """What an op writes and whose it is, if its kernel is stored as it is."""
-    for layer in family.layers:
-        for task, op in enumerate(layer.ops):
-            places[id(op)] = layer.output, task
+def _kernel_notes(
+    family: Family, graph: Graph, names: Sequence[Mapping[str, str]]
+) -> dict[str, tuple[KernelNote, ...]]:
+    whose = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
     for task, tail in enumerate(family.tails):
-        for op in tail:
-            places[id(op)] = names[task][op.output], task
+        whose |= {id(op): (names[task][op.output], task) for op in tail}
     found: dict[str, list[KernelNote]] = {}
     for each in graph.origins:
         if each.constant in graph.constants:
-            value, task = places[id(each.op)]
-            found.setdefault(value, []).append(_kernel_note(each, each.task if each.outs else task))
-    return {value: tuple(each) for value, each in found.items()}
+            value, task = whose[id(each.op)]
+            found.setdefault(value, []).append(_kernel_note(each, task))
+    return {value: tuple(notes) for value, notes in found.items()}
 
 
-def _kernel_note(origin: Origin, task: int | None) -> KernelNote:
+def _kernel_note(origin: Origin, task: int) -> KernelNote:
+    """*task*: whose it is if it is stored as it is."""
     return KernelNote(
         weight=origin.constant,
         outs=origin.outs,
         ins=origin.ins,
-        task=task,
+        task=origin.task if origin.outs else task,
         folded=origin.folded,
         slabs=origin.slabs,
     )
@@ -248,7 +249,9 @@ class _Rebuilding:
 
     def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
         note = self.noted.nets[task]
-        ports = [tuple(Port(each.name, each.value, each.shape) for each in side) for side in (note.inputs, note.outputs)]
+        ports = [
+            tuple(Port(each.name, each.value, each.shape) for each in side) for side in (note.inputs, note.outputs)
+        ]
         values = {port.value: Value(*size) for port, size in zip(ports[0], note.sizes, strict=True)}
         ops = (*(layer.ops[task] for layer in layers), *tail)
         for op in ops:
@@ -318,41 +321,47 @@ class _Kernels:
 
     def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
         """Take what is not there yet of one weight."""
-        outs = [self.outputs.parts[number] for number in note.outs]
-        ins = [self.inputs.parts[number] for number in note.ins]
-        deep = 1 if self.depthwise else sum(part.width for part in ins)
         array = unslabbed(array, note.slabs, self.window) if note.slabs else array
-        array = array.reshape(sum(part.width for part in outs), deep, *self.window)
+        rows = _starts([self.outputs.parts[each].width for each in note.outs])
+        columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[each].width for each in note.ins])
+        array = array.reshape(rows[-1], columns[-1], *self.window)
         if not self.kernels:
-            shapes = zip(self.outputs.widths, self.inputs.widths, strict=True)
-            self.kernels = [np.zeros((out, 1 if self.depthwise else read, *self.window), array.dtype) for out, read in shapes]
-        first = 0
-        for row, out in zip(note.outs, outs, strict=True):
-            mine = array[first : first + out.width]
-            first += out.width
-            left = 0
-            for column, inp in [(-1, out)] if self.depthwise else zip(note.ins, ins, strict=True):
-                width = 1 if self.depthwise else inp.width
-                tasks = sorted(out.tasks & inp.tasks)
-                if tasks and (row, column) not in self.done:
-                    self.done.add((row, column))
-                    lender = tasks[0] if note.task is None else note.task
-                    piece = _unscaled(mine[:, left : left + width], scales[lender][out.members[lender]])
-                    for task in tasks:
-                        columns = np.zeros(1, int) if self.depthwise else inp.members[task]
-                        self.kernels[task][np.ix_(out.members[task], columns)] = piece
-                left += width
+            deep = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
+            shapes = zip(self.outputs.widths, deep, strict=True)
+            self.kernels = [np.zeros((*shape, *self.window), array.dtype) for shape in shapes]
+        for at, out in enumerate(note.outs):
+            for beside, inp in enumerate([_ALONE] if self.depthwise else note.ins):
+                piece = array[rows[at] : rows[at + 1], columns[beside] : columns[beside + 1]]
+                self._put(out, inp, piece, note.task, scales)
+
+    def _put(self, row: int, column: int, piece: Array, lender: int | None, scales: Sequence[Array]) -> None:
+        """Give a piece to all tasks that have both its parts."""
+        out = self.outputs.parts[row]
+        inp = out if self.depthwise else self.inputs.parts[column]
+        tasks = sorted(out.tasks & inp.tasks)
+        if not tasks or (row, column) in self.done:
+            return
+        self.done.add((row, column))
+        first = tasks[0] if lender is None else lender
+        piece = _unscaled(piece, scales[first][out.members[first]])
+        for task in tasks:
+            columns = np.zeros(1, int) if self.depthwise else inp.members[task]
+            self.kernels[task][np.ix_(out.members[task], columns)] = piece
 
     def finished(self) -> list[Array]:
-        pairs = [(row, -1) for row in range(len(self.outputs.parts))] if self.depthwise else [
-            (row, column)
-            for row, out in enumerate(self.outputs.parts)
-            for column, inp in enumerate(self.inputs.parts)
-            if out.tasks & inp.tasks
-        ]
-        if missing := set(pairs) - self.done:
-            raise StitchError(f"{self.note.name}: {len(missing)} of its {len(pairs)} kernels are not in the file")
+        """The kernels, if nothing is missing."""
+        outs, ins = self.outputs.parts, self.inputs.parts
+        wanted = {(row, _ALONE) for row in range(len(outs))}
+        if not self.depthwise:
+            pairs = product(enumerate(outs), enumerate(ins))
+            wanted = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
+        if missing := wanted - self.done:
+            raise StitchError(f"{self.note.name}: {len(missing)} of {len(wanted)} parts of its kernels are missing")
         return self.kernels
+
+
+def _starts(widths: Sequence[int]) -> list[int]:
+    return [0, *accumulate(widths)]
 
 
 def _unscaled(piece: Array, scale: Array) -> Array:

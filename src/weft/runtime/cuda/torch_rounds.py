@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,8 +47,9 @@ class RoundPiece(NamedTuple):
 class RoundProgram:
     """The module for so many rows of each task, on a device."""
 
-    def __init__(self, module: Any, device: str) -> None:
-        self.module, self.graph, self.device = module, module.graph, torch.device(device)
+    def __init__(self, made: Any, device: str) -> None:
+        self.module, self.graph, self.device = made.module, made.module.graph, torch.device(device)
+        self.guesses = [guess_s(*each) for each in made.costs]
         self.channels_last: frozenset[str] = frozenset()
         self.outputs = tuple(each.name for each in self.graph.outputs)
         given = [each.name for each in self.graph.inputs]
@@ -123,7 +124,7 @@ class _BoundRound(NamedTuple):
     targets: Mapping[str, Any]
 
     def run(self) -> None:
-        with torch.inference_mode(), torch.backends.cudnn.flags(benchmark=True, allow_tf32=False):
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             self.program.fill(self.piece, self.sources, self.targets)
 
 
@@ -210,8 +211,7 @@ class FusedFile:
         return int(_TYPES[self.options.precision].itemsize)
 
     def guessed_s(self) -> list[float]:
-        graph = self._programs[1].graph
-        return [guess_s(*self._maker.cost(graph, step, self._item_bytes)) for step in graph.steps]
+        return self._programs[1].guesses
 
     def crossing(self) -> list[int | None]:
         return self._programs[1].crossing(self._item_bytes)
@@ -223,7 +223,7 @@ class FusedFile:
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         program = self.program(blueprint, 1)
         ends = [0, *cuts, _END]
-        segments = tuple(_spec(program, start, end) for start, end in zip(ends, ends[1:], strict=False))
+        segments = tuple(_spec(program, start, end) for start, end in pairwise(ends))
         return blueprint.model_copy(update={"segments": segments})
 
     def opened(self, blueprint: Blueprint) -> OpenPieces:

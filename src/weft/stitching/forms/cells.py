@@ -60,9 +60,7 @@ class CellWriter:
         bias = self._of(self.affine.shifts, cell, first) if shift else None
         groups = cell.width if self.layer.op.depthwise else 1
         source = self.room.part(self.value, cell.tasks, cell.ins)
-        held = origin(
-            self.room, self.layer, cell.outs, cell.ins, task=first, folded=self.affine.layers if fold else 0
-        )
+        held = origin(self.room, self.layer, cell.outs, cell.ins, task=first, folded=self.affine.layers if fold else 0)
         tensor = conv(self.room, self.layer, source, weight, bias if fold else None, groups, held)
         if fold:
             return tensor

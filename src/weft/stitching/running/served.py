@@ -23,15 +23,19 @@ from weft.stitching.running.module import StitchedModule
 from weft.stitching.running.operators import Tensor, torch
 from weft.stitching.running.rivals import LOAD_BYTES
 
-OUTPUT = "Identity"
-"""The steps that give a graph's outputs."""
-
 
 class StepCost(NamedTuple):
     """What a step moves and computes."""
 
     moved_bytes: int
     products: int
+
+
+class Round(NamedTuple):
+    """The module for so many rows of each model, and what its steps cost."""
+
+    module: StitchedModule
+    costs: tuple[StepCost, ...]
 
 
 class FusedRounds:
@@ -43,12 +47,14 @@ class FusedRounds:
         self._family, self._sharing = read_stitched(path)
         self._dtype, self._forms = dtype, uniform(self._family, "fused")
 
-    def at(self, rows: int) -> StitchedModule:
-        """The module for so many rows of each model; tensors between its steps are called by their places."""
-        align = LOAD_BYTES // int(self._dtype.itemsize)
-        batches = [rows] * self._family.tasks
-        graph = lower(self._family, self._sharing, self._forms, batches=batches, align=align)
-        return StitchedModule(_numbered(graph), dtype=self._dtype, channels_last=True)
+    def at(self, rows: int) -> Round:
+        """A round of so many rows; tensors between its steps are called by their places."""
+        item_bytes, batches = int(self._dtype.itemsize), [rows] * self._family.tasks
+        align = LOAD_BYTES // item_bytes
+        graph = _numbered(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
+        module = StitchedModule(graph, dtype=self._dtype, channels_last=True)
+        module.graph = replace(graph, constants={})  # it has them as tensors
+        return Round(module, tuple(_cost(graph, step, item_bytes) for step in graph.steps))
 
 
 def _numbered(graph: Graph) -> Graph:
@@ -66,7 +72,7 @@ def _numbered(graph: Graph) -> Graph:
     return replace(graph, steps=tuple(map(renamed, graph.steps)), shapes=shapes)
 
 
-def cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
+def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
     """Of a step whose numbers have so many bytes."""
     sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
     stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]
@@ -78,7 +84,7 @@ def cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
 
 def tuned(module: StitchedModule, example: Sequence[Tensor], on_progress: Callable[[int, int], None]) -> None:
     """Give every fused layer of a module on CUDA its fastest shape."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         tune(module, *example, on_progress=on_progress)
 
 
@@ -90,8 +96,8 @@ def shapes_of(module: StitchedModule) -> list[list[int]]:
 def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None:
     """Give its fused layers shapes that were found earlier."""
     for layer, shape in zip(_layers(module), shapes, strict=True):
-        *sizes, flat = shape
-        layer.shape = Shape(*sizes, bool(flat))
+        tall, wide, deep, warps, stages, flat = shape
+        layer.shape = Shape(tall, wide, deep, warps, stages, bool(flat))
 
 
 def _layers(module: StitchedModule) -> list[FusedConv]:
