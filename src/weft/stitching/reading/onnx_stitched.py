@@ -9,9 +9,9 @@ from onnx import numpy_helper
 
 from weft.errors import StitchError
 from weft.runtime.metadata import FAMILY_KEY
-from weft.stitching.described import rebuilt
 from weft.stitching.family import Family
 from weft.stitching.net import Array
+from weft.stitching.rebuilding import rebuilt
 from weft.stitching.sharing import Sharing
 
 
@@ -20,7 +20,7 @@ def read_stitched(path: Path) -> tuple[Family, Sharing]:
     model = onnx.load(str(path))
     text = next((each.value for each in model.metadata_props if each.key == FAMILY_KEY), "")
     if not text:
-        raise StitchError("it does not say how its models share weights, as those of earlier versions or with islands")
+        raise StitchError("it does not say how its models share weights; stitch it again")
     stored = {each.name: each for each in model.graph.initializer}
 
     def weights(name: str) -> Array:
