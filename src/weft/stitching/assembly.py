@@ -11,7 +11,6 @@ from typing import Any
 from weft.errors import StitchError, unknown_name
 from weft.stitching.codes import coded_kernels, in_codes, notes
 from weft.stitching.counts import count
-from weft.stitching.described import described
 from weft.stitching.emit import plain_graph
 from weft.stitching.family import Family
 from weft.stitching.forms import FORMS
@@ -82,6 +81,8 @@ class Stitched:
     @property
     def metadata(self) -> dict[str, str]:
         """What an ONNX file of it says of its models."""
+        from weft.stitching.described import described  # pydantic is for files
+
         told = metadata(self.family, self.batches)
         return told | described(self.family, self.sharing, self.graph) if self.dynamic else told
 

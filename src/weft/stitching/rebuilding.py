@@ -147,7 +147,8 @@ class _Kernels:
         self.window = note.window[0] if note.window else (1, 1)
         self.depthwise = max(note.groups) > 1
         self.kernels: list[Array] = []
-        self.done: set[tuple[int, int]] = set()
+        self.lost: dict[tuple[int, int], Array] = {}
+        """Parts that are there -> which of their rows a scale of zero has wiped out; another task may have them."""
 
     def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
         """Take what is not there yet of one weight."""
@@ -169,14 +170,16 @@ class _Kernels:
         out = self.outputs.parts[row]
         inp = out if self.depthwise else self.inputs.parts[column]
         tasks = sorted(out.tasks & inp.tasks)
-        if not tasks or (row, column) in self.done:
+        lost = self.lost.get((row, column), np.ones(out.width, bool))
+        if not tasks or not lost.any():
             return
-        self.done.add((row, column))
         first = tasks[0] if lender is None else lender
-        piece = _unscaled(piece, scales[first][out.members[first]])
+        scale = scales[first][out.members[first]]
+        self.lost[row, column] = lost & (scale == 0)
+        found = _unscaled(piece, scale)[lost]
         for task in tasks:
             columns = np.zeros(1, int) if self.depthwise else inp.members[task]
-            self.kernels[task][np.ix_(out.members[task], columns)] = piece
+            self.kernels[task][np.ix_(out.members[task][lost], columns)] = found
 
     def finished(self) -> list[Array]:
         """The kernels, if nothing is missing."""
@@ -185,7 +188,7 @@ class _Kernels:
         if not self.depthwise:
             pairs = product(enumerate(outs), enumerate(ins))
             wanted = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
-        if missing := wanted - self.done:
+        if missing := wanted - self.lost.keys():
             raise StitchError(f"{self.note.name}: {len(missing)} of {len(wanted)} parts of its kernels are missing")
         return self.kernels
 

@@ -42,7 +42,7 @@ def numbered(tensor: Any) -> int:
     return NUMBERED[tensor.dtype]
 
 
-class Program(Protocol):
+class PieceRunner(Protocol):
     """What is run piece by piece."""
 
     device: Any
@@ -60,7 +60,7 @@ class Program(Protocol):
 class _BoundProgram(NamedTuple):
     """A piece with the memory that it reads and writes."""
 
-    program: Program
+    program: PieceRunner
     piece: Any
     sources: Mapping[str, Any]
     targets: Mapping[str, Any]
@@ -76,7 +76,7 @@ class ProgramSegment:
 
     copies = False
 
-    def __init__(self, program: Program, spec: SegmentSpec) -> None:
+    def __init__(self, program: PieceRunner, spec: SegmentSpec) -> None:
         assert spec.nodes is not None
         self.spec, self._program, self._piece = spec, program, program.piece(*spec.nodes)
 
