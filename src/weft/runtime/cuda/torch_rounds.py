@@ -30,6 +30,8 @@ from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 
 MAKER = "weft.stitching.running.served"
+TIMED_ON = "cuda"
+"""The kind of device on which shapes of the kernel are tried."""
 _END = -1
 """Behind the last step, of which there may be more for more rows."""
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
@@ -191,7 +193,7 @@ class FusedFile:
 
     def _shape(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
         """Have the kernel do what is fastest, by trying, once."""
-        if rows not in self._shapes and self.device.kind == "cuda":
+        if rows not in self._shapes and self.device.kind == TIMED_ON:
             given = self._given(program, feed)
             example = [given[each.name].to(program.module.dtype) for each in program.graph.inputs]
             self._maker.tuned(program.module, example, lambda done, of: self.allowance.check())
