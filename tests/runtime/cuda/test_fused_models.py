@@ -162,7 +162,7 @@ def test_shapes_that_were_found_are_kept(file: Path, tmp_path: Path, monkeypatch
     """Timing them takes a GPU; here it is made up."""
     tuned: list[Any] = []
 
-    def tune(module: Any, example: Any, on_progress: Callable[[int, int], None]) -> None:
+    def tune(module: Any, example: Any, enough: Callable[[], bool]) -> None:
         tuned.append(module)
         for at, layer in enumerate(served._layers(module)):
             layer.shape = layer.shape._replace(warps=at + 1, flat=at % 2 == 0)
@@ -199,6 +199,17 @@ def test_the_quicker_way_is_taken(file: Path, fused_s: float) -> None:
     how = "in the form fused" if fused_s < 2e-3 else "not in the form fused"
     told = f"{how}: a row of each model takes {1e3 * fused_s:.3g} ms so, and 2 with ONNX Runtime"
     assert found.remarks[0] == told
+
+
+def test_where_time_is_short_the_other_way_is_not_tried(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Allowance, "half_gone", lambda allowance: True)
+    found = prepare_on(Said(3e-3, 2e-3), file, LoadOptions(max_batch=1))
+    assert is_fused(found) and found.remarks[0].startswith("in the form fused: there was no time to try ONNX Runtime")
+
+
+def test_half_of_an_allowance() -> None:
+    with Allowance(3600.0) as much, Allowance() as endless, Allowance(1e-9) as none:
+        assert [much.half_gone(), endless.half_gone(), none.half_gone()] == [False, False, True]
 
 
 def test_what_onnx_runtime_cannot_run_is_run_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,9 @@ class OnnxFile:
             mine = self._workshop(blueprint)
             mine.remarks.append(f"not in the form fused: {first_line(error)}")
             return mine
+        if self.allowance.half_gone():
+            fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
+            return fused
         try:
             mine = self._workshop(blueprint)
             mine_s = mine.round_s(blueprint)

@@ -82,10 +82,10 @@ def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
     return StepCost(item_bytes * (sum(sizes) + sum(stored)), products)
 
 
-def tuned(module: StitchedModule, example: Sequence[Tensor], on_progress: Callable[[int, int], None]) -> None:
-    """Give every fused layer of a module on CUDA its fastest shape."""
+def tuned(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
+    """Give every fused layer of a module on CUDA its fastest shape, of those that are tried before it is *enough*."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        tune(module, *example, on_progress=on_progress)
+        tune(module, *example, enough=enough)
 
 
 def shapes_of(module: StitchedModule) -> list[list[int]]:
