@@ -138,6 +138,7 @@ def test_it_is_learned_once(file: Path, body: CpuModel, tmp_path: Path) -> None:
     again = opened(file, CUT, tmp_path, learn=False)
     assert is_fused(again) and (again.segments, again.remarks) == (learned.segments, learned.remarks)
     check(through(again, samples(again, (2, 1, 0))), body, samples(again, (2, 1, 0)))
+    assert [each.name for each in tmp_path.rglob("*.*") if each.is_file()] == ["prepared.json"], "no weights"
 
 
 def test_a_model_that_rests_answers_when_it_is_back(file: Path, body: CpuModel) -> None:

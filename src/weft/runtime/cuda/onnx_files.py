@@ -272,8 +272,8 @@ class OnnxFile:
 
     def clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
-        sizes = rung_sizes(blueprint)
-        kept = {LOCK, WEIGHTS, SHAPES, *(each.file for rows in sizes for each in segments_at(blueprint, rows))}
+        files = {each.file for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)}
+        kept = {LOCK, SHAPES} if files == {None} else {LOCK, WEIGHTS, *files}
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:

@@ -169,6 +169,8 @@ class FusedFile:
             else:
                 program.channels_last = self.program(blueprint, 1).channels_last
             self.device.finish()
+            if self.device.kind == "cuda":
+                torch.cuda.empty_cache()  # what was only tried out counts as nobody's
             self._programs[rows] = program
         return self._programs[rows]
 
