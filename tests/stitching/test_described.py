@@ -26,6 +26,7 @@ from weft.stitching.lowering import lower
 from weft.stitching.metadata import metadata
 from weft.stitching.net import Net, Op, assemble
 from weft.stitching.onnx_writer import write_onnx
+from weft.stitching.parts import part
 from weft.stitching.reading.alignment import align
 from weft.stitching.reading.onnx_stitched import read_stitched
 from weft.stitching.rebuilding import rebuilt
@@ -108,6 +109,14 @@ def test_channels_that_some_share_and_filters_of_zeros_are_read_back() -> None:
         )
         assert_same_sharing(sharing, planted.sharing)
         assert_same(found, planted.family)
+
+
+def test_some_of_the_models_are_read_back() -> None:
+    made = tiny()
+    family, sharing = part(align(made.nets), made.planted, (1, 2))
+    found, read_sharing = read(family, sharing, lower(family, sharing, "split", dynamic=True))
+    assert_same_sharing(read_sharing, sharing)
+    assert_same(found, family)
 
 
 def test_a_scale_of_zero_loses_nothing_that_counts() -> None:
