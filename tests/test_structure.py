@@ -22,8 +22,8 @@ MOST_SHARED_NAMES = 10
 
 STOREYS = (
     "version", "errors", "files", "jsonfile", "shown", "kernels", "numbers", "models", "workloads", "devices", "costs",
-    "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "serving",
-    "survey", "planning", "weft_papers", "cli",
+    "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "placing",
+    "serving", "survey", "planning", "weft_papers", "cli",
 )  # fmt: skip
 """A room may import those to its left; ``weft`` itself shows the public names of all but the last two."""
 
@@ -66,7 +66,7 @@ ONLY_IN = {
     "grpc": ("serving/",),
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),
-    "ortools": ("mapping/",),
+    "ortools": ("mapping/", "placing/"),
     "z3": ("mapping/z3_model.py",),
     "torch": (
         "runtime/cuda/gpu.py",
