@@ -49,45 +49,17 @@ class RequestBlock(NamedTuple):
     model: Ints
 
 
-class Traffic(BaseModel):
-    """Requests for many models. The field names are the keys of the file (docs/formats.md)."""
+class Day(BaseModel):
+    """How all rates rise and fall together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rate: Positive
-    """Requests per second of all models together, on average over the day."""
-    models: Annotated[int, Field(ge=1, le=10**7)]
-    zipf: NotNegative = 1.0
-    """The n-th most popular model is asked for n to the power of this less often than the first; 0: all alike."""
-    cv: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Coefficient of variation of the gaps between requests for a model; 1: they come independently of each other."""
     wave: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far rates rise above their mean at the peak of a day, and fall below it half a day later."""
     peak_s: NotNegative = 0.0
     """When the peak comes, from the start on."""
     day_s: Positive = 86400.0
     surge: tuple[Surge, ...] = ()
-
-    @property
-    def rates(self) -> Floats:
-        """Requests per second of each model, the most popular first."""
-        weights = np.arange(1, self.models + 1, dtype=np.float64) ** -self.zipf
-        return np.asarray(self.rate * weights / weights.sum())
-
-    def requests(self, duration_s: float, seed: int = 0) -> Iterator[RequestBlock]:
-        """Blocks of all requests until *duration_s*."""
-        rng, shape = np.random.default_rng(seed), self.cv**-2
-        scale = 1 / (self.rates * shape)
-        # the run begins somewhere within a gap, and rather within a long one
-        upcoming = rng.gamma(shape + 1, 1.0, self.models) * scale * rng.random(self.models)
-        whole = float(self.passed(np.array([duration_s]))[0])
-        blocks = max(1, round(whole * self.rate / BLOCK))
-        for block in range(blocks):
-            begin, end = whole * block / blocks, whole * (block + 1) / blocks
-            passed, model = _drawn(rng, upcoming, scale, shape, end)
-            times = self._at(passed, begin, end, duration_s)
-            order = np.argsort(times, kind="stable")
-            yield RequestBlock(times[order], model[order])
 
     def passed(self, times_s: Floats) -> Floats:
         """The time in which all rates stay the same, at instants of the day."""
@@ -103,8 +75,8 @@ class Traffic(BaseModel):
         risen = np.sin(turn * (times_s - self.peak_s)) + np.sin(turn * self.peak_s)
         return np.asarray(times_s + self.wave / turn * risen)
 
-    def _at(self, passed: Floats, begin: float, end: float, duration_s: float) -> Floats:
-        """Instants of the day, for a block of the other time."""
+    def instants(self, passed: Floats, begin: float, end: float, duration_s: float) -> Floats:
+        """Instants of the day, for times between *begin* and *end* of the other time."""
         if not self.wave and not self.surge:
             return passed
         first, last = self._instant(begin, duration_s), self._instant(end, duration_s)
@@ -121,16 +93,54 @@ class Traffic(BaseModel):
         return high
 
 
-def _drawn(rng: np.random.Generator, upcoming: Floats, scale: Floats, shape: float, end: float) -> tuple[Floats, Ints]:
+class Traffic(Day):
+    """Requests for many models. The field names are the keys of the file (docs/formats.md)."""
+
+    rate: Positive
+    """Requests per second of all models together, on average over the day."""
+    models: Annotated[int, Field(ge=1, le=10**7)]
+    zipf: NotNegative = 1.0
+    """The n-th most popular model is asked for n to the power of this less often than the first; 0: all alike."""
+    cv: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Coefficient of variation of the gaps between requests for a model; 1: they come independently of each other."""
+
+    @property
+    def rates(self) -> Floats:
+        """Requests per second of each model, the most popular first."""
+        weights = np.arange(1, self.models + 1, dtype=np.float64) ** -self.zipf
+        return np.asarray(self.rate * weights / weights.sum())
+
+    def requests(self, duration_s: float, seed: int = 0) -> Iterator[RequestBlock]:
+        """Blocks of all requests until *duration_s*."""
+        return generated(self.rates, np.full(self.models, self.cv), self, duration_s, seed)
+
+
+def generated(rates: Floats, cv: Floats, day: Day, duration_s: float, seed: int) -> Iterator[RequestBlock]:
+    """Blocks of all requests until *duration_s* for models with these rates and coefficients of variation."""
+    rng, shape = np.random.default_rng(seed), cv**-2.0
+    scale = 1 / (rates * shape)
+    # the run begins somewhere within a gap, and rather within a long one
+    upcoming = rng.gamma(shape + 1, 1.0) * scale * rng.random(len(rates))
+    whole = float(day.passed(np.array([duration_s]))[0])
+    blocks = max(1, round(whole * float(rates.sum()) / BLOCK))
+    for block in range(blocks):
+        begin, end = whole * block / blocks, whole * (block + 1) / blocks
+        passed, model = _drawn(rng, upcoming, scale, shape, end)
+        times = day.instants(passed, begin, end, duration_s)
+        order = np.argsort(times, kind="stable")
+        yield RequestBlock(times[order], model[order])
+
+
+def _drawn(rng: np.random.Generator, upcoming: Floats, scale: Floats, shape: Floats, end: float) -> tuple[Floats, Ints]:
     """All arrivals before *end*, model by model; *upcoming*, the next one of each model, moves on."""
     times: list[Floats] = []
     models: list[Ints] = []
     going = np.flatnonzero(upcoming < end)
     while len(going):
-        expected = (end - upcoming[going]) / (scale[going] * shape)
-        count = (expected + 2 * np.sqrt(expected / shape) + 4).astype(np.int64)
+        expected = (end - upcoming[going]) / (scale[going] * shape[going])
+        count = (expected + 2 * np.sqrt(expected / shape[going]) + 4).astype(np.int64)
         model, last = np.repeat(going, count), np.cumsum(count) - 1
-        steps = np.cumsum(rng.gamma(shape, 1.0, len(model)) * scale[model])
+        steps = np.cumsum(rng.gamma(shape[model]) * scale[model])
         base = np.concatenate([[0.0], steps[last[:-1]]])
         follow = steps + np.repeat(upcoming[going] - base, count)
         inside = np.add.reduceat(follow < end, last - count + 1)

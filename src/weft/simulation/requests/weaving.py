@@ -90,7 +90,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.LoopTerm
     models = k.Models(
         joined([program.fetch for program in programs]),
         joined([program.compute for program in programs]),
-        joined(estimates(case, policy)),
+        joined(estimates(policy)),
         np.cumsum([0, *map(len, programs)], dtype=np.int64),
         np.array([program.compute_bound for program in programs]),
     )
