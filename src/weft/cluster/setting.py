@@ -28,7 +28,7 @@ class ClusterSetting:
     """What is not the placement's business."""
 
     router: str = "slack"
-    policy: str = "weft+"
+    policy: str = "edf"
     late: str = "weave"
     gates: int = 1
     """Routers that take requests in turn; each knows what it sent itself, and takes the others to do the same."""
