@@ -71,16 +71,19 @@ class Cluster:
         nodes = tuple(node._replace(speed=speeds.get(node.name, node.speed)) for node in self.nodes)
         return replace(self, nodes=nodes)
 
-    def at_rate(self, factor: float) -> Cluster:
-        """The same, every model asked for *factor* times as often."""
-        return replace(self, rates=self.rates * factor)
+    def asked(self, factor: float, cv: float | None = None) -> Cluster:
+        """The same, every model asked for *factor* times as often, and as unevenly as *cv* says."""
+        if not factor > 0:
+            raise PlacingError(f"rate = {factor:g} must be above 0")
+        return replace(self, rates=self.rates * factor, cv=self.cv if cv is None else np.full(len(self.cv), cv))
 
 
 def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequence[Demand]) -> Cluster:
     """The cluster that a placement describes. Requests that it leaves unserved are not sent."""
     known = {demand.model: demand for demand in demands}
     nodes = tuple(Node(each.name, each.zone, kinds[each.kind].overlap) for each in placement.machines)
-    models = {model: number for number, model in enumerate(placement.models)}
+    placement_models = placement.models
+    models = {model: number for number, model in enumerate(placement_models)}
     served = dict.fromkeys(models, 0.0)
     found = []
     for number, machine in enumerate(placement.machines):
@@ -97,5 +100,5 @@ def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequ
         np.array([known[model].rate * min(1.0, served[model]) for model in models]),
         np.array([known[model].cv for model in models]),
         np.array([known[model].deadline_s for model in models]),
-        tuple(each._replace(share=each.share / served[list(models)[each.model]]) for each in found),
+        tuple(each._replace(share=each.share / served[placement_models[each.model]]) for each in found),
     )

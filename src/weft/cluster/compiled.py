@@ -7,7 +7,6 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from weft.cluster.lowered import LoweredCluster
 from weft.cluster.router import ROUTERS
@@ -40,7 +39,7 @@ def serve(
         requests = left if block is None else block.after(left)
         whole = 0 if not len(requests.time) else int(requests.time[-1]) // period + (block is None)
         sent = run.until(whole * period, requests)  # a period's last requests may be in the next block
-        left = TickedRequests(*(column[len(sent) :] for column in requests))
+        left = requests.rest(len(sent))
         routed += [sent] if record else []
     run.until(k.NONE, left)
     return run.tally(np.concatenate(routed) if record else np.empty(0, np.int64))
@@ -66,7 +65,7 @@ class _CompiledRun:
         block = c.ClusterRequests(
             *requests,
             np.empty(len(requests.time), np.int64),
-            as_strided(np.empty(max(1, len(requests.time)), np.int64), (streams, max(1, len(requests.time))), (0, 8)),
+            np.empty(len(requests.time), np.int64),
             np.empty(streams, np.int64),
             np.empty((streams, 2), np.int64),
         )
@@ -105,7 +104,13 @@ def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models,
     )
     base = np.arange(len(programs), dtype=np.int64)
     terms = k.LoopTerms(
-        base, each("deadline"), each("max_batch"), each("timeout"), each("priority"), each("think")
+        base,
+        each("deadline"),
+        each("max_batch"),
+        each("timeout"),
+        each("priority"),
+        each("think"),
+        np.zeros(len(programs), np.int64),
     )
     rules = k.LoopRules(
         policy=ONLINE[type(policy)],
@@ -170,7 +175,7 @@ def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
         np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
         zeros(streams, 1), zeros(streams, 2),
         zeros(streams, batches, 8), zeros(streams, batches, 1), zeros(streams, 3),
-        zeros(streams, 10), as_strided(zeros(k.BINS), (streams, k.BINS), (0, 8)),  # one for all
+        zeros(streams, 10), zeros(1, k.BINS),
     )  # fmt: skip
 
 

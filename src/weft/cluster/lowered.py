@@ -5,22 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.cluster.cluster import Cluster
-from weft.cluster.pieces import AHEAD, CLOCK, Work, program_of, work_of
+from weft.cluster.cluster import Cluster, NodeModel
 from weft.cluster.router import Replica
 from weft.cluster.setting import ClusterSetting
 from weft.engine.tickets import Terms
+from weft.placing.demand import Need
+from weft.placing.pieces import CLOCK, Pieces, buffer_of, pieces_of
 from weft.policies import Policy, Setting, make_request_policy
 from weft.policies.base import UNBOUNDED_ROUNDS
 
 Ints = npt.NDArray[np.int64]
-
-LONGEST_DEADLINE = 1 << 60
-"""Of requests that are never late."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +39,7 @@ class LoweredCluster:
     models: tuple[int, ...]
     """(streams): whose requests it serves."""
     besides: tuple[int, ...]
-    """(streams): ticks from a client's request to its answer in which its machine does nothing for it."""
+    """(streams): ticks from a client's request to its answer beyond those in its simulated machine; may be below 0."""
     failures: tuple[tuple[int, int, int], ...]
     """Node, and the periods from which and until which it is down."""
     period: int
@@ -50,60 +49,67 @@ class LoweredCluster:
 def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
     """Price every replica on its node."""
     setting.check(cluster)
-    counts = np.bincount([each.node for each in cluster.placed], minlength=len(cluster.nodes))
-    begin = (0, *np.cumsum(counts).tolist())
-    nodes = [cluster.nodes[each.node] for each in cluster.placed]
-    works = [work_of(each.need, node.overlap, node.speed) for each, node in zip(cluster.placed, nodes, strict=True)]
-    believed = works
-    if not setting.knows_speeds:
-        believed = [work_of(each.need, node.overlap) for each, node in zip(cluster.placed, nodes, strict=True)]
-    ways = [2 * CLOCK.ticks(setting.hop_of(node)) for node in nodes]
-    besides = [way + work.besides for way, work in zip(ways, works, strict=True)]
-    dues = [_due(cluster.deadlines_s[each.model]) - more for each, more in zip(cluster.placed, besides, strict=True)]
-    terms = [
-        Terms(programs=stream - begin[each.node], deadline=max(1, due), max_batch=1, timeout=0, priority=1)
-        for stream, (each, due) in enumerate(zip(cluster.placed, dues, strict=True))
-    ]
+    begin = (0, *np.cumsum(np.bincount([each.node for each in cluster.placed], minlength=len(cluster.nodes))).tolist())
+    priced = [_priced(cluster, setting, each) for each in cluster.placed]
     streams: list[list[int]] = [[] for _ in cluster.models]
     for stream, each in enumerate(cluster.placed):
         streams[each.model].append(stream)
     period = CLOCK.ticks(setting.report_s)
     return LoweredCluster(
-        policies=tuple(_policy(cluster, setting, works, begin, node) for node in range(len(cluster.nodes))),
-        terms=tuple(terms),
-        replicas=tuple(_replicas(cluster, believed, ways, own) for own in streams),
+        policies=tuple(_policy(cluster, setting, priced, begin, node) for node in range(len(cluster.nodes))),
+        terms=tuple(
+            Terms(programs=stream - begin[placed.node], deadline=each.due, max_batch=1, timeout=0, priority=1)
+            for stream, (placed, each) in enumerate(zip(cluster.placed, priced, strict=True))
+        ),
+        replicas=tuple(_replicas(cluster, priced, own) for own in streams),
         streams=tuple(map(tuple, streams)),
         begin=begin,
         models=tuple(each.model for each in cluster.placed),
-        besides=tuple(besides),
+        besides=tuple(each.besides for each in priced),
         failures=_failures(cluster, setting, period),
         period=period,
         warm=CLOCK.ticks(setting.warmup_s),
     )
 
 
-def _due(deadline_s: float) -> int:
-    return CLOCK.ticks(deadline_s) if deadline_s < LONGEST_DEADLINE * CLOCK.tick_s else LONGEST_DEADLINE
+class _Priced(NamedTuple):
+    """A replica in ticks."""
+
+    pieces: Pieces
+    due: int
+    besides: int
+    seen: Replica
+    """As gates see it; its share comes later."""
+
+
+def _priced(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Priced:
+    node = cluster.nodes[placed.node]
+    need, way_s = placed.need.at_speed(node.speed), 2 * setting.hop_of(node)
+    pieces = pieces_of(need, node.overlap)
+    due = pieces.due(float(cluster.deadlines_s[placed.model]) - way_s - need.alone_s)
+    besides = CLOCK.ticks(way_s + need.alone_s) - pieces.alone
+    believed = need if setting.knows_speeds else placed.need
+    return _Priced(pieces, due, besides, _seen(placed.node, believed, node.overlap, way_s))
+
+
+def _seen(node: int, need: Need, overlap: float, way_s: float) -> Replica:
+    """On an idle machine a request is expected to take what it takes alone."""
+    pieces = pieces_of(need, overlap)
+    array, channel = pieces.segments * pieces.array, pieces.segments * pieces.channel
+    return Replica(node, array, channel, CLOCK.ticks(way_s + need.alone_s) - max(array, channel))
 
 
 def _policy(
-    cluster: Cluster, setting: ClusterSetting, works: Sequence[Work], begin: Sequence[int], node: int
+    cluster: Cluster, setting: ClusterSetting, priced: Sequence[_Priced], begin: Sequence[int], node: int
 ) -> Policy:
     own = range(begin[node], begin[node + 1])
-    programs = tuple(program_of(cluster.models[cluster.placed[stream].model], works[stream]) for stream in own)
-    buffer = AHEAD * max((program.largest_fetch for program in programs), default=1)
-    return make_request_policy(setting.policy, Setting(programs, buffer, UNBOUNDED_ROUNDS))
+    programs = tuple(priced[stream].pieces.program(cluster.models[cluster.placed[stream].model]) for stream in own)
+    return make_request_policy(setting.policy, Setting(programs, buffer_of(programs), UNBOUNDED_ROUNDS))
 
 
-def _replicas(
-    cluster: Cluster, believed: Sequence[Work], ways: Sequence[int], streams: Sequence[int]
-) -> tuple[Replica, ...]:
-    found, until = [], 0.0
-    for stream in streams:
-        work, each = believed[stream], cluster.placed[stream]
-        until += each.share
-        found.append(Replica(each.node, work.compute, work.fetch, ways[stream] + work.besides, until))
-    return tuple(found)
+def _replicas(cluster: Cluster, priced: Sequence[_Priced], streams: Sequence[int]) -> tuple[Replica, ...]:
+    reach = np.cumsum([cluster.placed[stream].share for stream in streams]).tolist()
+    return tuple(priced[stream].seen._replace(until=until) for stream, until in zip(streams, reach, strict=True))
 
 
 def _failures(cluster: Cluster, setting: ClusterSetting, period: int) -> tuple[tuple[int, int, int], ...]:

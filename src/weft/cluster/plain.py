@@ -1,4 +1,4 @@
-"""The plain run of a cluster: an engine for every machine, and a router. It is the definition; ``compiled`` its twin."""
+"""The plain run of a cluster: an engine for every machine, and a router. ``compiled`` is its twin."""
 
 from __future__ import annotations
 

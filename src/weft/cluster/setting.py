@@ -11,6 +11,7 @@ from weft.cluster.cluster import Cluster, Node
 from weft.cluster.router import check_router
 from weft.engine.lateness import SOFT
 from weft.errors import InputError, PlacingError, unknown_name
+from weft.placing.judging import POLICY
 from weft.policies import POLICIES
 from weft.simulation.requests import ONLINE
 
@@ -28,7 +29,7 @@ class ClusterSetting:
     """What is not the placement's business."""
 
     router: str = "slack"
-    policy: str = "edf"
+    policy: str = POLICY
     late: str = "weave"
     gates: int = 1
     """Routers that take requests in turn; each knows what it sent itself, and takes the others to do the same."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.cluster.pieces import CLOCK
+from weft.placing.pieces import CLOCK
 from weft.workloads.traffic import RequestBlock
 
 Ints = npt.NDArray[np.int64]
@@ -44,7 +44,15 @@ class TickedRequests(NamedTuple):
 
     def after(self, others: TickedRequests) -> TickedRequests:
         """These behind others."""
-        return TickedRequests(*map(np.concatenate, zip(others, self, strict=True)))
+        return TickedRequests(
+            np.concatenate([others.time, self.time]),
+            np.concatenate([others.model, self.model]),
+            np.concatenate([others.draws, self.draws]),
+        )
+
+    def rest(self, count: int) -> TickedRequests:
+        """All but the first *count*."""
+        return TickedRequests(self.time[count:], self.model[count:], self.draws[count:])
 
 
 def in_ticks(blocks: Iterable[RequestBlock], seed: int) -> Iterator[TickedRequests]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.kernels import routing_rules as rules
 from weft.kernels.buffer import NEVER
-from weft.kernels.compiling import borrowed, inlined, loop, part
+from weft.kernels.compiling import borrowed, inlined, part, untyped_loop
 from weft.kernels.request_loop import serve_until
 from weft.kernels.request_state import (
     ARRAY,
@@ -38,12 +38,10 @@ from weft.kernels.request_state import (
     VIOLATED,
     Bools,
     Ints,
-    LoopHeads,
     LoopLog,
     LoopRules,
     LoopState,
     LoopTerms,
-    Models,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -132,14 +130,14 @@ class ClusterRequests(NamedTuple):
     routed: Ints
     """(requests): the stream that each went to."""
     by_stream: Ints
-    """Times of a period's requests, stream by stream; all rows are the same one."""
+    """Times of a period's requests, stream by stream."""
     many: Ints
     """(streams): how many of a period's requests came to each."""
     known: Ints
-    """(streams, 2): where those begin and end in a row of ``by_stream``."""
+    """(streams, 2): where those begin and end in ``by_stream``."""
 
 
-@loop
+@untyped_loop
 def run(end, models, terms, served, state, log, heads, tables, how, cluster, requests):
     """Run the periods that begin before *end*; NONE: one that lasts until all is done.
 
@@ -218,7 +216,7 @@ def _lose_arrivals(machine, until, served, state, tables, requests):
     """What comes to a machine that is down is lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, HEAD], requests.known[stream, LENGTH]):
-            arrival = requests.by_stream[0, i]
+            arrival = requests.by_stream[i]
             if arrival >= served.warm:
                 state.counts[stream, ARRIVED] += 1
             _lose(served, state, stream, arrival)
@@ -370,7 +368,7 @@ def _sort(tables, requests, first, last):
         end += many[stream]
     for i in range(first, last):
         stream = requests.routed[i]
-        requests.by_stream[0, known[stream, LENGTH]] = requests.time[i]
+        requests.by_stream[known[stream, LENGTH]] = requests.time[i]
         known[stream, LENGTH] += 1
 
 
@@ -388,6 +386,7 @@ def _serve(machine, until, models, terms, served, state, log, heads, tables, req
         terms.timeout[a:b],
         terms.priority[a:b],
         terms.think[a:b],
+        terms.bins[a:b],
     )
     its = LoopState(
         clocks,
@@ -403,7 +402,7 @@ def _serve(machine, until, models, terms, served, state, log, heads, tables, req
         state.members[a:b],
         state.under_way[a:b],
         state.counts[a:b],
-        state.histogram[a:b],
+        state.histogram,
     )
     by = LoopRules(
         served.policy,

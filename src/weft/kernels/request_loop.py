@@ -80,8 +80,8 @@ def serve(
 
     Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
 
-    arrivals: (streams, places) ascending ticks; known: (streams, 2) next one and how many; more: whether
-    further ones follow.
+    arrivals: ascending ticks, stream by stream; known: (streams, 2) where a stream's next one is and where they end;
+    more: whether further ones follow.
     """
     most = len(terms.base) * (state.jobs.shape[1] + 2)
     heads = LoopHeads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
@@ -164,11 +164,11 @@ def _admit(rules, terms, state, log, now, arrivals, known, more):
     """Put who has come into the queues; when the next one comes, or -1 where that is not known yet."""
     event = NONE
     for s in range(len(terms.base)):
-        while known[s, HEAD] < known[s, LENGTH] and arrivals[s, known[s, HEAD]] <= now:
-            _enter(rules, terms, state, log, s, arrivals[s, known[s, HEAD]], now)
+        while known[s, HEAD] < known[s, LENGTH] and arrivals[known[s, HEAD]] <= now:
+            _enter(rules, terms, state, log, s, arrivals[known[s, HEAD]], now)
             known[s, HEAD] += 1
         if known[s, HEAD] < known[s, LENGTH]:
-            event = min(event, arrivals[s, known[s, HEAD]])
+            event = min(event, arrivals[known[s, HEAD]])
         elif more[s]:
             return -1
         while state.returning_at[s, LENGTH] > 0 and state.returning[s, state.returning_at[s, HEAD]] <= now:
@@ -452,7 +452,8 @@ def _answer(terms, rules, state, log, stream, place, now):
         arrival = state.members[stream, place, i]
         _write_answer(state, log, stream, arrival, now)
         if arrival >= rules.warm:
-            count_done(state.counts[stream], state.histogram[stream], now - arrival, terms.deadline[stream])
+            bins = state.histogram[terms.bins[stream]]
+            count_done(state.counts[stream], bins, now - arrival, terms.deadline[stream])
         _return(terms, state, stream, now)
 
 
