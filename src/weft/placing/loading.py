@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.placing.bound import PlacingBound
 from weft.placing.filling import Filling
 from weft.placing.packing import pack_scaled
 from weft.placing.problem import PlacingProblem
@@ -11,12 +12,12 @@ PRECISION = 0.005
 LEAST = 2.0**-20
 
 
-def most_load(problem: PlacingProblem, most: float) -> tuple[float, Filling]:
-    """The largest multiple up to *most* that fits, and its filling; 0 where nothing helps, with what fits then."""
-    low, high, best = 0.0, most, None
-    scale = most
+def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
+    """The largest multiple that fits, and its filling; 0 where nothing helps, with what fits then."""
+    low, high, best = 0.0, bound.value, None
+    scale = most = bound.value
     while high - low > PRECISION * high:
-        filling, left = pack_scaled(problem, scale)
+        filling, left = pack_scaled(problem, scale, bound)
         if left:
             high = scale
         else:
