@@ -1,8 +1,8 @@
 """What no placement can do better than: a linear programme over machines that are alike.
 
 It lets models be divided at will, and parts of machines be opened where all are alike. What remains are the two loads
-and the memory of each group, and that a model needs as many copies as its load fills machines, each with all its weights
-on a machine of its own. Deadlines count where a kind cannot meet them at all, not between neighbours.
+and the memory of each group, and that a model needs as many copies as its load fills machines, each with all weights on
+a machine of its own. Deadlines count where a kind cannot meet them at all, not between neighbours.
 """
 
 from __future__ import annotations
