@@ -38,7 +38,8 @@ LOADS = (0.5, 0.6, 0.7, 0.8, 0.85)
 """How busy machines are on average, by the two loads of a placement, if all had full speed."""
 SEEDS = (1, 2, 3)
 COLOURS = {
-    "slack": "#0072b2", "slack, speeds unknown": "#56b4e9", "two-aged": "#009e73", "two-choices": "#d55e00",
+    "slack": "#0072b2", "slack, speeds unknown": "#56b4e9", "two-aged": "#009e73", "two-in-flight": "#e69f00",
+    "two-choices": "#d55e00",
     "round-robin": "#cc79a7", "random": "#999999",
 }  # fmt: skip
 LEAST = 1e-6

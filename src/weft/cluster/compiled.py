@@ -191,7 +191,7 @@ def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterS
         zeros(3),
         reports,
         zeros(gates, ring, nodes, 2),
-        zeros(gates, nodes, 3),
+        zeros(gates, nodes, 4),
         zeros(gates, nodes),
         np.ones(nodes, np.bool_),
         zeros(gates, models),

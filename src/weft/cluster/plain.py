@@ -77,7 +77,9 @@ class _Gate:
     def learn(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
         """A period begins: take the newest report there is, and carry it on."""
         newest = max(0, period - self._lag)
-        self._estimates = list(reports[newest])
+        self._estimates = [
+            known._replace(in_flight=now.waiting) for known, now in zip(reports[newest], reports[period], strict=True)
+        ]
         for sent in self._sent[newest:]:
             self._estimates = [
                 known.carried(compute * self._gates, fetch * self._gates, self._lowered.period)

@@ -46,10 +46,12 @@ from weft.kernels.request_state import (
 
 Floats = npt.NDArray[np.float64]
 
-SLACK, TWO_CHOICES, TWO_AGED, RANDOM, ROUND_ROBIN = range(5)
+SLACK, TWO_CHOICES, TWO_IN_FLIGHT, TWO_AGED, RANDOM, ROUND_ROBIN = range(6)
 """Routers."""
 WORK_ARRAY, WORK_CHANNEL, WAITING, UP = range(4)
 """Columns of a report."""
+IN_FLIGHT = UP
+"""What gates know of a machine in the place of that."""
 PERIOD, REQUEST, NUMBER = range(3)
 """Columns of ``ClusterState.at``."""
 
@@ -109,9 +111,9 @@ class ClusterState(NamedTuple):
     reports: Ints
     """(lag + 1, machines, 4): a ring of reports, by period."""
     sent: Ints
-    """(gates, lag + 1, machines, 3): work and requests that a gate sent in each period, a ring."""
+    """(gates, lag + 1, machines, 2): work that a gate sent in each period, a ring."""
     ahead: Ints
-    """(gates, machines, 3): array and channel work before a new request, and requests there."""
+    """(gates, machines, 4): array and channel work before a new request, requests there, and those in flight."""
     as_of: Ints
     """(gates, machines): since when."""
     up: Bools
@@ -250,6 +252,7 @@ def _learn(how, cluster, period):
                 channel = carried(channel, sent[WORK_CHANNEL] * how.gates, how.period)
             ahead = cluster.ahead[gate, machine]
             ahead[WORK_ARRAY], ahead[WORK_CHANNEL], ahead[WAITING] = array, channel, waiting
+            ahead[IN_FLIGHT] = cluster.reports[period % ring, machine, WAITING]
             cluster.as_of[gate, machine] = now
             cluster.sent[gate, period % ring, machine, :] = 0
 
@@ -330,9 +333,10 @@ def _better(tables, how, cluster, up, first, gate, now, place, other):
     one, two = tables.stream[first + place], tables.stream[first + other]
     if up[tables.machine[two], UP] == 0:
         return place
-    if how.router == TWO_CHOICES:
-        here = cluster.ahead[gate, tables.machine[one], WAITING]
-        there = cluster.ahead[gate, tables.machine[two], WAITING]
+    if how.router == TWO_CHOICES or how.router == TWO_IN_FLIGHT:
+        column = WAITING if how.router == TWO_CHOICES else IN_FLIGHT
+        here = cluster.ahead[gate, tables.machine[one], column]
+        there = cluster.ahead[gate, tables.machine[two], column]
     else:
         here, there = _expected(tables, cluster, gate, one, now), _expected(tables, cluster, gate, two, now)
     return other if there < here else place
@@ -347,6 +351,7 @@ def _note(tables, how, cluster, period, gate, stream, now):
     compute, fetch = tables.compute[stream], tables.fetch[stream]
     ahead[WORK_ARRAY] = aged(ahead[WORK_ARRAY], as_of, now) + compute * how.gates
     ahead[WORK_CHANNEL] = aged(ahead[WORK_CHANNEL], as_of, now) + fetch * how.gates
+    ahead[IN_FLIGHT] += 1
     cluster.as_of[gate, machine] = now
     sent[WORK_ARRAY] += compute
     sent[WORK_CHANNEL] += fetch
