@@ -79,8 +79,10 @@ class _CompiledRun:
         return block.routed[: at[c.REQUEST]]
 
     def tally(self, routed: Ints) -> ClusterTally:
-        state = self._state
-        return ClusterTally(state.counts, state.histogram[0].copy(), state.clocks[:, k.COMPUTED].copy(), routed)
+        state, clocks = self._state, self._state.clocks
+        return ClusterTally(
+            state.counts, state.histogram[0], clocks[:, k.COMPUTED].copy(), clocks[:, k.ARRAY].copy(), routed
+        )
 
 
 def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:

@@ -158,6 +158,11 @@ class _Machine:
         self.endings += [(self._first + each.stream, each.arrival, each.end) for each in self._feed.answers]
         self.computed += sum(head.compute for head, _ in self._executor.log)
 
+    @property
+    def through(self) -> int:
+        """When all is done that it was last given."""
+        return self._executor.ready().array_free
+
     def take(self, stream: int, now: int) -> None:
         """A request was sent here."""
         self._feed.coming.append((stream - self._first, now))
@@ -212,4 +217,5 @@ def _tallied(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list
         row[k.VIOLATED] += latency > lowered.terms[stream].deadline
         histogram[bin_of(latency)] += 1
     busy = np.array([machine.computed for machine in machines], np.int64)
-    return ClusterTally(counts, histogram, busy, np.array(routed, np.int64))
+    through = np.array([machine.through for machine in machines], np.int64)
+    return ClusterTally(counts, histogram, busy, through, np.array(routed, np.int64))
