@@ -12,7 +12,7 @@ from weft.placing.problem import Bools, PlacingProblem
 
 MOST_PLACES = 120
 """Machines times models up to which it is tried..."""
-MOST_MS = 5000
+MOST_MS = 2000
 """... and for how long."""
 OF_A_REPLICA = 0.2
 """The least that a replica gets, as a part of an equal share."""
