@@ -15,7 +15,8 @@ from weft.cluster.tally import ClusterTally, TickedRequests
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
 from weft.errors import InputError
-from weft.kernels import cluster_loop as c
+from weft.kernels import cluster_loop
+from weft.kernels import cluster_state as c
 from weft.kernels import request_state as k
 from weft.kernels.buffer import NEVER
 from weft.simulation.requests import ONLINE, estimates
@@ -70,7 +71,7 @@ class _CompiledRun:
             np.empty((streams, 2), np.int64),
         )
         at[c.REQUEST] = 0
-        if not c.run(
+        if not cluster_loop.run(
             end, self._models, self._terms, self._rules, self._state, self._log, self._heads,
             self._tables, self._how, self._cluster, block,
         ):  # fmt: skip

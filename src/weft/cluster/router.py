@@ -123,7 +123,7 @@ ROUTERS: dict[str, Router] = {
     "random": random,
     "round-robin": round_robin,
 }
-"""The names a user may write, in the order of ``kernels.cluster_loop``."""
+"""The names a user may write, in the order of ``kernels.cluster_state``."""
 
 
 def check_router(name: str) -> None:
