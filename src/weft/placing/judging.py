@@ -7,11 +7,10 @@ as long as it could there: its deadline is what it takes alone in the simulation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
-
-import numpy as np
 
 from weft.costs.program import Clock, Program
 from weft.devices import Npu, load_npu
@@ -60,6 +59,8 @@ class Judge:
 
     def machine(self, filling: Filling, machine: int) -> Mapping[int, Counted]:
         """Number of a model -> what became of its requests on one machine."""
+        if not filling.shares[machine]:
+            return {}
         problem, kind = filling.problem, filling.problem.machines[machine].kind
         key = machine, frozenset(filling.shares[machine].items())
         if key not in self._known:
@@ -86,27 +87,37 @@ def machine_case(
     kind: str, what: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
 ) -> Case:
     """A machine with shares of models on it, ready to be simulated."""
-    clock, apart = Clock.nanoseconds(), 1 - what.overlap
-    programs: list[Program] = []
-    terms: list[Terms] = []
-    streams: list[Stream] = []
-    for demand, share in shares.items():
-        need = demand.needs[kind]
-        count = int(min(MOST_SEGMENTS, max(1, np.ceil(need.alone_s / need.segment_s - 1e-9)))) if need.segment_s else 1
-        array = max(1, clock.ticks((need.compute_s + apart * need.memory_s + need.other_s) / count))
-        channel = max(1, clock.ticks((need.memory_s + apart * need.compute_s + need.other_s) / count))
-        alone = channel + (count - 1) * max(channel, array) + array
-        slack = min(demand.deadline_s - need.alone_s, LONGEST_S)
-        names = tuple(f"{number}" for number in range(count))
-        terms.append(Terms(len(programs), alone + clock.ticks(slack), 1, 0, 1))
-        programs.append(Program(demand.model, names, (channel,) * count, (array,) * count, (channel,) * count))
-        streams.append(
-            Stream(model=demand.model, rate=share * demand.rate, deadline_ms=terms[-1].deadline / 1e6, max_batch=1)
+    clock = Clock.nanoseconds()
+    programs = tuple(_program(demand, kind, what, clock) for demand in shares)
+    terms = tuple(
+        Terms(number, _deadline(demand.deadline_s - demand.needs[kind].alone_s, program, clock), 1, 0, 1)
+        for number, (demand, program) in enumerate(zip(shares, programs, strict=True))
+    )
+    streams = tuple(
+        Stream(
+            model=demand.model, rate=share * demand.rate, deadline_ms=term.deadline * clock.tick_s * 1e3, max_batch=1
         )
-    buffer = 2 * max(program.largest_fetch for program in programs)
-    rate = sum(share * demand.rate for demand, share in shares.items())
-    duration = min(requests / rate, LONGEST_S)
-    setting = Setting(tuple(programs), buffer, UNBOUNDED_ROUNDS)
-    workload = Workload(stream=tuple(streams), duration_s=duration, warmup_s=duration / 20, seed=seed)
+        for (demand, share), term in zip(shares.items(), terms, strict=True)
+    )
+    duration = min(requests / sum(share * demand.rate for demand, share in shares.items()), LONGEST_S)
+    setting = Setting(programs, 2 * max(program.largest_fetch for program in programs), UNBOUNDED_ROUNDS)
+    workload = Workload(stream=streams, duration_s=duration, warmup_s=duration / 20, seed=seed)
     alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
-    return Case(workload, _device(), clock, setting, setting, tuple(terms), alone_s)
+    return Case(workload, _device(), clock, setting, setting, terms, alone_s)
+
+
+def _program(demand: Demand, kind: str, what: MachineKind, clock: Clock) -> Program:
+    """A model in equal segments, as it loads the channel and the array."""
+    need, apart = demand.needs[kind], 1 - what.overlap
+    count = min(MOST_SEGMENTS, math.ceil(need.alone_s / need.segment_s - 1e-9)) if need.segment_s else 1
+    count = max(1, count)
+    array = max(1, clock.ticks((need.compute_s + apart * need.memory_s + need.other_s) / count))
+    channel = max(1, clock.ticks((need.memory_s + apart * need.compute_s + need.other_s) / count))
+    names = tuple(map(str, range(count)))
+    return Program(demand.model, names, (channel,) * count, (array,) * count, (channel,) * count)
+
+
+def _deadline(slack_s: float, program: Program, clock: Clock) -> int:
+    """What the program takes alone in the simulation, and what it may wait."""
+    channel, array = program.fetch[0], program.compute[0]
+    return channel + (len(program) - 1) * max(channel, array) + array + clock.ticks(min(slack_s, LONGEST_S))
