@@ -8,7 +8,7 @@ from tests.placing.problems import demand, machines
 from weft.placing.checking import broken_limits
 from weft.placing.demand import Demand
 from weft.placing.filling import Filling
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.moves import improve
 from weft.placing.problem import PlacingProblem
 from weft.placing.whole_run import place
@@ -27,12 +27,12 @@ def on_one(*demands: Demand, overlap: float) -> Filling:
 def test_opposites_are_on_time_only_where_they_overlap(overlap: float, on_time: bool) -> None:
     """Loads of .75 and .75: a machine that overlaps is .75 busy, one that does not 1.5."""
     found = on_one(model("c", 0.7, 0.05), model("m", 0.05, 0.7), overlap=overlap)
-    assert (Judge(0).attainment(found, [0]) > 0.99) == on_time
+    assert (OnTimeJudge(0).attainment(found, [0]) > 0.99) == on_time
 
 
 def test_the_same_seed_gives_the_same_and_another_does_not() -> None:
     found = on_one(model("c", 0.5, 0.4), model("m", 0.4, 0.5), overlap=0.9)
-    first, again, other = (Judge(seed).machine(found, 0) for seed in (1, 1, 2))
+    first, again, other = (OnTimeJudge(seed).machine(found, 0) for seed in (1, 1, 2))
     assert first == again != other
     assert all(counted.arrived > 500 for counted in first.values())
 
@@ -40,9 +40,9 @@ def test_the_same_seed_gives_the_same_and_another_does_not() -> None:
 def test_moves_relieve_a_machine_that_is_late_and_keep_every_limit() -> None:
     demands = [model(f"m{n}", 0.25, 0.05, deadline_s=0.03) for n in range(4)]
     found = Filling(PlacingProblem.of(machines(3, busy_cap=1.0), demands), [{n: 1.0 for n in range(4)}])
-    before = Judge(5).attainment(found, [0])
-    improve(found, Judge(0), 0.99, trials=20)
-    assert Judge(5).attainment(found, [0, 1, 2]) > before + 0.05
+    before = OnTimeJudge(5).attainment(found, [0])
+    improve(found, OnTimeJudge(0), 0.99, trials=20)
+    assert OnTimeJudge(5).attainment(found, [0, 1, 2]) > before + 0.05
     assert found.served() == pytest.approx([1.0] * 4)
     assert not list(broken_limits(found))
 
@@ -50,7 +50,7 @@ def test_moves_relieve_a_machine_that_is_late_and_keep_every_limit() -> None:
 def test_a_pinned_model_is_never_moved() -> None:
     demands = [demand(f"m{n}", 0.3, 0.05, deadline_s=0.02, machine="gpu-1", gib=0.1) for n in range(3)]
     found = Filling(PlacingProblem.of(machines(3, busy_cap=1.0), demands), [{n: 1.0 for n in range(3)}])
-    improve(found, Judge(0), 0.999, trials=20)
+    improve(found, OnTimeJudge(0), 0.999, trials=20)
     assert found.shares == [{0: 1.0, 1: 1.0, 2: 1.0}, {}, {}]
 
 
