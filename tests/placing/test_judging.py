@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.placing.problems import demand, machines
@@ -68,3 +70,18 @@ def test_the_best_attainment_uses_all_machines() -> None:
     assert len(found.machines) == 3
     assert found.bound == pytest.approx(1.0)
     assert found.value == pytest.approx(1.0, abs=0.01)
+
+
+def test_bursts_make_more_requests_late() -> None:
+    calm, bursty = (
+        OnTimeJudge(0).attainment(on_one(replace(model("c", 0.6, 0.1), deadline_s=0.06, cv=cv), overlap=0.5), [0])
+        for cv in (1.0, 4.0)
+    )
+    assert bursty < calm - 0.05
+
+
+def test_where_not_all_can_be_on_time_most_of_what_can_be_computed_is() -> None:
+    """Half more load than the machines can compute: requests that cannot be on time take nothing from the others."""
+    found = place([model(f"m{n}", 0.7, 0.05) for n in range(6)], machines(3), objective="attainment")
+    assert found.bound == pytest.approx(3 / (6 * 0.725), rel=0.01)
+    assert 0.8 * found.bound < found.value <= found.bound

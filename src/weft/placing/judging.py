@@ -88,7 +88,14 @@ def machine_case(
         each.due(demand.deadline_s - demand.needs[kind].alone_s) for each, demand in zip(pieces, shares, strict=True)
     ]
     streams = tuple(
-        Stream(model=demand.model, rate=share * demand.rate, deadline_ms=due * CLOCK.tick_s * 1e3, max_batch=1)
+        Stream(
+            model=demand.model,
+            arrival="poisson" if demand.cv == 1 else "gamma",
+            cv=demand.cv,
+            rate=share * demand.rate,
+            deadline_ms=due * CLOCK.tick_s * 1e3,
+            max_batch=1,
+        )
         for (demand, share), due in zip(shares.items(), dues, strict=True)
     )
     duration = min(requests / sum(share * demand.rate for demand, share in shares.items()), LONGEST_S)

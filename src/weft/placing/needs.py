@@ -49,8 +49,9 @@ def demands_of(
 
 
 def _together(one: Demand, other: Demand) -> Demand:
-    """Two streams that ask for the same model: all their requests, by the tighter deadline."""
-    return replace(one, rate=one.rate + other.rate, deadline_s=min(one.deadline_s, other.deadline_s))
+    """Two streams that ask for the same model: all their requests, by the tighter deadline, as bursty as the worse."""
+    due, cv = min(one.deadline_s, other.deadline_s), max(one.cv, other.cv)
+    return replace(one, rate=one.rate + other.rate, deadline_s=due, cv=cv)
 
 
 def _demand(workload: Workload, index: int, machines: Machines, devices: dict[str, Device | None]) -> Demand:
@@ -88,6 +89,7 @@ def _demand(workload: Workload, index: int, machines: Machines, devices: dict[st
         apart=rule.apart,
         machine=rule.machine,
         zone=rule.zone,
+        cv=stream.cv if stream.arrival == "gamma" else 1.0,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.placing.attaining import most_on_time, share_on_time
 from weft.placing.bound import PlacingBound, placing_bound
 from weft.placing.fewest import fewest
 from weft.placing.filling import Filling
@@ -79,11 +80,10 @@ class _OnTime:
 def _all_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
     most = placing_bound(problem, "load")
     assert most is not None  # nothing at all can always be served
-    scale, filling = most_load(problem, most)
     if objective == "load":
+        scale, filling = most_load(problem, most)
         return Found(filling, scale, most, 0)
-    improve(filling, judge := OnTimeJudge(seed), target or 1.0, 2 * TRIALS * len(problem.machines))
-    rates = np.array([demand.rate for demand in problem.demands])
-    served = float(filling.served() @ rates / rates.sum())
-    on_time = judge.attainment(filling, np.flatnonzero(filling.used).tolist())
-    return Found(filling, served * on_time, placing_bound(problem, objective), 0)
+    judge = OnTimeJudge(seed)
+    filling = most_on_time(problem, most, judge)
+    improve(filling, judge, target or 1.0, 2 * TRIALS * len(problem.machines))
+    return Found(filling, share_on_time(filling, judge), placing_bound(problem, objective), 0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from weft.errors import PlacingError, unknown_name
+from weft.placing.attaining import share_on_time
 from weft.placing.filling import Filling
 from weft.placing.judging import OnTimeJudge
 from weft.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
@@ -126,9 +127,6 @@ def make_placement(
     notes: Iterable[str] = (),
 ) -> Placement:
     """The finished placement; *judge* says what is on time, where anybody does."""
-    rates = np.array([demand.rate for demand in filling.problem.demands])
-    used = np.flatnonzero(filling.used).tolist()
-    served = min(1.0, float(filling.served() @ rates / rates.sum()))
     return Placement(
         objective=objective,
         machines=placed_machines(filling, judge),
@@ -137,6 +135,6 @@ def make_placement(
         value=value,
         bound=bound,
         bound_by=bound_by,
-        attainment=None if judge is None else served * judge.attainment(filling, used),
+        attainment=None if judge is None else share_on_time(filling, judge),
         notes=tuple(notes),
     )
