@@ -42,7 +42,7 @@ COLOURS = {
     "slack": "#0072b2", "slack, speeds unknown": "#56b4e9", "two-aged": "#009e73", "two-in-flight": "#e69f00",
     "two-choices": "#d55e00", "round-robin": "#cc79a7", "random": "#999999",
 }  # fmt: skip
-LEAST = 1e-6
+LEAST = 1e-4
 """What is drawn where nothing was missed."""
 MOST_SECONDS = 3600
 REQUESTS_OF_ISSUE = 10**8
@@ -225,12 +225,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for panel, replicas in zip(panels, (2, 4), strict=False):
         own = [row for row in result["routers"]["rows"] if row["replicas"] == replicas]
         _lines(panel, own, "load", lambda row: row["router"], "mean load at full speed")
-        panel.set_title(f"1 in 10 at half speed, 200 ms old, {replicas} replicas and more")
+        panel.set_title(f"1 in 10 at half speed, 200 ms, {replicas}+ replicas", fontsize=11)
     _lines(
         panels[2],
         result["age"]["rows"],
         "age_s",
-        lambda row: f"{row['router']}, {row['gates']} gates",
+        lambda row: f"{row['gates']} x {row['router']}",
         "age of reports, s",
     )
     panels[2].set_title("staleness (load .7, 1 in 10 at half speed)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from weft.errors import PlacingError
@@ -12,12 +13,16 @@ from weft.placing.placement import PLACEMENT_FILE, Placement, write_placement
 REPORT_FILE = "report.html"
 
 
-def write_folder(placement: Placement, path: str | Path) -> None:
-    """Write the folder whole or not at all; only one that holds a placement is replaced."""
+def write_folder(placement: Placement, path: str | Path, more: Callable[[Path], None] = lambda folder: None) -> None:
+    """Write the folder whole or not at all; only one that holds a placement is replaced.
+
+    more: writes what else belongs into the folder.
+    """
     check_place(path)
     with replacing_folder(path, PlacingError) as folder:
         write_placement(placement, folder / PLACEMENT_FILE)
         (folder / REPORT_FILE).write_text(placement_page(placement), encoding="utf-8")
+        more(folder)
 
 
 def check_place(path: str | Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from weft.costs.program import Program
 from weft.devices import Npu, load_npu
 from weft.engine.tickets import Terms
 from weft.kernels import request_state as k
@@ -34,7 +33,7 @@ def _device() -> Npu:
     return load_npu("tpuv3-like")
 
 
-class Counted(NamedTuple):
+class RequestCount(NamedTuple):
     """Requests of a model on a machine, and how many were late."""
 
     arrived: int
@@ -46,15 +45,17 @@ class Counted(NamedTuple):
         return 1.0 - self.late / self.arrived if self.arrived else 1.0
 
 
-class Judge:
+class OnTimeJudge:
     """Simulates the machines of one problem, each once for the same models and shares."""
 
     def __init__(self, seed: int = 0, requests: int = REQUESTS) -> None:
         self._seed, self._requests = seed, requests
-        self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, Counted]] = {}
+        self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
 
-    def machine(self, filling: Filling, machine: int) -> Mapping[int, Counted]:
+    def machine(self, filling: Filling, machine: int) -> Mapping[int, RequestCount]:
         """Number of a model -> what became of its requests on one machine."""
+        if not filling.shares[machine]:
+            return {}
         problem, kind = filling.problem, filling.problem.machines[machine].kind
         key = machine, frozenset(filling.shares[machine].items())
         if key not in self._known:
@@ -62,7 +63,7 @@ class Judge:
             seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
             case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
             tally = weaving.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
-            counted = [Counted(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
+            counted = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
             self._known[key] = dict(zip(filling.shares[machine], counted, strict=True))
         return self._known[key]
 
@@ -81,20 +82,25 @@ def machine_case(
     kind: str, what: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
 ) -> Case:
     """A machine with shares of models on it, ready to be simulated."""
-    programs: list[Program] = []
-    terms: list[Terms] = []
-    streams: list[Stream] = []
-    for demand, share in shares.items():
-        need = demand.needs[kind]
-        pieces = pieces_of(need, what.overlap)
-        terms.append(Terms(len(programs), pieces.due(demand.deadline_s - need.alone_s), 1, 0, 1))
-        programs.append(pieces.program(demand.model))
-        streams.append(
-            Stream(model=demand.model, rate=share * demand.rate, deadline_ms=terms[-1].deadline / 1e6, max_batch=1)
+    pieces = [pieces_of(demand.needs[kind], what.overlap) for demand in shares]
+    programs = tuple(each.program(demand.model) for each, demand in zip(pieces, shares, strict=True))
+    dues = [
+        each.due(demand.deadline_s - demand.needs[kind].alone_s) for each, demand in zip(pieces, shares, strict=True)
+    ]
+    streams = tuple(
+        Stream(
+            model=demand.model,
+            arrival="poisson" if demand.cv == 1 else "gamma",
+            cv=demand.cv,
+            rate=share * demand.rate,
+            deadline_ms=due * CLOCK.tick_s * 1e3,
+            max_batch=1,
         )
-    rate = sum(share * demand.rate for demand, share in shares.items())
-    duration = min(requests / rate, LONGEST_S)
-    setting = Setting(tuple(programs), buffer_of(programs), UNBOUNDED_ROUNDS)
-    workload = Workload(stream=tuple(streams), duration_s=duration, warmup_s=duration / 20, seed=seed)
+        for (demand, share), due in zip(shares.items(), dues, strict=True)
+    )
+    duration = min(requests / sum(share * demand.rate for demand, share in shares.items()), LONGEST_S)
+    setting = Setting(programs, buffer_of(programs), UNBOUNDED_ROUNDS)
+    workload = Workload(stream=streams, duration_s=duration, warmup_s=duration / 20, seed=seed)
+    terms = tuple(Terms(number, due, 1, 0, 1) for number, due in enumerate(dues))
     alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
-    return Case(workload, _device(), CLOCK, setting, setting, tuple(terms), alone_s)
+    return Case(workload, _device(), CLOCK, setting, setting, terms, alone_s)
