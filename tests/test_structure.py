@@ -22,8 +22,8 @@ MOST_SHARED_NAMES = 10
 
 STOREYS = (
     "version", "errors", "files", "jsonfile", "shown", "kernels", "numbers", "models", "workloads", "devices", "costs",
-    "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "serving",
-    "survey", "planning", "weft_papers", "cli",
+    "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "placing",
+    "cluster", "serving", "survey", "planning", "weft_papers", "cli",
 )  # fmt: skip
 """A room may import those to its left; ``weft`` itself shows the public names of all but the last two."""
 
@@ -42,6 +42,7 @@ ONLY_IN = {
         "reports/run_pictures.py",
         "reports/stitching_picture.py",
         "reports/plan_picture.py",
+        "reports/placement_picture.py",
         "reports/timeline.py",
         "reports/loads.py",
         "reports/designs.py",
@@ -66,7 +67,7 @@ ONLY_IN = {
     "grpc": ("serving/",),
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),
-    "ortools": ("mapping/",),
+    "ortools": ("mapping/", "placing/"),
     "z3": ("mapping/z3_model.py",),
     "torch": (
         "runtime/cuda/gpu.py",
