@@ -1,0 +1,96 @@
+"""Nexus (Shen et al., SOSP 2019, algorithm 1): whole machines for busy models, "squishy" packing of what remains.
+
+A model that shares a machine runs once per duty cycle, with the requests that came meanwhile as its batch. Cycles that
+join take the shorter of their lengths, batches shrink with it, and all of them must fit in the cycle. Time is the only
+resource. A batch takes what its requests take one after another, as for everybody here; a cycle is filled up to the
+machine's cap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, floor
+
+import numpy as np
+
+from weft.placing.filling import Filling
+from weft.placing.problem import PlacingProblem
+from weft.placing.rivals.spreading import new_homes, serial_loads
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """What a machine repeats."""
+
+    duty_s: float = np.inf
+    rates: dict[int, float] = field(default_factory=dict)
+    """Model -> requests per second here."""
+
+
+def squishy(problem: PlacingProblem) -> Filling:
+    """Algorithm 1: ``ScheduleSaturate``, then ``ScheduleResidue`` by falling occupancy."""
+    filling, cycles = Filling(problem), [_Cycle() for _ in problem.machines]
+    residues = _saturated(problem, filling, cycles)
+    seconds = _seconds(problem)
+    reference = int(problem.kind_of[0])
+
+    def occupancy(residue: tuple[int, float]) -> float:
+        model, rate = residue
+        duty_s = _duty(problem, reference, model, rate)
+        return ceil(rate * duty_s - 1e-9) * float(seconds[reference, model]) / duty_s
+
+    for model, rate in sorted(residues, key=occupancy, reverse=True):
+        homes = np.flatnonzero(new_homes(filling, model)).tolist()
+        fits = {machine: _joined(problem, machine, cycles[machine], model, rate) for machine in homes}
+        shared = [machine for machine in homes if cycles[machine].rates and fits[machine][1] <= 1]
+        fresh = [machine for machine in homes if not cycles[machine].rates]
+        if shared or fresh:
+            best = max(shared, key=lambda machine: fits[machine][1]) if shared else fresh[0]
+            cycles[best].duty_s = fits[best][0]
+            cycles[best].rates[model] = rate
+            filling.add(best, model, rate / problem.demands[model].rate)
+    return filling
+
+
+def _seconds(problem: PlacingProblem) -> np.ndarray:
+    """(kind, model): what a request takes."""
+    return serial_loads(problem) / np.array([demand.rate for demand in problem.demands])
+
+
+def _saturated(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -> list[tuple[int, float]]:
+    """Machines that one model fills; the rates that remain, in as many parts as the model wants replicas."""
+    residues, loads = [], serial_loads(problem)
+    for model, demand in enumerate(problem.demands):
+        rest = 1.0
+        while True:
+            homes = np.flatnonzero(new_homes(filling, model) & ~filling.used)
+            if not len(homes):
+                break
+            kind = problem.kind_of[homes[0]]
+            whole = float(problem.cap[kind] / loads[kind, model])
+            if floor(rest / whole) < 1:
+                break
+            filling.add(int(homes[0]), model, whole)
+            cycles[homes[0]].rates[model], rest = whole * demand.rate, rest - whole
+            cycles[homes[0]].duty_s = 1 / demand.rate  # full: nothing joins it
+        missing = max(1, demand.replicas - len(filling.where(model)))
+        if rest > 1e-9:
+            residues += [(model, rest * demand.rate / missing)] * missing
+    return residues
+
+
+def _duty(problem: PlacingProblem, kind: int, model: int, rate: float) -> float:
+    """The longest cycle in which the last request of the largest batch that still does is on time."""
+    deadline_s = problem.demands[model].deadline_s
+    second = float(_seconds(problem)[kind, model])
+    batch = max(1, floor(min(deadline_s / (second + 1 / rate), 1e6)))
+    return min(batch / rate, max(deadline_s - batch * second, second))
+
+
+def _joined(problem: PlacingProblem, machine: int, cycle: _Cycle, model: int, rate: float) -> tuple[float, float]:
+    """The cycle if a model joined it, and how full it would be, as a share of the cap."""
+    kind, seconds = int(problem.kind_of[machine]), _seconds(problem)
+    duty_s = min(cycle.duty_s, _duty(problem, kind, model, rate))
+    rates = cycle.rates | {model: rate}
+    busy_s = sum(max(1, ceil(each * duty_s - 1e-9)) * float(seconds[kind, one]) for one, each in rates.items())
+    return duty_s, busy_s / duty_s / float(problem.cap[kind])
