@@ -78,6 +78,10 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     """For weights and activations."""
     overlap: Share = 0.45
     """Share of the ideal overlap of computing and memory that models reach beside each other; .45: an H200."""
+    peak_tflops: Positive | None = None
+    """What it computes at most, in 10^12 operations per second, and..."""
+    bandwidth_gb_s: Positive | None = None
+    """... what its memory carries: with both, times that were measured are divided into computing and memory."""
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
     """How busy a machine may be on average, so that requests need not wait for long."""
     speed: Positive = 1.0
@@ -86,6 +90,12 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     """What a machine costs, in any unit."""
     load_gb_s: Positive = 10.0
     """How fast weights are loaded, in 10^9 bytes per second."""
+
+    @model_validator(mode="after")
+    def _both_peaks(self) -> MachineKind:
+        if (self.peak_tflops is None) != (self.bandwidth_gb_s is None):
+            raise ValueError("peak_tflops and bandwidth_gb_s go together; give both or none")
+        return self
 
     @property
     def memory_bytes(self) -> int:

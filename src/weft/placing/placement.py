@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from weft.errors import PlacingError
 from weft.jsonfile import first_problem, printable, read_json, write_json
+from weft.shown import Shown
 
 PLACEMENT_FILE = "placement.json"
 """What a placement is called in its folder."""
@@ -33,6 +34,14 @@ class PlacedModel(BaseModel, extra="forbid", frozen=True):
     """Of all requests for the model, those that go here."""
     rate: NotNegative
     """These, per second."""
+    compute: NotNegative = 0.0
+    """Share of the machine's time that they compute..."""
+    bandwidth: NotNegative = 0.0
+    """... keep its memory channel busy..."""
+    other: NotNegative = 0.0
+    """... and take of what overlaps with nothing."""
+    memory_bytes: Bytes = 0
+    """What the model holds of the machine's memory."""
     attainment: Share | None = None
     """Share of them that is predicted to be on time; None: not simulated."""
 
@@ -50,8 +59,10 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
     """... that its memory channel is busy..."""
     other: NotNegative
     """... and that goes to what overlaps with nothing."""
+    overlap: Share = 0.0
+    """How much of computing and the memory channel overlaps, of what could at best."""
     busy: NotNegative
-    """All three, with the overlap that its kind reaches."""
+    """All three, with that overlap."""
     busy_cap: Share
     memory_bytes: Bytes
     memory_limit_bytes: Bytes
@@ -72,8 +83,10 @@ class UnservedModel(BaseModel, extra="forbid", frozen=True):
     """What would be needed."""
 
 
-class Placement(BaseModel, extra="forbid", frozen=True):
+class Placement(Shown, BaseModel, extra="forbid", frozen=True):
     """Where every model goes."""
+
+    shown_by: ClassVar[str] = "weft.placing.placement_shown"
 
     format: Literal[1] = 1
     objective: Objective = "machines"
@@ -90,6 +103,8 @@ class Placement(BaseModel, extra="forbid", frozen=True):
     """What makes the bound: load, memory, single models."""
     attainment: Share | None = None
     """Share of all requests that is predicted to be on time; None: not simulated."""
+    notes: tuple[Annotated[str, AfterValidator(printable)], ...] = ()
+    """What else is to be said of it, in sentences."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Placement:

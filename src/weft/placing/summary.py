@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 import numpy as np
 
 from weft.errors import PlacingError, unknown_name
 from weft.placing.filling import Filling
+from weft.placing.judging import Judge
 from weft.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
 from weft.placing.problem import ROUNDING, PlacingProblem
+from weft.placing.refusals import what_would_serve
+
+ALL_BUT = 1e-6
+"""The share of a model's requests that may be lost to rounding."""
 
 
-def placed_machines(filling: Filling) -> tuple[PlacedMachine, ...]:
-    """Every machine that has models, with what they take of it."""
-    return tuple(_machine(filling, machine) for machine in np.flatnonzero(filling.used).tolist())
+def placed_machines(filling: Filling, judge: Judge | None = None) -> tuple[PlacedMachine, ...]:
+    """Every machine that has models, with what they take of it, and how they fare there where a judge says it."""
+    return tuple(_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
 
 
 def idle_machines(filling: Filling) -> tuple[str, ...]:
@@ -23,41 +27,54 @@ def idle_machines(filling: Filling) -> tuple[str, ...]:
     return tuple(filling.problem.machines[machine].name for machine in np.flatnonzero(~filling.used).tolist())
 
 
-def unserved_models(filling: Filling, why: Mapping[int, str]) -> tuple[UnservedModel, ...]:
-    """What of each model goes nowhere; *why*: number of a model -> what would be needed."""
-    missing = 1.0 - filling.served()
+def unserved_models(filling: Filling) -> tuple[UnservedModel, ...]:
+    """What of each model goes nowhere, and what would be needed."""
+    missing = np.minimum(1.0 - filling.served(), 1.0)
     return tuple(
         UnservedModel(
             model=demand.model,
-            share=min(1.0, float(missing[number])),
+            share=float(missing[number]),
             rate=float(missing[number]) * demand.rate,
-            why=why.get(number, "more machines"),
+            why=what_would_serve(filling.problem, number, float(missing[number])),
         )
         for number, demand in enumerate(filling.problem.demands)
-        if missing[number] > 100 * ROUNDING
+        if missing[number] > ALL_BUT
     )
 
 
-def _machine(filling: Filling, machine: int) -> PlacedMachine:
-    problem, shares = filling.problem, filling.shares[machine]
-    kind, numbers = int(problem.kind_of[machine]), np.array(list(shares), np.int64)
-    parts = np.array(list(shares.values()))
+def _machine(filling: Filling, machine: int, judge: Judge | None) -> PlacedMachine:
+    problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     limit, who = _limit(filling, machine)
+    models = tuple(_model(filling, machine, model, judge) for model in filling.shares[machine])
     return PlacedMachine(
         **problem.machines[machine]._asdict(),
-        models=tuple(
-            PlacedModel(model=problem.demands[m].model, share=share, rate=share * problem.demands[m].rate)
-            for m, share in shares.items()
-        ),
-        compute=float(parts @ problem.compute[kind, numbers]),
-        bandwidth=float(parts @ problem.memory[kind, numbers]),
-        other=float(parts @ problem.other[kind, numbers]),
+        models=models,
+        compute=sum(each.compute for each in models),
+        bandwidth=sum(each.bandwidth for each in models),
+        other=sum(each.other for each in models),
+        overlap=problem.kinds[problem.machines[machine].kind].overlap,
         busy=float(filling.loads[machine].max()),
         busy_cap=float(problem.cap[kind]),
-        memory_bytes=int(filling.bytes[machine]),
+        memory_bytes=sum(each.memory_bytes for each in models),
         memory_limit_bytes=int(problem.room_bytes[kind]),
         limit=limit,
         limited_by=problem.demands[who].model,
+        attainment=None if judge is None else judge.attainment(filling, [machine]),
+    )
+
+
+def _model(filling: Filling, machine: int, model: int, judge: Judge | None) -> PlacedModel:
+    problem, kind = filling.problem, int(filling.problem.kind_of[machine])
+    demand, share = problem.demands[model], filling.shares[machine][model]
+    return PlacedModel(
+        model=demand.model,
+        share=share,
+        rate=share * demand.rate,
+        compute=share * float(problem.compute[kind, model]),
+        bandwidth=share * float(problem.memory[kind, model]),
+        other=share * float(problem.other[kind, model]),
+        memory_bytes=int(problem.bytes[kind, model]),
+        attainment=None if judge is None else judge.machine(filling, machine)[model].on_time,
     )
 
 
@@ -105,15 +122,21 @@ def make_placement(
     value: float,
     bound: float,
     bound_by: str,
-    why: Mapping[int, str] = MappingProxyType({}),
+    judge: Judge | None = None,
+    notes: Iterable[str] = (),
 ) -> Placement:
-    """The finished placement; *why*: number of a model -> what its unserved rest would need."""
+    """The finished placement; *judge* says what is on time, where anybody does."""
+    rates = np.array([demand.rate for demand in filling.problem.demands])
+    used = np.flatnonzero(filling.used).tolist()
+    served = min(1.0, float(filling.served() @ rates / rates.sum()))
     return Placement(
         objective=objective,
-        machines=placed_machines(filling),
+        machines=placed_machines(filling, judge),
         idle=idle_machines(filling),
-        unserved=unserved_models(filling, why),
+        unserved=unserved_models(filling),
         value=value,
         bound=bound,
         bound_by=bound_by,
+        attainment=None if judge is None else served * judge.attainment(filling, used),
+        notes=tuple(notes),
     )

@@ -27,7 +27,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MOST_REQUESTS = 10**9
-MOST_STREAMS = 64
+MOST_STREAMS = 100_000
 
 
 def served_name(model: str) -> str:
@@ -191,8 +191,8 @@ class Workload(BaseModel):
             raise ValueError("ratio divides total_rate, which is missing")
         if self.warmup_s >= self.duration_s:
             raise ValueError(f"warmup_s = {self.warmup_s:g} leaves nothing of duration_s = {self.duration_s:g}")
-        for index, stream in enumerate(self.stream):
-            if stream.arrival in ("poisson", "uniform", "bursty") and self.rates[index] is None:
+        for index, (stream, rate) in enumerate(zip(self.stream, self.rates, strict=True)):
+            if stream.arrival in ("poisson", "uniform", "bursty") and rate is None:
                 raise ValueError(f"stream {index} ({stream.model}) has no rate, and there is no total_rate")
         if sum(rate or 0 for rate in self.rates) * self.duration_s > MOST_REQUESTS:
             raise ValueError(f"more than {MOST_REQUESTS} requests; lower the rates or duration_s")

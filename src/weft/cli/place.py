@@ -1,0 +1,74 @@
+"""``weft place``: which models share which machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from weft.cli.common import JsonFile, how, what
+from weft.cli.plans import stage_bars, told_in_options
+from weft.cli.printing import print_table, say, told, write_result
+
+if TYPE_CHECKING:
+    from weft.placing.placement import Objective, Placement
+
+SHOWN = 40
+"""Machines in the table; the page and the file have all."""
+
+
+def command(
+    context: typer.Context,
+    workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
+    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines there are (TOML).")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write: the placement, a page.")
+    ] = None,
+    objective: Annotated[
+        str, what("--objective", help="What it is best at: machines (fewest), cost, load or attainment.")
+    ] = "machines",
+    target: Annotated[float, what("--target", help="Share of requests that shall be on time, as simulated.")] = 0.99,
+    fluid: Annotated[bool, how("--fluid", help="Simulate nothing: only loads, memory and deadlines count.")] = False,
+    seed: Annotated[int, how("--seed", help="Of the sampled arrivals.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Place models on machines: how many replicas, at which share of the rate, where; with a bound beside the answer.
+
+    [bold]weft place workload.toml --machines cluster.toml -o placement/[/bold]. See docs/place.md.
+    """
+    from weft.placing.folder import check_place, write_folder
+    from weft.placing.machines import read_machines
+    from weft.placing.whole_run import place
+    from weft.workloads.requests import read_workload
+
+    if output is not None:
+        check_place(output)
+    asked, there = read_workload(workload), read_machines(machines)
+    with told_in_options(context), stage_bars() as show:
+        placement = place(
+            asked,
+            there,
+            objective=cast("Objective", objective),
+            target=None if fluid else target,
+            seed=seed,
+            on_progress=lambda stage: show(stage),
+        )
+    if output is not None:
+        write_folder(placement, output)
+    _print(placement, output)
+    write_result(json_file, placement.model_dump(mode="json"))
+
+
+def _print(placement: Placement, output: str | None) -> None:
+    from weft.placing.placement_shown import in_words, machines_table, unserved_table
+
+    print_table(machines_table(placement, SHOWN))
+    if placement.unserved:
+        print_table(unserved_table(placement))
+    for sentence in in_words(placement):
+        say(sentence, soft_wrap=True)
+    if output is None:
+        say("nothing was written: -o FOLDER writes the placement")
+        return
+    told("placement", output, f"{os.path.join(output, 'report.html')} shows it")

@@ -1,0 +1,80 @@
+"""The search for a placement: one way for each objective, with the same packing, moves and judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.placing.bound import PlacingBound, placing_bound
+from weft.placing.fewest import fewest
+from weft.placing.filling import Filling
+from weft.placing.judging import Judge
+from weft.placing.loading import most_load
+from weft.placing.moves import improve
+from weft.placing.packing import pack
+from weft.placing.placement import Objective
+from weft.placing.problem import PlacingProblem
+
+TRIALS = 2
+"""How many changes are simulated for each machine."""
+HOPELESS = 3.0
+"""How many times as many late requests as the target allows are too many for moves to help."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A filling, what it comes to, and what nothing can exceed."""
+
+    filling: Filling
+    value: float
+    bound: PlacingBound | None
+    carried: int
+    """How many machines carry the load, whatever is on time; 0 where that was not the question."""
+
+
+def search(problem: PlacingProblem, objective: Objective, target: float | None, seed: int = 0) -> Found:
+    """The best filling found for an objective."""
+    if objective in ("machines", "cost"):
+        return _few_machines(problem, objective, target, seed)
+    return _all_machines(problem, objective, target, seed)
+
+
+def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
+    bound = placing_bound(problem, objective)
+    carrying = fewest(problem, objective)
+    found = carrying if target is None or carrying is None else fewest(problem, objective, _Content(target, seed))
+    if found is None:  # all machines are needed, and are not enough
+        found, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
+        if target is not None:
+            improve(found, Judge(seed), target, TRIALS * len(problem.machines))
+    prices = [problem.kinds[machine.kind].price for machine in problem.machines]
+    value = float(found.used.sum() if objective == "machines" else np.array(prices) @ found.used)
+    return Found(found, value, bound, 0 if carrying is None else int(carrying.used.sum()))
+
+
+class _Content:
+    """Whether enough requests are on time; moves help where little is missing, and are judged by other arrivals."""
+
+    def __init__(self, target: float, seed: int) -> None:
+        self._target, self._moving, self._judge = target, Judge(seed), Judge(seed + 1)
+
+    def __call__(self, filling: Filling) -> bool:
+        used = np.flatnonzero(filling.used).tolist()
+        reached = self._judge.attainment(filling, used)
+        if self._target > reached > 1 - HOPELESS * (1 - self._target):
+            improve(filling, self._moving, self._target, TRIALS * len(used))
+            reached = self._judge.attainment(filling, used)
+        return reached >= self._target
+
+
+def _all_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
+    most = placing_bound(problem, "load")
+    scale, filling = most_load(problem, most.value if most else 1.0)
+    if objective == "load":
+        return Found(filling, scale, most, 0)
+    improve(filling, judge := Judge(seed), target or 1.0, 2 * TRIALS * len(problem.machines))
+    rates = np.array([demand.rate for demand in problem.demands])
+    served = float(filling.served() @ rates / rates.sum())
+    on_time = judge.attainment(filling, np.flatnonzero(filling.used).tolist())
+    return Found(filling, served * on_time, placing_bound(problem, objective), 0)
