@@ -20,7 +20,7 @@ MEAN_LOAD = 0.25
 """Of a machine, if nothing overlaps."""
 SPREAD = 0.8
 """Standard deviation of the logarithm of a load."""
-MEMORY_GIB = 24.0
+MEMORY_GIB = 48.0
 KIND = "gpu"
 
 

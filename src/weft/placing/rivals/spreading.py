@@ -19,6 +19,8 @@ from weft.placing.problem import Bools, Floats, PlacingProblem
 Rival = Callable[[PlacingProblem], Filling]
 """Who places models."""
 
+LEAST_SHARE = 0.01
+"""Of a model that is asked to be in several places, on each of them."""
 ALL_SERVED = 1 - 1e-6
 CROWDING = ((0.5, 1.0), (0.25, 2.0), (0.15, 4.0), (0.1, 8.0), (np.inf, 1000.0))
 """How much worse a machine gets by being busier: pieces of its cap, and what each weighs; above the cap, most."""
@@ -91,7 +93,8 @@ def levelled(filling: Filling) -> Filling:
     problem, solver = filling.problem, pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()
     placed = [(machine, model) for machine, models in enumerate(filling.shares) for model in models]
-    share = {each: solver.NumVar(0, 1, "") for each in placed}
+    least = [LEAST_SHARE if demand.replicas > 1 else 0.0 for demand in problem.demands]
+    share = {(machine, model): solver.NumVar(least[model], 1, "") for machine, model in placed}
     for model in sorted({model for _, model in placed}):
         solver.Add(sum(share[machine, model] for machine in filling.where(model)) == 1)
     crowding = []
@@ -103,5 +106,8 @@ def levelled(filling: Filling) -> Filling:
             solver.Add(sum(row[model] * share[machine, model] for model in filling.shares[machine]) <= sum(pieces))
     solver.Minimize(sum(crowding))
     solver.Solve()
-    shares = [{model: share[machine, model].solution_value() for model in models} for machine, models in enumerate(filling.shares)]
-    return Filling(problem, [{model: part for model, part in models.items() if part > 0} for models in shares])
+    found = Filling(problem)
+    for machine, model in placed:
+        if (part := share[machine, model].solution_value()) > 0:
+            found.add(machine, model, part)
+    return found
