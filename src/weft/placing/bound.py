@@ -1,15 +1,17 @@
 """What no placement can do better than: a linear programme over machines that are alike.
 
-It lets machines be opened in part and models be divided at will. What remains are the two loads and the memory of each
-group, and that a model needs as many copies as its load fills machines, each with all its weights on a machine of its
-own. Deadlines count where a kind cannot meet them at all, not between neighbours.
+It lets models be divided at will, and parts of machines be opened where all are alike. What remains are the two loads
+and the memory of each group, and that a model needs as many copies as its load fills machines, each with all weights on
+a machine of its own. Deadlines count where a kind cannot meet them at all, not between neighbours.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from weft.placing.alike import AlikeMachines, alike_machines
 from weft.placing.placement import Objective
@@ -17,6 +19,8 @@ from weft.placing.problem import PlacingProblem
 
 ALMOST = 1e-6
 """What a solution of the programme may be off by."""
+ALMOST_FULL = 0.9
+"""Where neither loads nor memory are used up so far, it is copies that need machines of their own."""
 MIB = 2**20
 
 
@@ -30,6 +34,8 @@ class PlacingBound:
     groups: tuple[AlikeMachines, ...]
     opened: tuple[float, ...]
     """How many machines of each group the programme opens."""
+    shares: tuple[dict[int, float], ...]
+    """Of each group: number of a model -> the share of its requests that go there."""
 
 
 def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float = 1.0) -> PlacingBound | None:
@@ -40,17 +46,7 @@ def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float 
     value = programme.value
     if objective == "machines":
         value = float(math.ceil(value - ALMOST))
-    return PlacingBound(value, programme.tightest(), programme.groups, programme.opened)
-
-
-class _Limit(NamedTuple):
-    """A row that the machines of a group give room in."""
-
-    of: str
-    row: Any
-    each: float
-    """What one machine gives."""
-    group: int
+    return PlacingBound(value, programme.tightest(), programme.groups, programme.opened, programme.shares)
 
 
 class _Programme:
@@ -59,23 +55,25 @@ class _Programme:
     def __init__(self, problem: PlacingProblem, objective: Objective, stretch: float) -> None:
         from ortools.linear_solver import pywraplp  # costs a twentieth of a second
 
-        self._solver = pywraplp.Solver.CreateSolver("GLOP")
-        self._problem, self._objective, self._stretch = problem, objective, stretch
         self.groups = alike_machines(problem)
+        whole = objective in ("machines", "cost") and len(self.groups) > 1
+        self._solver = pywraplp.Solver.CreateSolver("SCIP" if whole else "GLOP")
+        self._problem, self._objective, self._stretch = problem, objective, stretch
         goal = self._solver.Objective()
         goal.SetOptimizationDirection(objective in ("load", "attainment"))
         fixed = objective in ("load", "attainment")
-        self._n = [self._solver.NumVar(len(group) if fixed else 0, len(group), "") for group in self.groups]
-        self._limits: list[_Limit] = []
+        variable = self._solver.IntVar if whole else self._solver.NumVar
+        self._n = [variable(len(group) if fixed else 0, len(group), "") for group in self.groups]
+        self._x: list[dict[int, Any]] = [{} for _ in self.groups]
         if not fixed:
             for group, n in zip(self.groups, self._n, strict=True):
                 goal.SetCoefficient(n, group.what.price if objective == "cost" else 1.0)
         self._add_models([self._add_group(place) for place in range(len(self.groups))])
 
-    def _limit(self, of: str, each: float, group: int) -> Any:
+    def _limit(self, each: float, group: int) -> Any:
+        """A row that every machine opened in a group gives so much room in."""
         row = self._solver.Constraint(-self._solver.infinity(), 0)
         row.SetCoefficient(self._n[group], -each)
-        self._limits.append(_Limit(of, row, each, group))
         return row
 
     def _cap(self, group: AlikeMachines) -> float:
@@ -84,8 +82,8 @@ class _Programme:
     def _add_group(self, place: int) -> list[Any]:
         """What models take from a group: two loads and the memory."""
         group = self.groups[place]
-        sizes = (("load", self._cap(group)), ("load", self._cap(group)), ("memory", group.what.memory_bytes / MIB))
-        return [self._limit(of, size, place) for of, size in sizes]
+        sizes = (self._cap(group), self._cap(group), group.what.memory_bytes / MIB)
+        return [self._limit(size, place) for size in sizes]
 
     def _add_models(self, limits: list[list[Any]]) -> None:
         """Every model is served: whole, as far as can be (attainment), or many times over (load)."""
@@ -102,7 +100,7 @@ class _Programme:
             copies = solver.Constraint(0.0 if self._objective == "attainment" else demand.replicas, solver.infinity())
             for place, group in enumerate(self.groups):
                 if problem.allowed[group.members[0], model]:
-                    x = self._add_share(model, place, limits[place], copies)
+                    x = self._x[place][model] = self._add_share(model, place, limits[place], copies)
                     shares.SetCoefficient(x, 1.0)
                     if self._objective == "attainment":
                         goal.SetCoefficient(x, demand.rate / whole)
@@ -121,7 +119,7 @@ class _Programme:
         enough.SetCoefficient(y, 1.0)
         enough.SetCoefficient(x, -fills if self._objective == "load" else -max(1.0, fills))
         if fills > 1 or problem.demands[model].replicas > 1:
-            self._limit("copies", 1.0, place).SetCoefficient(y, 1.0)
+            self._limit(1.0, place).SetCoefficient(y, 1.0)
         return x
 
     def solved(self) -> bool:
@@ -133,12 +131,26 @@ class _Programme:
         return float(self._solver.Objective().Value())
 
     @property
+    def shares(self) -> tuple[dict[int, float], ...]:
+        return tuple(
+            {model: value for model, x in its.items() if (value := float(x.solution_value())) > ALMOST}
+            for its in self._x
+        )
+
+    @property
     def opened(self) -> tuple[float, ...]:
         return tuple(float(n.solution_value()) for n in self._n)
 
     def tightest(self) -> str:
-        """Where the cost comes from: prices of limits times what the opened machines give of them."""
-        found: dict[str, float] = {}
-        for of, row, each, group in self._limits:
-            found[of] = found.get(of, 0.0) + abs(row.dual_value()) * each * self._n[group].solution_value()
-        return max(found, key=lambda of: found[of])
+        """What is used up most of what the opened machines have."""
+        used, there = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
+        for place, group in enumerate(self.groups):
+            kind, n, shares = group.kind, self.opened[place], self.shares[place]
+            loads = [share * self._problem.rows[kind, :, model] for model, share in shares.items()]
+            used["load"] += float(np.sum(loads, axis=0).max()) if loads else 0.0
+            used["memory"] += sum(share * float(self._problem.bytes[kind, model]) for model, share in shares.items())
+            there["load"] += n * self._cap(group)
+            there["memory"] += n * group.what.memory_bytes
+        found = {key: used[key] / there[key] if there[key] else 0.0 for key in used}
+        tightest = max(found, key=lambda key: found[key])
+        return tightest if found[tightest] > ALMOST_FULL else "copies"

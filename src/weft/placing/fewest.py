@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.placing.bound import PlacingBound, placing_bound
+from weft.placing.bound import ALMOST, PlacingBound, placing_bound
 from weft.placing.filling import Filling
 from weft.placing.packing import pack
 from weft.placing.placement import Objective
@@ -24,14 +24,14 @@ def fewest(problem: PlacingProblem, objective: Objective, content: Content = lam
 
     def good(level: int) -> bool:
         if level not in found:
-            filling, left = pack(problem, levels.opened(level))
+            filling, left = pack(problem, *levels[level])
             found[level] = None if left or not content(filling) else filling
         return found[level] is not None
 
     step = 1
     low, high = -1, 0
     while not good(high):
-        if levels.opened(high).all():
+        if levels[high][0].all():
             return None
         low, high, step = high, high + step, 2 * step
     while high - low > 1:
@@ -46,26 +46,28 @@ class _Levels:
     def __init__(self, problem: PlacingProblem, objective: Objective) -> None:
         self._problem, self._objective = problem, objective
         self._bound = placing_bound(problem, objective)
-        self._opened: dict[int, Bools] = {}
+        self._known: dict[int, tuple[Bools, PlacingBound | None]] = {}
 
-    def opened(self, level: int) -> Bools:
-        """(machine): whether it is open."""
-        if level not in self._opened:
-            self._opened[level] = self._open(level)
-        return self._opened[level]
+    def __getitem__(self, level: int) -> tuple[Bools, PlacingBound | None]:
+        """(machine): whether it is open; and the bound that says so."""
+        if level not in self._known:
+            self._known[level] = self._open(level)
+        return self._known[level]
 
-    def _open(self, level: int) -> Bools:
-        everything = np.ones(len(self._problem.machines), np.bool_)
+    def _open(self, level: int) -> tuple[Bools, PlacingBound | None]:
         bound = self._bound
+        if bound is not None and len(bound.groups) == 1:
+            return _first(self._problem, bound, level), None
+        if bound is not None and level:
+            bound = placing_bound(self._problem, self._objective, 1 + level / max(1.0, sum(bound.opened)))
         if bound is None:
-            return everything
-        if len(bound.groups) == 1:
-            return self._first(bound, (math.ceil(bound.opened[0] - 1e-6) + level,))
-        stretched = placing_bound(self._problem, self._objective, 1 + level / max(1.0, sum(bound.opened)))
-        return everything if stretched is None else self._first(stretched, stretched.opened)
+            return np.ones(len(self._problem.machines), np.bool_), None
+        return _first(self._problem, bound), bound
 
-    def _first(self, bound: PlacingBound, counts: tuple[float, ...]) -> Bools:
-        opened = np.zeros(len(self._problem.machines), np.bool_)
-        for group, count in zip(bound.groups, counts, strict=True):
-            opened[list(group.members[: math.ceil(count - 1e-6)])] = True
-        return opened
+
+def _first(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools:
+    """(machine): whether it is among as many of its like as a bound opens, and *more*."""
+    opened = np.zeros(len(problem.machines), np.bool_)
+    for group, count in zip(bound.groups, bound.opened, strict=True):
+        opened[list(group.members[: math.ceil(count - ALMOST) + more])] = True
+    return opened

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from weft.placing.bound import PlacingBound
 from weft.placing.filling import Filling
-from weft.placing.packing import pack_scaled
+from weft.placing.packing import pack_evenly
 from weft.placing.problem import PlacingProblem
+from weft.placing.resharing import reshare_for_load
 
-PRECISION = 0.005
-"""How near the multiple is found, as a share of it."""
-LEAST = 2.0**-20
+SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
+"""Shares of the bound that are packed for, to be divided anew: the one leaves no room, the other no balance."""
 
 
-def most_load(problem: PlacingProblem, most: float) -> tuple[float, Filling]:
-    """The largest multiple up to *most* that fits, and its filling; 0 where nothing helps, with what fits then."""
-    low, high, best = 0.0, most, None
-    scale = most
-    while high - low > PRECISION * high:
-        filling, left = pack_scaled(problem, scale)
-        if left:
-            high = scale
-        else:
-            low, best = scale, filling
-            if scale == most:
-                break
-        if high < LEAST:
-            return 0.0, filling
-        scale = (low + high) / 2 if best is not None else scale * 0.97 if scale > most / 2 else scale / 2
-    assert best is not None
-    return low, best
+def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
+    """The largest multiple of the rates that was found to fit, and its filling; 0 where not all models fit."""
+    best, found = 0.0, Filling(problem)
+    opened = np.ones(len(problem.machines), np.bool_)
+    for scale in SCALES:
+        packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
+        times, filling = reshare_for_load(Filling(problem, packed.shares))
+        if not left:
+            times = max(times, scale * bound.value)
+        if times > best or not found.used.any():
+            best, found = times, filling
+    return best, found

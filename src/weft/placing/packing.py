@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from weft.placing.balancing import Piece, balance, divide, pieces
+from weft.placing.bound import PlacingBound
 from weft.placing.filling import Filling
 from weft.placing.problem import Bools, PlacingProblem
+from weft.placing.resharing import reshare
+
+LITTLE = 0.1
+"""The share of a load that may be left for dividing anew to be worth a try."""
 
 
-def pack(problem: PlacingProblem, opened: Bools) -> tuple[Filling, list[Piece]]:
-    """Models spread evenly over the opened machines, divided only where they do not fit whole; and what is left."""
+def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
+    """All models on the opened machines, divided where they do not fit whole; and what is left.
+
+    wanted: among which machines models are best divided.
+    """
+    filling, left = pack_evenly(problem, opened, wanted)
+    sizes = problem.rows.max(axis=(0, 1))
+    missing = sum(piece.share * sizes[piece.model] for piece in left)
+    return reshare(filling) if left and missing <= LITTLE * np.sum(sizes) else (filling, left)
+
+
+def pack_evenly(
+    problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None
+) -> tuple[Filling, list[Piece]]:
+    """The same, one model after another, each where it adds least."""
     filling = Filling(problem)
     filling.open[:] = opened
-    return filling, divide(filling, balance(filling, pieces(problem)))
-
-
-def pack_scaled(problem: PlacingProblem, scale: float) -> tuple[Filling, list[Piece]]:
-    """All machines with *scale* times the asked rates; the filling tells of the rates as they were asked."""
-    scaled = replace(problem, cap=problem.cap / scale)
-    filling, left = pack(scaled, np.ones(len(problem.machines), np.bool_))
-    return Filling(problem, filling.shares), left
+    left = balance(filling, pieces(problem, wanted))
+    return filling, divide(filling, balance(filling, left) if wanted else left)

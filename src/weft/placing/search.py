@@ -70,7 +70,8 @@ class _Content:
 
 def _all_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
     most = placing_bound(problem, "load")
-    scale, filling = most_load(problem, most.value if most else 1.0)
+    assert most is not None  # nothing at all can always be served
+    scale, filling = most_load(problem, most)
     if objective == "load":
         return Found(filling, scale, most, 0)
     improve(filling, judge := Judge(seed), target or 1.0, 2 * TRIALS * len(problem.machines))
