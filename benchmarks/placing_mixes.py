@@ -53,7 +53,9 @@ MIXES = {
 """How often each family occurs; in the balanced mix computing and memory are asked for about equally."""
 
 
-def demands(mix: str, models: int, seed: int, deadlines: float = 8.0, load: float = 1.0, cv: float = 1.0) -> tuple[Demand, ...]:
+def demands(
+    mix: str, models: int, seed: int, deadlines: float = 8.0, load: float = 1.0, cv: float = 1.0
+) -> tuple[Demand, ...]:
     """Models of a mix; *deadlines*: times the time alone; *load*: times the usual."""
     rng = np.random.default_rng([sorted(MIXES).index(mix), models, seed])
     weights = np.array(list(MIXES[mix].values()), np.float64)
@@ -66,7 +68,9 @@ def demands(mix: str, models: int, seed: int, deadlines: float = 8.0, load: floa
     )
 
 
-def _demand(name: str, family: Family, load: float, longer: float, larger: float, deadlines: float, cv: float) -> Demand:
+def _demand(
+    name: str, family: Family, load: float, longer: float, larger: float, deadlines: float, cv: float
+) -> Demand:
     alone_s = family.alone_ms / 1e3 * longer
     weights = int(family.weights_mib * larger * MIB)
     need = Need(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import PlacingError
-from weft.placing.adapting import adapted
 from weft.placing.change import PlacementChange, difference, in_order, parse_change
 from weft.placing.checking import broken_limits
 from weft.placing.demand import Demand, Need
@@ -20,6 +19,7 @@ from weft.placing.machines import MachineGroup, MachineKind, Machines
 from weft.placing.placement import Objective, Placement
 from weft.placing.problem import PlacingProblem, Shares
 from weft.placing.rivals.spreading import levelled
+from weft.placing.settling import adapted
 from weft.placing.summary import make_placement
 
 GB = 10**9

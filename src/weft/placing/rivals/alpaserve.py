@@ -31,20 +31,26 @@ def fluid(filling: Filling) -> Floats:
 
 
 def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
-    """The fast greedy: most unserved requests first, on the machine with fewest requests, until nothing fits or lacks."""
+    """The fast greedy: most unserved requests first, on the machine with fewest requests, while any fits or lacks."""
     filling = Filling(problem)
     rates = np.array([demand.rate for demand in problem.demands])
     while True:
         on_time = on_time_of(filling)
-        for model in np.argsort(-rates * (1 - on_time), kind="stable").tolist():
-            lacks = on_time[model] < ALL_SERVED or len(filling.where(model)) < problem.demands[model].replicas
-            homes = np.flatnonzero(new_homes(filling, model)) if lacks else []
+        lacking = _lacking(filling, on_time)
+        for model in sorted(lacking, key=lambda model: -rates[model] * (1 - on_time[model])):
+            homes = np.flatnonzero(new_homes(filling, model))
             if len(homes):
                 asked = [sum(rates[one] * share for one, share in filling.shares[home].items()) for home in homes]
                 replicate(filling, model, int(homes[int(np.argmin(asked))]))
                 break
         else:
             return levelled(filling)
+
+
+def _lacking(filling: Filling, on_time: Floats) -> list[int]:
+    """Models that a replica more might help, or that are asked to have one more."""
+    demands = enumerate(filling.problem.demands)
+    return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.where(m)) < demand.replicas]
 
 
 def replicate(filling: Filling, model: int, machine: int) -> None:
@@ -68,8 +74,7 @@ def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) ->
     while kept:
         grown: dict[tuple[frozenset[int], ...], Filling] = {}
         for filling in kept:
-            on_time = on_time_of(filling)
-            for model in np.flatnonzero(on_time < ALL_SERVED).tolist():
+            for model in _lacking(filling, on_time_of(filling)):
                 for machine in _distinct(filling, model):
                     found = Filling(problem, filling.shares)
                     replicate(found, model, machine)

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.placing.filling import Filling
 from weft.placing.problem import PlacingProblem
+from weft.placing.rivals.round_robin import round_robin
 from weft.placing.rivals.spreading import levelled, serial_loads
 
 STEPS = 1000
@@ -23,8 +24,8 @@ MOST_TIMES = 20.0
 MIB = 2**20
 
 
-def integer_programme(problem: PlacingProblem, limit_s: float = 30.0) -> Filling:
-    """What the programme's best solution within the time limit (published: 30 s) comes to."""
+def integer_programme(problem: PlacingProblem, effort_s: float = 30.0) -> Filling:
+    """The best solution found in about so many seconds (published: 30), which are counted in steps, not by a clock."""
     from ortools.sat.python import cp_model
 
     cp = cp_model.CpModel()
@@ -35,13 +36,19 @@ def integer_programme(problem: PlacingProblem, limit_s: float = 30.0) -> Filling
         _limit_memory(cp, problem, machine, present)
         _keep_apart(cp, problem, machine, present)
     _aim(cp, problem, present)
+    begin = round_robin(problem)
+    for (machine, model), there in present.items():
+        cp.add_hint(there, model in begin.shares[machine])
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = limit_s
+    solver.parameters.max_deterministic_time = effort_s
     solver.parameters.num_workers = 1
     if solver.solve(cp) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Filling(problem)
-    chosen = [{m: 1.0 for m in range(models) if (d, m) in present and solver.value(present[d, m])} for d in range(machines)]
-    return levelled(Filling(problem, chosen))
+    chosen = Filling(problem)
+    for machine, model in places:
+        if solver.value(present[machine, model]):
+            chosen.add(machine, model, 1.0)
+    return levelled(chosen)
 
 
 def _limit_memory(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.placing.filling import Filling
 from weft.placing.problem import ROUNDING, PlacingProblem
-from weft.placing.rivals.spreading import new_homes, serial_loads
+from weft.placing.rivals.spreading import free_to_go, new_homes, serial_loads
 
 SIZES = (0.2, 0.4, 0.6, 0.8, 1.0)
 OWN_L2, OTHER_L2, OWN_DRAM, OTHER_DRAM, BASE = 0.113, 0.716, 0.355, 0.088, 0.895
@@ -108,7 +108,7 @@ def elastic(problem: PlacingProblem) -> Filling:
 def _partitioned(slices: Slices) -> Filling:
     """Largest models first, each in slices until all its requests have a place."""
     problem, kind = slices.problem, int(slices.problem.kind_of[0])
-    for model in np.argsort(-serial_loads(problem)[kind], kind="stable").tolist():
+    for model in np.lexsort((-serial_loads(problem)[kind], free_to_go(problem))).tolist():
         parts = problem.demands[model].replicas
         for _ in range(parts):
             rest = 1 / parts
@@ -118,7 +118,7 @@ def _partitioned(slices: Slices) -> Filling:
 
 
 def _place(slices: Slices, model: int, share: float) -> float:
-    """Put as much of a share as one slice takes: where most of it fits, then in the smallest piece, in use if can be."""
+    """Put as much of a share as one slice takes: where most of it fits, in the smallest piece, in use if can be."""
     best: tuple[tuple[float, float, float, float], Slice] | None = None
     opened = False
     for machine in np.flatnonzero(new_homes(slices.filling, model)).tolist():

@@ -14,8 +14,8 @@ from math import ceil, floor
 import numpy as np
 
 from weft.placing.filling import Filling
-from weft.placing.problem import PlacingProblem
-from weft.placing.rivals.spreading import new_homes, serial_loads
+from weft.placing.problem import Floats, PlacingProblem
+from weft.placing.rivals.spreading import free_to_go, new_homes, serial_loads
 
 
 @dataclass(slots=True)
@@ -31,15 +31,15 @@ def squishy(problem: PlacingProblem) -> Filling:
     """Algorithm 1: ``ScheduleSaturate``, then ``ScheduleResidue`` by falling occupancy."""
     filling, cycles = Filling(problem), [_Cycle() for _ in problem.machines]
     residues = _saturated(problem, filling, cycles)
-    seconds = _seconds(problem)
+    seconds, free = _seconds(problem), free_to_go(problem)
     reference = int(problem.kind_of[0])
 
-    def occupancy(residue: tuple[int, float]) -> float:
+    def order(residue: tuple[int, float]) -> tuple[bool, float]:
         model, rate = residue
         duty_s = _duty(problem, reference, model, rate)
-        return ceil(rate * duty_s - 1e-9) * float(seconds[reference, model]) / duty_s
+        return bool(free[model]), -ceil(rate * duty_s - 1e-9) * float(seconds[reference, model]) / duty_s
 
-    for model, rate in sorted(residues, key=occupancy, reverse=True):
+    for model, rate in sorted(residues, key=order):
         homes = np.flatnonzero(new_homes(filling, model)).tolist()
         fits = {machine: _joined(problem, machine, cycles[machine], model, rate) for machine in homes}
         shared = [machine for machine in homes if cycles[machine].rates and fits[machine][1] <= 1]
@@ -52,9 +52,10 @@ def squishy(problem: PlacingProblem) -> Filling:
     return filling
 
 
-def _seconds(problem: PlacingProblem) -> np.ndarray:
+def _seconds(problem: PlacingProblem) -> Floats:
     """(kind, model): what a request takes."""
-    return serial_loads(problem) / np.array([demand.rate for demand in problem.demands])
+    rates = np.array([demand.rate for demand in problem.demands])
+    return np.asarray(serial_loads(problem) / rates, np.float64)
 
 
 def _saturated(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -> list[tuple[int, float]]:
@@ -62,7 +63,7 @@ def _saturated(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) 
     residues, loads = [], serial_loads(problem)
     for model, demand in enumerate(problem.demands):
         rest = 1.0
-        while True:
+        while demand.machine is None:
             homes = np.flatnonzero(new_homes(filling, model) & ~filling.used)
             if not len(homes):
                 break

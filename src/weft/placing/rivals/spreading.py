@@ -6,8 +6,7 @@ about time, and in where they put things.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from math import ceil
 
 import numpy as np
@@ -41,26 +40,18 @@ def new_homes(filling: Filling, model: int) -> Bools:
     return found
 
 
+def free_to_go(problem: PlacingProblem) -> Bools:
+    """(model): whether it may go to as many machines as any; those that may not are placed first."""
+    places = problem.allowed.sum(axis=0)
+    return np.asarray(places >= places.max(initial=0), np.bool_)
+
+
 def parts(problem: PlacingProblem, loads: Floats) -> Iterator[tuple[int, float]]:
     """Models in equal shares that a machine can take, the largest first; *loads*: (kind, model)."""
-    smallest = (loads / problem.cap[:, None]).max(axis=0)
+    smallest, free = (loads / problem.cap[:, None]).max(axis=0), free_to_go(problem)
     counts = [max(demand.replicas, ceil(size)) for demand, size in zip(problem.demands, smallest, strict=True)]
-    for model in sorted(range(len(counts)), key=lambda model: -smallest[model] / counts[model]):
+    for model in sorted(range(len(counts)), key=lambda model: (free[model], -smallest[model] / counts[model])):
         yield from [(model, 1 / counts[model])] * counts[model]
-
-
-def section(problem: PlacingProblem, machines: Sequence[int], models: Sequence[int]) -> PlacingProblem:
-    """The problem with only some of its machines and models, numbered anew."""
-    by_model = ("compute", "memory", "other", "rows", "bytes", "segment_s", "slack_s")
-    return replace(
-        problem,
-        machines=tuple(problem.machines[machine] for machine in machines),
-        demands=tuple(problem.demands[model] for model in models),
-        kind_of=problem.kind_of[machines],
-        zone_of=problem.zone_of[machines],
-        allowed=problem.allowed[np.ix_(machines, models)],
-        **{name: getattr(problem, name)[..., models] for name in by_model},
-    )
 
 
 def serves_all(filling: Filling) -> bool:
@@ -76,7 +67,7 @@ def on_fewest(method: Rival) -> Rival:
         best = method(problem)
         while low < high:
             middle = (low + high) // 2
-            found = method(section(problem, range(middle), range(len(problem.demands))))
+            found = method(problem.section(range(middle), range(len(problem.demands))))
             if serves_all(found):
                 best, high = found, middle
             else:
