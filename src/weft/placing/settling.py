@@ -3,7 +3,8 @@
 Everything stays where it is that may. A machine that is over its cap is relieved until it is below the cap by a margin
 (hysteresis), so that the next small change does not put it over it again: requests go to machines that have the model
 already, or one model goes elsewhere. What has no place goes to one machine if it can, one in use rather than an idle
-one. A machine is emptied if all that it has fits beside the others with that margin.
+one, and only if what the used ones have cannot be divided anew. A machine is emptied if all that it has fits beside the
+others with that margin.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from weft.placing.balancing import _rooms as rooms_apart
 from weft.placing.filling import Filling
 from weft.placing.placement import Placement
 from weft.placing.problem import ROUNDING, Bools, PlacingProblem
+from weft.placing.resharing import reshare
 
 HYSTERESIS = 0.1
 """How far below its cap a machine ends up that had to be touched, as a share of the cap."""
@@ -34,8 +36,10 @@ def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYST
     over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
     for machine in np.flatnonzero(over).tolist():
         homeless += settling.relieve(machine)
+    inhabited = filling.used
     left = settling.settle(homeless)
     if before.objective in ("machines", "cost") and not left:
+        settling.close_new_machines(inhabited)
         settling.empty_machines()
     settling.filling = Filling(problem, settling.filling.shares)
     settling.settle(left)
@@ -122,7 +126,7 @@ class _Settling:
             needed = min(self._excess(machine, model), share)
             rooms = rooms_apart(self.filling, model)
             rooms[machine] = 0.0
-            part = share if rooms.max() >= share - ROUNDING else needed
+            part = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
             suffices, fits = self._excess(machine, model) <= share, rooms.max() >= part - ROUNDING
             load = float(problem.rows[kind, :, model].max()) * share
             found.append(((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, part))
@@ -165,6 +169,19 @@ class _Settling:
             self._queue_s[machine] += size / problem.kinds[kind].load_bytes_per_s
         self.filling.add(machine, model, share)
         return share
+
+    def close_new_machines(self, inhabited: Bools) -> None:
+        """Do without machines that had nothing before, where models divided anew fit on the others."""
+        while (new := np.flatnonzero(self.filling.used & ~inhabited)).size:
+            least = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
+            others = [{} if machine == least else models for machine, models in enumerate(self.filling.shares)]
+            trial = Filling(self.filling.problem, others)
+            trial.open[:] = trial.used
+            trial, left = reshare(trial)
+            if left:
+                return
+            trial.open[:] = True
+            self.filling = trial
 
     def empty_machines(self) -> None:
         """Empty machines, the least busy first, as long as all that they have fits on others in use."""
