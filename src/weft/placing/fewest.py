@@ -13,19 +13,19 @@ from weft.placing.packing import pack
 from weft.placing.placement import Objective
 from weft.placing.problem import Bools, PlacingProblem
 
-Content = Callable[[Filling], bool]
-"""Whether a filling that carries the demands is also good enough."""
+Refine = Callable[[Filling], Filling | None]
+"""Makes a filling that carries the demands good enough; None where that cannot be."""
 
 
-def fewest(problem: PlacingProblem, objective: Objective, content: Content = lambda filling: True) -> Filling | None:
-    """The first filling that carries all and satisfies *content*; None: not with all machines."""
+def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambda filling: filling) -> Filling | None:
+    """The first filling that carries all and can be refined; None: not with all machines."""
     levels = _Levels(problem, objective)
     found: dict[int, Filling | None] = {}
 
     def good(level: int) -> bool:
         if level not in found:
             filling, left = pack(problem, *levels[level])
-            found[level] = None if left or not content(filling) else filling
+            found[level] = None if left else refine(filling)
         return found[level] is not None
 
     step = 1

@@ -8,28 +8,35 @@ as long as it could there: its deadline is what it takes alone in the simulation
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.costs.program import Clock, Program
-from weft.devices import load_npu
+from weft.devices import Npu, load_npu
 from weft.engine.tickets import Terms
+from weft.kernels import request_state as k
 from weft.placing.demand import Demand
 from weft.placing.filling import Filling
 from weft.placing.machines import MOST_MACHINES, MachineKind
-from weft.policies import Setting
+from weft.policies import Setting, make_request_policy
 from weft.policies.base import UNBOUNDED_ROUNDS
-from weft.simulation.requests import Case, simulate_requests
+from weft.simulation.requests import Case, weaving
 from weft.workloads.requests import Stream, Workload
 
-POLICY = "weft+"
+POLICY, LATE = "weft+", "weave"
+"""What decides on a machine, and what becomes of requests that are late."""
 REQUESTS = 2000
 """How many requests a machine is judged by."""
 LONGEST_S = 600.0
 MOST_SEGMENTS = 32
-STANDS_FOR = "tpuv3-like"
-"""A device of the kind that is simulated; nothing of it is looked at."""
+
+
+@cache
+def _device() -> Npu:
+    """A device of the kind that is simulated; nothing of it is looked at."""
+    return load_npu("tpuv3-like")
 
 
 class Counted(NamedTuple):
@@ -59,8 +66,8 @@ class Judge:
             shares = {problem.demands[model]: share for model, share in filling.shares[machine].items()}
             seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
             case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
-            streams = simulate_requests(case, POLICY).report.streams
-            counted = [Counted(each.arrived, each.violated) for each in streams]
+            tally = weaving.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
+            counted = [Counted(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
             self._known[key] = dict(zip(filling.shares[machine], counted, strict=True))
         return self._known[key]
 
@@ -102,4 +109,4 @@ def machine_case(
     setting = Setting(tuple(programs), buffer, UNBOUNDED_ROUNDS)
     workload = Workload(stream=tuple(streams), duration_s=duration, warmup_s=duration / 20, seed=seed)
     alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
-    return Case(workload, load_npu(STANDS_FOR), clock, setting, setting, tuple(terms), alone_s)
+    return Case(workload, _device(), clock, setting, setting, tuple(terms), alone_s)

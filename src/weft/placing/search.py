@@ -15,10 +15,11 @@ from weft.placing.moves import improve
 from weft.placing.packing import pack
 from weft.placing.placement import Objective
 from weft.placing.problem import PlacingProblem
+from weft.placing.resharing import reshare_for_load
 
-TRIALS = 2
+TRIALS = 1
 """How many changes are simulated for each machine."""
-HOPELESS = 3.0
+HOPELESS = 1.5
 """How many times as many late requests as the target allows are too many for moves to help."""
 
 
@@ -43,7 +44,7 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
 def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
     bound = placing_bound(problem, objective)
     carrying = fewest(problem, objective)
-    found = carrying if target is None or carrying is None else fewest(problem, objective, _Content(target, seed))
+    found = carrying if target is None or carrying is None else fewest(problem, objective, _OnTime(target, seed))
     if found is None:  # all machines are needed, and are not enough
         found, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
         if target is not None:
@@ -53,19 +54,22 @@ def _few_machines(problem: PlacingProblem, objective: Objective, target: float |
     return Found(found, value, bound, 0 if carrying is None else int(carrying.used.sum()))
 
 
-class _Content:
-    """Whether enough requests are on time; moves help where little is missing, and are judged by other arrivals."""
+class _OnTime:
+    """Makes enough requests be on time: evens out the loads, then moves models; other arrivals say whether it did."""
 
     def __init__(self, target: float, seed: int) -> None:
         self._target, self._moving, self._judge = target, Judge(seed), Judge(seed + 1)
 
-    def __call__(self, filling: Filling) -> bool:
-        used = np.flatnonzero(filling.used).tolist()
-        reached = self._judge.attainment(filling, used)
+    def __call__(self, filling: Filling) -> Filling | None:
+        _, even = reshare_for_load(filling)
+        reached = self._reached(even)
         if self._target > reached > 1 - HOPELESS * (1 - self._target):
-            improve(filling, self._moving, self._target, TRIALS * len(used))
-            reached = self._judge.attainment(filling, used)
-        return reached >= self._target
+            improve(even, self._moving, self._target, TRIALS * len(filling.problem.machines))
+            reached = self._reached(even)
+        return even if reached >= self._target else None
+
+    def _reached(self, filling: Filling) -> float:
+        return self._judge.attainment(filling, np.flatnonzero(filling.used).tolist())
 
 
 def _all_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
