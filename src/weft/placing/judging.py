@@ -1,8 +1,6 @@
 """How many requests a filled machine would answer on time: weft's own simulator on sampled arrivals.
 
-A machine is simulated as one whose channel and array run side by side without loss, and each model takes of them the
-two loads of ``problem``: together these fill such a machine exactly when they fill the real one. A request can wait for
-as long as it could there: its deadline is what it takes alone in the simulation, and its slack.
+How a machine and a request are simulated is in ``pieces``.
 """
 
 from __future__ import annotations
@@ -11,15 +9,14 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-
-from weft.costs.program import Clock, Program
+from weft.costs.program import Program
 from weft.devices import Npu, load_npu
 from weft.engine.tickets import Terms
 from weft.kernels import request_state as k
 from weft.placing.demand import Demand
 from weft.placing.filling import Filling
 from weft.placing.machines import MOST_MACHINES, MachineKind
+from weft.placing.pieces import CLOCK, LONGEST_S, buffer_of, pieces_of
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import UNBOUNDED_ROUNDS
 from weft.simulation.requests import Case, weaving
@@ -29,8 +26,6 @@ POLICY, LATE = "weft+", "weave"
 """What decides on a machine, and what becomes of requests that are late."""
 REQUESTS = 2000
 """How many requests a machine is judged by."""
-LONGEST_S = 600.0
-MOST_SEGMENTS = 32
 
 
 @cache
@@ -86,27 +81,20 @@ def machine_case(
     kind: str, what: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
 ) -> Case:
     """A machine with shares of models on it, ready to be simulated."""
-    clock, apart = Clock.nanoseconds(), 1 - what.overlap
     programs: list[Program] = []
     terms: list[Terms] = []
     streams: list[Stream] = []
     for demand, share in shares.items():
         need = demand.needs[kind]
-        count = int(min(MOST_SEGMENTS, max(1, np.ceil(need.alone_s / need.segment_s - 1e-9)))) if need.segment_s else 1
-        array = max(1, clock.ticks((need.compute_s + apart * need.memory_s + need.other_s) / count))
-        channel = max(1, clock.ticks((need.memory_s + apart * need.compute_s + need.other_s) / count))
-        alone = channel + (count - 1) * max(channel, array) + array
-        slack = min(demand.deadline_s - need.alone_s, LONGEST_S)
-        names = tuple(f"{number}" for number in range(count))
-        terms.append(Terms(len(programs), alone + clock.ticks(slack), 1, 0, 1))
-        programs.append(Program(demand.model, names, (channel,) * count, (array,) * count, (channel,) * count))
+        pieces = pieces_of(need, what.overlap)
+        terms.append(Terms(len(programs), pieces.due(demand.deadline_s - need.alone_s), 1, 0, 1))
+        programs.append(pieces.program(demand.model))
         streams.append(
             Stream(model=demand.model, rate=share * demand.rate, deadline_ms=terms[-1].deadline / 1e6, max_batch=1)
         )
-    buffer = 2 * max(program.largest_fetch for program in programs)
     rate = sum(share * demand.rate for demand, share in shares.items())
     duration = min(requests / rate, LONGEST_S)
-    setting = Setting(tuple(programs), buffer, UNBOUNDED_ROUNDS)
+    setting = Setting(tuple(programs), buffer_of(programs), UNBOUNDED_ROUNDS)
     workload = Workload(stream=tuple(streams), duration_s=duration, warmup_s=duration / 20, seed=seed)
     alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
-    return Case(workload, _device(), clock, setting, setting, tuple(terms), alone_s)
+    return Case(workload, _device(), CLOCK, setting, setting, tuple(terms), alone_s)

@@ -210,11 +210,11 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
     return Case(workload, device, clock, settings[0], settings[1], tuple(terms), alone)
 
 
-def estimates(case: Case, policy: Policy) -> list[Sequence[int]]:
+def estimates(policy: Policy) -> list[Sequence[int]]:
     """Remaining time from every layer of every program, as the policy estimates it."""
     if not getattr(policy, "precise", False):
         return [program.remaining for program in policy.setting.programs]
-    return [_precise(program, case.setting.buffer) for program in policy.setting.programs]
+    return [_precise(program, policy.setting.buffer) for program in policy.setting.programs]
 
 
 @lru_cache(maxsize=4096)
