@@ -42,6 +42,7 @@ ONLY_IN = {
         "reports/run_pictures.py",
         "reports/stitching_picture.py",
         "reports/plan_picture.py",
+        "reports/placement_picture.py",
         "reports/timeline.py",
         "reports/loads.py",
         "reports/designs.py",

@@ -98,13 +98,9 @@ def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
 def _rooms(filling: Filling, model: int) -> Floats:
     """(machine): what it could take of the model; replicas keep apart until there are enough of them."""
     rooms, demand = filling.room(model), filling.problem.demands[model]
-    if demand.replicas > 1 and (there := filling.where(model)):
-        zones = filling.problem.zone_of
-        taken = np.isin(zones, zones[there]) if demand.apart == "zone" else np.zeros(len(zones), np.bool_)
-        taken[there] = True
-        count = len(set(zones[there].tolist())) if demand.apart == "zone" else len(there)
-        if count < demand.replicas:
-            rooms[taken] = 0.0
+    if 0 < filling.replicas(model) < demand.replicas:
+        there, zones = filling.where(model), filling.problem.zone_of
+        rooms[np.isin(zones, zones[there]) if demand.apart == "zone" else there] = 0.0
     return rooms
 
 

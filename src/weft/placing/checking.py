@@ -42,7 +42,6 @@ def _of_machine(filling: Filling, machine: int) -> Iterator[str]:
 
 
 def _of_replicas(filling: Filling, model: int) -> Iterator[str]:
-    demand, machines = filling.problem.demands[model], filling.where(model)
-    places = {int(filling.problem.zone_of[machine]) for machine in machines} if demand.apart == "zone" else machines
-    if machines and len(places) < demand.replicas:
-        yield f"{demand.model} is in {len(places)} {demand.apart}s, and shall be in {demand.replicas}"
+    demand, there = filling.problem.demands[model], filling.replicas(model)
+    if 0 < there < demand.replicas:
+        yield f"{demand.model} is in {there} {demand.apart}s, and shall be in {demand.replicas}"

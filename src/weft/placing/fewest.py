@@ -13,6 +13,8 @@ from weft.placing.packing import pack
 from weft.placing.placement import Objective
 from weft.placing.problem import Bools, PlacingProblem
 
+PRECISION = 0.01
+"""How near to the fewest the search goes, as a share of them; it is exact below a hundred machines."""
 Refine = Callable[[Filling], Filling | None]
 """Makes a filling that carries the demands good enough; None where that cannot be."""
 
@@ -28,13 +30,14 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
             found[level] = None if left else refine(filling)
         return found[level] is not None
 
-    step = 1
     low, high = -1, 0
+    near = max(1, int(PRECISION * levels[0][0].sum()))
+    step = near
     while not good(high):
         if levels[high][0].all():
             return None
         low, high, step = high, high + step, 2 * step
-    while high - low > 1:
+    while high - low > near:
         middle = (low + high) // 2
         low, high = (low, middle) if good(middle) else (middle, high)
     return found[high]

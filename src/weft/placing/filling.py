@@ -52,6 +52,12 @@ class Filling:
         """The machines that have the model."""
         return sorted(self._homes.get(model, ()))
 
+    def replicas(self, model: int) -> int:
+        """On how many machines the model is, or in how many zones where its replicas shall be that far apart."""
+        machines = self.where(model)
+        apart = self.problem.demands[model].apart == "zone"
+        return len(set(self.problem.zone_of[machines].tolist())) if apart else len(machines)
+
     def add(self, machine: int, model: int, share: float) -> None:
         """Put a share of a model on a machine, more of it if it is there already."""
         problem, kind = self.problem, self.problem.kind_of[machine]

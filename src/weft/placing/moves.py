@@ -28,21 +28,22 @@ class Transfer(NamedTuple):
 
 def improve(filling: Filling, judge: Judge, target: float, trials: int) -> None:
     """Relieve the machines that are below the target, worst first, as long as that helps; at most so many trials."""
+    rates = {machine: judge.attainment(filling, [machine]) for machine in np.flatnonzero(filling.used).tolist()}
     stuck: set[int] = set()
     while trials > 0:
-        rates = {int(each): judge.attainment(filling, [int(each)]) for each in np.flatnonzero(filling.used)}
         below = [machine for machine, rate in rates.items() if rate < target and machine not in stuck]
         if not below:
             return
         worst = min(below, key=lambda machine: rates[machine])
-        helped, spent = _relieve(filling, judge, worst, trials)
+        touched, spent = _relieve(filling, judge, worst, trials)
         trials -= max(1, spent)
-        if not helped:
+        rates |= {machine: judge.attainment(filling, [machine]) for machine in touched}
+        if not touched:
             stuck.add(worst)
 
 
-def _relieve(filling: Filling, judge: Judge, machine: int, trials: int) -> tuple[bool, int]:
-    """Whether a change helps a machine, which is then made; and how many were tried."""
+def _relieve(filling: Filling, judge: Judge, machine: int, trials: int) -> tuple[set[int], int]:
+    """Make the first change that helps a machine; which machines it touches, if any does, and how many were tried."""
     spent = 0
     for change in _changes(filling, machine):
         if spent >= trials:
@@ -52,9 +53,9 @@ def _relieve(filling: Filling, judge: Judge, machine: int, trials: int) -> tuple
         before = judge.attainment(filling, touched)
         make(filling, change)
         if judge.attainment(filling, touched) >= before + GAIN:
-            return True, spent
+            return touched, spent
         make(filling, undone(change))
-    return False, spent
+    return set(), spent
 
 
 def _changes(filling: Filling, machine: int) -> Iterator[tuple[Transfer, ...]]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from weft.placing.balancing import Piece, balance, divide, pieces
 from weft.placing.bound import PlacingBound
+from weft.placing.exact import is_small, pack_exactly
 from weft.placing.filling import Filling
 from weft.placing.problem import Bools, PlacingProblem
 from weft.placing.resharing import reshare
@@ -22,7 +23,11 @@ def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = N
     filling, left = pack_evenly(problem, opened, wanted)
     sizes = problem.rows.max(axis=(0, 1))
     missing = sum(piece.share * sizes[piece.model] for piece in left)
-    return reshare(filling) if left and missing <= LITTLE * np.sum(sizes) else (filling, left)
+    if left and missing <= LITTLE * np.sum(sizes):
+        filling, left = reshare(filling)
+    if left and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
+        return exact, []
+    return filling, left
 
 
 def pack_evenly(

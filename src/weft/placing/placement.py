@@ -72,6 +72,16 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
     """The model that takes most of that."""
     attainment: Share | None = None
 
+    @property
+    def compute_load(self) -> float:
+        """Computing, and what does not overlap with it: with the next, what the cap is about."""
+        return self.compute + (1 - self.overlap) * self.bandwidth + self.other
+
+    @property
+    def bandwidth_load(self) -> float:
+        """The memory channel, and what does not overlap with it."""
+        return self.bandwidth + (1 - self.overlap) * self.compute + self.other
+
 
 class UnservedModel(BaseModel, extra="forbid", frozen=True):
     """Requests that no machine was found for."""

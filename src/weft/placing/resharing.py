@@ -96,15 +96,17 @@ class _Programme:
         self._wholes = [solver.Constraint(0.0, 0.0) for _ in problem.demands]
         self._shares: dict[tuple[int, int], Any] = {}
         for machine, models in enumerate(filling.shares):
-            for model in models:
+            for model, share in models.items():
                 replicas = problem.demands[model].replicas
-                self._add(machine, model, OF_A_REPLICA / replicas if replicas > 1 else 0.0)
+                least = OF_A_REPLICA / replicas if replicas > 1 else 0.0
+                missing = filling.replicas(model) < replicas  # what they shall get is not given to those there are
+                self._add(machine, model, min(least, share), share if missing else solver.infinity())
         for machine, model in _candidates(filling):
-            self._goal.SetCoefficient(self._add(machine, model, 0.0), ELSEWHERE)
+            self._goal.SetCoefficient(self._add(machine, model, 0.0, solver.infinity()), ELSEWHERE)
 
-    def _add(self, machine: int, model: int, least: float) -> Any:
-        problem, solver = self._filling.problem, self._solver
-        self._shares[machine, model] = share = solver.NumVar(least, solver.infinity(), "")
+    def _add(self, machine: int, model: int, least: float, most: float) -> Any:
+        problem = self._filling.problem
+        self._shares[machine, model] = share = self._solver.NumVar(least, most, "")
         self._wholes[model].SetCoefficient(share, 1.0)
         for row, limit in enumerate(self._limits[machine]):
             limit.SetCoefficient(share, float(problem.rows[problem.kind_of[machine], row, model]))

@@ -68,8 +68,8 @@ def place(
 def _notes(found: Found, target: float | None) -> list[str]:
     """What is to be said besides the numbers."""
     used, notes = int(found.filling.used.sum()), []
-    if found.bound is None:
-        notes.append("All machines together do not carry the load.")
     if target is not None and 0 < found.carried < used:
-        notes.append(f"{found.carried} machines carry the load; {used} keep {target:.3g} of the requests on time.")
+        notes.append(
+            f"{found.carried} machines carry the load; {used} are to keep {100 * target:.4g} % of the requests on time"
+        )
     return notes
