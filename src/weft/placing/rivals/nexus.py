@@ -36,12 +36,14 @@ def squishy(problem: PlacingProblem) -> Filling:
 
     def order(residue: tuple[int, float]) -> tuple[bool, float]:
         model, rate = residue
-        duty_s = _duty(problem, reference, model, rate)
+        duty_s = _duty(problem, float(seconds[reference, model]), model, rate)
         return bool(free[model]), -ceil(rate * duty_s - 1e-9) * float(seconds[reference, model]) / duty_s
 
     for model, rate in sorted(residues, key=order):
         homes = np.flatnonzero(new_homes(filling, model)).tolist()
-        fits = {machine: _joined(problem, machine, cycles[machine], model, rate) for machine in homes}
+        fits = {
+            home: _joined(problem, seconds[problem.kind_of[home]], home, cycles[home], model, rate) for home in homes
+        }
         shared = [machine for machine in homes if cycles[machine].rates and fits[machine][1] <= 1]
         fresh = [machine for machine in homes if not cycles[machine].rates]
         if shared or fresh:
@@ -80,18 +82,18 @@ def _saturated(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) 
     return residues
 
 
-def _duty(problem: PlacingProblem, kind: int, model: int, rate: float) -> float:
+def _duty(problem: PlacingProblem, second: float, model: int, rate: float) -> float:
     """The longest cycle in which the last request of the largest batch that still does is on time."""
     deadline_s = problem.demands[model].deadline_s
-    second = float(_seconds(problem)[kind, model])
     batch = max(1, floor(min(deadline_s / (second + 1 / rate), 1e6)))
     return min(batch / rate, max(deadline_s - batch * second, second))
 
 
-def _joined(problem: PlacingProblem, machine: int, cycle: _Cycle, model: int, rate: float) -> tuple[float, float]:
-    """The cycle if a model joined it, and how full it would be, as a share of the cap."""
-    kind, seconds = int(problem.kind_of[machine]), _seconds(problem)
-    duty_s = min(cycle.duty_s, _duty(problem, kind, model, rate))
+def _joined(
+    problem: PlacingProblem, seconds: Floats, machine: int, cycle: _Cycle, model: int, rate: float
+) -> tuple[float, float]:
+    """The cycle if a model joined it, and how full it would be, as a share of the cap; *seconds*: (model)."""
+    duty_s = min(cycle.duty_s, _duty(problem, float(seconds[model]), model, rate))
     rates = cycle.rates | {model: rate}
-    busy_s = sum(max(1, ceil(each * duty_s - 1e-9)) * float(seconds[kind, one]) for one, each in rates.items())
-    return duty_s, busy_s / duty_s / float(problem.cap[kind])
+    busy_s = sum(max(1, ceil(each * duty_s - 1e-9)) * float(seconds[one]) for one, each in rates.items())
+    return duty_s, busy_s / duty_s / float(problem.cap[problem.kind_of[machine]])

@@ -18,8 +18,8 @@ from weft.placing.problem import Bools, Floats, PlacingProblem
 Rival = Callable[[PlacingProblem], Filling]
 """Who places models."""
 
-LEAST_SHARE = 0.01
-"""Of a model that is asked to be in several places, on each of them."""
+LEAST_SHARE = 1e-4
+"""Of a model, on each machine that has it."""
 ALL_SERVED = 1 - 1e-6
 CROWDING = ((0.5, 1.0), (0.25, 2.0), (0.15, 4.0), (0.1, 8.0), (np.inf, 1000.0))
 """How much worse a machine gets by being busier: pieces of its cap, and what each weighs; above the cap, most."""
@@ -84,8 +84,7 @@ def levelled(filling: Filling) -> Filling:
     problem, solver = filling.problem, pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()
     placed = [(machine, model) for machine, models in enumerate(filling.shares) for model in models]
-    least = [LEAST_SHARE if demand.replicas > 1 else 0.0 for demand in problem.demands]
-    share = {(machine, model): solver.NumVar(least[model], 1, "") for machine, model in placed}
+    share = {(machine, model): solver.NumVar(LEAST_SHARE, 1, "") for machine, model in placed}
     for model in sorted({model for _, model in placed}):
         solver.Add(sum(share[machine, model] for machine in filling.where(model)) == 1)
     crowding = []
@@ -99,6 +98,5 @@ def levelled(filling: Filling) -> Filling:
     solver.Solve()
     found = Filling(problem)
     for machine, model in placed:
-        if (part := share[machine, model].solution_value()) > 0:
-            found.add(machine, model, part)
+        found.add(machine, model, share[machine, model].solution_value())
     return found
