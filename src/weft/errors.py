@@ -67,7 +67,7 @@ class DeviceError(InputError):
 
 
 class PlacingError(InputError):
-    """Machines or a placement cannot be used, or no machine can serve a model; the message says what is needed."""
+    """Machines or a placement cannot be used, or no machine can serve a model; told with what it needs."""
 
 
 class PlanError(InputError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -31,6 +32,7 @@ def adapt_placement(
 ) -> None:
     """Adapt the placement of a folder, write the new one with its change, and tell of both."""
     from weft.placing.adapting import adapt
+    from weft.placing.change import write_change
     from weft.placing.change_shown import change_in_words, loads_table
     from weft.placing.folder import write_folder
     from weft.placing.placement import read_placement
@@ -42,7 +44,7 @@ def adapt_placement(
             read_placement(before), workload, machines, lost=lost, hysteresis=hysteresis, judged=judged, seed=seed
         )
     if output is not None:
-        write_folder(found.placement, output, found.change)
+        write_folder(found.placement, output, partial(write_change, found.change))
     if found.change.loads:
         print_table(loads_table(found.change, SHOWN))
     say(change_in_words(found.change), soft_wrap=True)

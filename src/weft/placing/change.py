@@ -7,12 +7,13 @@ Machines load at the same time, each one model after another.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from weft.errors import PlacingError
-from weft.jsonfile import first_problem
+from weft.jsonfile import first_problem, write_json
 from weft.placing.placement import Bytes, Name, NotNegative, Placement
 from weft.placing.problem import PlacingProblem
 
@@ -113,3 +114,8 @@ def parse_change(raw: Any, where: str) -> PlacementChange:
         return PlacementChange.model_validate(raw)
     except ValidationError as error:
         raise PlacingError(f"{where}: {first_problem(error, PlacementChange, WeightLoad, WeightDrop)}") from error
+
+
+def write_change(change: PlacementChange, folder: Path) -> None:
+    """Write ``change.json`` into a placement folder."""
+    write_json(folder / CHANGE_FILE, change.model_dump(mode="json"))

@@ -1,27 +1,28 @@
-"""The folder of a placement: ``placement.json``, a page that shows it, and what led to it from another one."""
+"""The folder of a placement: ``placement.json``, and a page that shows it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from weft.errors import PlacingError
 from weft.files import replacing_folder
-from weft.jsonfile import write_json
-from weft.placing.change import CHANGE_FILE, PlacementChange
 from weft.placing.page import placement_page
 from weft.placing.placement import PLACEMENT_FILE, Placement, write_placement
 
 REPORT_FILE = "report.html"
 
 
-def write_folder(placement: Placement, path: str | Path, change: PlacementChange | None = None) -> None:
-    """Write the folder whole or not at all; only one that holds a placement is replaced."""
+def write_folder(placement: Placement, path: str | Path, more: Callable[[Path], None] = lambda folder: None) -> None:
+    """Write the folder whole or not at all; only one that holds a placement is replaced.
+
+    more: writes what else belongs into the folder.
+    """
     check_place(path)
     with replacing_folder(path, PlacingError) as folder:
         write_placement(placement, folder / PLACEMENT_FILE)
         (folder / REPORT_FILE).write_text(placement_page(placement), encoding="utf-8")
-        if change is not None:
-            write_json(folder / CHANGE_FILE, change.model_dump(mode="json"))
+        more(folder)
 
 
 def check_place(path: str | Path) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.placing.filling import Filling
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.problem import ROUNDING, Floats
 
 GOALS = 4
@@ -17,7 +17,7 @@ GAIN = 1e-4
 """The least share of requests that a change must save."""
 
 
-class Transfer(NamedTuple):
+class ShareMove(NamedTuple):
     """Some of a model's requests go to another machine."""
 
     model: int
@@ -26,7 +26,7 @@ class Transfer(NamedTuple):
     goal: int
 
 
-def improve(filling: Filling, judge: Judge, target: float, trials: int) -> None:
+def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) -> None:
     """Relieve the machines that are below the target, worst first, as long as that helps; at most so many trials."""
     rates = {machine: judge.attainment(filling, [machine]) for machine in np.flatnonzero(filling.used).tolist()}
     stuck: set[int] = set()
@@ -42,7 +42,7 @@ def improve(filling: Filling, judge: Judge, target: float, trials: int) -> None:
             stuck.add(worst)
 
 
-def _relieve(filling: Filling, judge: Judge, machine: int, trials: int) -> tuple[set[int], int]:
+def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) -> tuple[set[int], int]:
     """Make the first change that helps a machine; which machines it touches, if any does, and how many were tried."""
     spent = 0
     for change in _changes(filling, machine):
@@ -58,7 +58,7 @@ def _relieve(filling: Filling, judge: Judge, machine: int, trials: int) -> tuple
     return set(), spent
 
 
-def _changes(filling: Filling, machine: int) -> Iterator[tuple[Transfer, ...]]:
+def _changes(filling: Filling, machine: int) -> Iterator[tuple[ShareMove, ...]]:
     """What could relieve a machine: its models moved whole, swapped for lighter ones, or shared half and half."""
     loads = filling.loads.max(axis=1)
     for model in sorted(filling.shares[machine], key=lambda model: -_load(filling, machine, model)):
@@ -68,11 +68,11 @@ def _changes(filling: Filling, machine: int) -> Iterator[tuple[Transfer, ...]]:
         goals = np.flatnonzero(rooms > ROUNDING)
         for goal in goals[np.argsort(loads[goals], kind="stable")][:GOALS].tolist():
             if rooms[goal] >= share - ROUNDING:
-                yield (Transfer(model, share, machine, goal),)
+                yield (ShareMove(model, share, machine, goal),)
             elif swap := _swap(filling, model, machine, goal):
                 yield swap
             if rooms[goal] >= share / 2:
-                yield (Transfer(model, share / 2, machine, goal),)
+                yield (ShareMove(model, share / 2, machine, goal),)
 
 
 def _elsewhere(filling: Filling, model: int, machine: int) -> Floats:
@@ -91,7 +91,7 @@ def _load(filling: Filling, machine: int, model: int) -> float:
     return float(rows.max() * filling.shares[machine][model])
 
 
-def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[Transfer, ...]:
+def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareMove, ...]:
     """The heaviest lighter model of the goal whose place would do; nothing where none is."""
     share = filling.shares[machine][model]
     if model in filling.shares[goal]:
@@ -101,14 +101,14 @@ def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[Transf
         demand = filling.problem.demands[other]
         if demand.machine is not None or demand.replicas > 1 or other in filling.shares[machine]:
             continue
-        back = Transfer(other, filling.shares[goal][other], goal, machine)
-        there = Transfer(model, share, machine, goal)
+        back = ShareMove(other, filling.shares[goal][other], goal, machine)
+        there = ShareMove(model, share, machine, goal)
         if _possible(filling, there, back):
             return there, back
     return ()
 
 
-def _possible(filling: Filling, there: Transfer, back: Transfer) -> bool:
+def _possible(filling: Filling, there: ShareMove, back: ShareMove) -> bool:
     """Whether two models could change places."""
     filling.take(there.origin, there.model)
     filling.take(back.origin, back.model)
@@ -122,7 +122,7 @@ def _possible(filling: Filling, there: Transfer, back: Transfer) -> bool:
     return bool(fits)
 
 
-def make(filling: Filling, change: tuple[Transfer, ...]) -> None:
+def make(filling: Filling, change: tuple[ShareMove, ...]) -> None:
     """Make a change."""
     for model, share, origin, goal in change:
         there = filling.take(origin, model)
@@ -131,6 +131,6 @@ def make(filling: Filling, change: tuple[Transfer, ...]) -> None:
         filling.add(goal, model, share)
 
 
-def undone(change: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+def undone(change: tuple[ShareMove, ...]) -> tuple[ShareMove, ...]:
     """The change that takes another back."""
-    return tuple(Transfer(model, share, goal, origin) for model, share, origin, goal in reversed(change))
+    return tuple(ShareMove(model, share, goal, origin) for model, share, origin, goal in reversed(change))

@@ -7,11 +7,12 @@ Requests are priced one by one; batches only make them cheaper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 
 from weft.costs.program import Program
 from weft.devices import Host, Npu, load_device
@@ -27,10 +28,15 @@ from weft.workloads.requests import Stream, Workload
 MIB = 2**20
 
 
-def demands_of(workload: Workload, machines: Machines) -> tuple[Demand, ...]:
-    """Every model of a workload once, with what it takes on each kind that can run it."""
+def demands_of(
+    workload: Workload, machines: Machines, measured: Mapping[str, Device] = MappingProxyType({})
+) -> tuple[Demand, ...]:
+    """Every model of a workload once, with what it takes on each kind that can run it.
+
+    measured: kind -> its device, where that is at hand and in no file.
+    """
     found: dict[str, Demand] = {}
-    devices = {name: _device(kind, machines.folder) for name, kind in machines.kinds.items()}
+    devices = {name: measured.get(name) or _device(kind, machines.folder) for name, kind in machines.kinds.items()}
     for index in range(len(workload.stream)):
         demand = _demand(workload, index, machines, devices)
         before = found.get(demand.model)

@@ -34,7 +34,7 @@ def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
     """A filling with the same machines open that leaves as little as can be; and what it leaves."""
     left = _missing(filling)
     for _ in range(ROUNDS):
-        programme = _Programme(filling)
+        programme = _SharesProgramme(filling)
         programme.serve_once()
         if not programme.solved():
             break
@@ -49,7 +49,7 @@ def reshare_for_load(filling: Filling) -> tuple[float, Filling]:
     """The largest multiple of all rates that the filling's machines carry when divided anew; and the filling for it."""
     most = 0.0
     for _ in range(ROUNDS):
-        programme = _Programme(filling)
+        programme = _SharesProgramme(filling)
         times = programme.serve_many_times()
         if not programme.solved() or (reached := float(times.solution_value())) <= (1 + PROGRESS / 10) * most:
             break
@@ -82,7 +82,7 @@ def _missing(filling: Filling) -> list[Piece]:
     return [Piece(model, float(rests[model])) for model in np.flatnonzero(rests > LEAST_SHARE).tolist()]
 
 
-class _Programme:
+class _SharesProgramme:
     """The linear programme: the share of each model on each machine where it is or might be."""
 
     def __init__(self, filling: Filling) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from weft.placing.bound import PlacingBound, placing_bound
 from weft.placing.fewest import fewest
 from weft.placing.filling import Filling
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.loading import most_load
 from weft.placing.moves import improve
 from weft.placing.packing import pack
@@ -50,7 +50,7 @@ def _few_machines(problem: PlacingProblem, objective: Objective, target: float |
     if found is None:  # all machines are needed, and are not enough
         found, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
         if target is not None:
-            improve(found, Judge(seed), target, TRIALS * len(problem.machines))
+            improve(found, OnTimeJudge(seed), target, TRIALS * len(problem.machines))
     prices = [problem.kinds[machine.kind].price for machine in problem.machines]
     value = float(found.used.sum() if objective == "machines" else np.array(prices) @ found.used)
     return Found(found, value, bound, 0 if carrying is None else int(carrying.used.sum()))
@@ -60,7 +60,7 @@ class _OnTime:
     """Makes enough requests be on time: evens out the loads, then moves models; other arrivals say whether it did."""
 
     def __init__(self, target: float, seed: int) -> None:
-        self._target, self._moving, self._judge = target, Judge(seed), Judge(seed + 1)
+        self._target, self._moving, self._judge = target, OnTimeJudge(seed), OnTimeJudge(seed + 1)
 
     def __call__(self, filling: Filling) -> Filling | None:
         _, even = reshare_for_load(filling)
@@ -82,7 +82,7 @@ def _all_machines(problem: PlacingProblem, objective: Objective, target: float |
     scale, filling = most_load(problem, most)
     if objective == "load":
         return Found(filling, scale, most, 0)
-    improve(filling, judge := Judge(seed), target or 1.0, 2 * TRIALS * len(problem.machines))
+    improve(filling, judge := OnTimeJudge(seed), target or 1.0, 2 * TRIALS * len(problem.machines))
     rates = np.array([demand.rate for demand in problem.demands])
     served = float(filling.served() @ rates / rates.sum())
     on_time = judge.attainment(filling, np.flatnonzero(filling.used).tolist())

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.errors import PlacingError, unknown_name
 from weft.placing.filling import Filling
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
 from weft.placing.problem import ROUNDING, PlacingProblem
 from weft.placing.refusals import what_would_serve
@@ -17,7 +17,7 @@ ALL_BUT = 1e-6
 """The share of a model's requests that may be lost to rounding."""
 
 
-def placed_machines(filling: Filling, judge: Judge | None = None) -> tuple[PlacedMachine, ...]:
+def placed_machines(filling: Filling, judge: OnTimeJudge | None = None) -> tuple[PlacedMachine, ...]:
     """Every machine that has models, with what they take of it, and how they fare there where a judge says it."""
     return tuple(_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
 
@@ -42,7 +42,7 @@ def unserved_models(filling: Filling) -> tuple[UnservedModel, ...]:
     )
 
 
-def _machine(filling: Filling, machine: int, judge: Judge | None) -> PlacedMachine:
+def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> PlacedMachine:
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     limit, who = _limit(filling, machine)
     models = tuple(_model(filling, machine, model, judge) for model in filling.shares[machine])
@@ -63,7 +63,7 @@ def _machine(filling: Filling, machine: int, judge: Judge | None) -> PlacedMachi
     )
 
 
-def _model(filling: Filling, machine: int, model: int, judge: Judge | None) -> PlacedModel:
+def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None) -> PlacedModel:
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     demand, share = problem.demands[model], filling.shares[machine][model]
     return PlacedModel(
@@ -122,7 +122,7 @@ def make_placement(
     value: float,
     bound: float,
     bound_by: str,
-    judge: Judge | None = None,
+    judge: OnTimeJudge | None = None,
     notes: Iterable[str] = (),
 ) -> Placement:
     """The finished placement; *judge* says what is on time, where anybody does."""

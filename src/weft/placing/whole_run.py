@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from weft.errors import InputError, unknown_name
 from weft.placing.demand import Demand
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.machines import Machines
 from weft.placing.needs import demands_of
 from weft.placing.placement import Objective, Placement
@@ -52,7 +52,7 @@ def place(
     check_each_fits(problem)
     on_progress("placing")
     found = search(problem, objective, target, seed)
-    judge = None if target is None else Judge(seed + OTHER_SEEDS)
+    judge = None if target is None else OnTimeJudge(seed + OTHER_SEEDS)
     on_progress("judging")
     return make_placement(
         found.filling,
