@@ -27,7 +27,7 @@ from weft.jsonfile import write_json
 from weft.placing.bound import placing_bound
 from weft.placing.fewest import fewest
 from weft.placing.filling import Filling
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.problem import PlacingProblem
 from weft.placing.rivals import RIVALS, Rival
 from weft.placing.rivals.alpaserve_ilp import integer_programme
@@ -79,7 +79,7 @@ def on_time(mix: str, models: int, seed: int, overlap: float) -> dict[str, Any]:
     spent = time.process_time() - began
     problem = PlacingProblem.of(there, asked)
     carried = _ours(problem)
-    fluid = Judge(JUDGED).attainment(carried, np.flatnonzero(carried.used).tolist())
+    fluid = OnTimeJudge(JUDGED).attainment(carried, np.flatnonzero(carried.used).tolist())
     row = {"mix": mix, "models": models, "seed": seed, "overlap": overlap, "bound": placement.bound}
     row |= {"machines": placement.value, "attainment": placement.attainment, "placing_s": spent}
     row |= {"carrying": int(carried.used.sum()), "carrying_attainment": fluid}

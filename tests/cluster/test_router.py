@@ -42,7 +42,7 @@ def test_of_equals_slack_takes_the_next_in_turn():
 
 def test_what_was_sent_ages_an_estimate():
     known = Estimate(array=30, channel=5, as_of=100).sent(Replica(0, 10, 4), 120)
-    assert (known.array, known.channel, known.as_of) == (10 + 10, 0 + 4, 120)
+    assert (known.array, known.channel, known.as_of, known.in_flight) == (10 + 10, 0 + 4, 120, 1)
     assert Estimate(array=3).sent(Replica(0, 10, 4), 0, gates=3).array == 3 + 30
     later = Estimate(array=30, channel=5, as_of=100).carried(compute=10, fetch=1, passed=20)
     assert (later.array, later.channel, later.as_of) == (20, 0, 120)
@@ -54,6 +54,8 @@ def test_two_choices_look_at_two_that_are_drawn():
     assert routed("two-choices", known, *three, draws=(0.1, 0.0)) == 1  # the first, and the first of the others
     assert routed("two-choices", known, *three, draws=(0.1, 0.9)) == 2
     assert routed("two-choices", known, *three, draws=(0.5, 0.0)) == 1  # the second; the other is worse
+    flying = [Estimate(in_flight=5), Estimate(in_flight=3, waiting=9), Estimate(in_flight=0, waiting=9)]
+    assert routed("two-in-flight", flying, *three, draws=(0.1, 0.0)) == 1
     aged = [Estimate(array=9), Estimate(), Estimate(array=50)]
     assert routed("two-aged", aged, *three, draws=(0.1, 0.0)) == 1
     assert routed("two-aged", aged, *three, draws=(0.1, 0.9)) == 0

@@ -142,6 +142,8 @@ def test_machines_and_zones_that_are_not_there_are_refused():
     cluster = one_machine(NEED, 0.1)
     with pytest.raises(PlacingError, match="unknown machine 'm7'"):
         simulate_cluster(cluster, ClusterSetting(failures=(Failure("m7", 1.0, 1.0),)))
+    with pytest.raises(InputError, match=r"m0 fails at 1\.5 s, and was not up again"):
+        simulate_cluster(cluster, ClusterSetting(failures=(Failure("m0", 1.0, 1.0), Failure("m0", 1.5, 1.0))))
     with pytest.raises(PlacingError, match="unknown zone 'there'"):
         simulate_cluster(cluster, ClusterSetting(zone_hops_s={"there": 0.1}))
     with pytest.raises(PlacingError, match="unknown machine 'm7'"):

@@ -31,7 +31,7 @@ def compare(setting: ClusterSetting, seed: int = 0, load: float = 0.8, duration_
     assert ours.routed.tolist() == theirs.routed.tolist()
     assert ours.counts[:, COLUMNS].tolist() == theirs.counts[:, COLUMNS].tolist()
     assert ours.histogram.tolist() == theirs.histogram.tolist()
-    assert ours.busy.tolist() == theirs.busy.tolist()
+    assert (ours.busy.tolist(), ours.through.tolist()) == (theirs.busy.tolist(), theirs.through.tolist())
     return int(ours.counts[:, k.VIOLATED].sum())
 
 

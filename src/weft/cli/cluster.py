@@ -31,7 +31,7 @@ def command(
         str | None, what("--fail", metavar="SHARE:SECONDS", help="Machines that go down once, and for how long.")
     ] = None,
     routers: Annotated[
-        str, how("--routers", help="slack, two-choices, two-aged, random, round-robin: a,b,c.")
+        str, how("--routers", help="slack, two-choices, two-in-flight, two-aged, random, round-robin: a,b,c.")
     ] = "slack,two-choices,random",
     gates: Annotated[int, how("--gates", help="How many routers there are.")] = 1,
     hop_ms: Annotated[float, how("--hop-ms", help="From a router to a machine.")] = 0.5,

@@ -32,7 +32,7 @@ def command(
     target: Annotated[float, what("--target", help="Share of requests that shall be on time, as simulated.")] = 0.99,
     before: Annotated[
         str | None,
-        what("--from", metavar="FOLDER", help="Adapt this placement to what has changed, and load as little as can be."),
+        what("--from", metavar="FOLDER", help="Adapt this placement to what changed, and load as little as can be."),
     ] = None,
     lost: Annotated[
         list[str] | None, what("--lost", metavar="MACHINE", help="With --from: a machine that is gone; repeatable.")
@@ -48,6 +48,7 @@ def command(
 
     [bold]weft place workload.toml --machines cluster.toml -o placement/[/bold]. See docs/place.md.
     """
+    from weft.cluster.attaining import place_to_attain
     from weft.placing.folder import check_place, write_folder
     from weft.placing.machines import read_machines
     from weft.placing.whole_run import place
@@ -63,14 +64,18 @@ def command(
         return
     refuse_unused(context, "a new placement", dict.fromkeys(("lost", "hysteresis"), "add --from FOLDER"))
     with told_in_options(context), stage_bars() as show:
-        placement = place(
-            asked,
-            there,
-            objective=cast("Objective", objective),
-            target=None if fluid else target,
-            seed=seed,
-            on_progress=lambda stage: show(stage),
-        )
+        if objective == "attainment" and not fluid:
+            show("placing behind a router")
+            placement = place_to_attain(asked, there, seed=seed)
+        else:
+            placement = place(
+                asked,
+                there,
+                objective=cast("Objective", objective),
+                target=None if fluid else target,
+                seed=seed,
+                on_progress=lambda stage: show(stage),
+            )
     if output is not None:
         write_folder(placement, output)
     print_placement(placement, output)

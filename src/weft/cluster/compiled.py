@@ -15,7 +15,8 @@ from weft.cluster.tally import ClusterTally, TickedRequests
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
 from weft.errors import InputError
-from weft.kernels import cluster_loop as c
+from weft.kernels import cluster_loop
+from weft.kernels import cluster_state as c
 from weft.kernels import request_state as k
 from weft.kernels.buffer import NEVER
 from weft.simulation.requests import ONLINE, estimates
@@ -70,7 +71,7 @@ class _CompiledRun:
             np.empty((streams, 2), np.int64),
         )
         at[c.REQUEST] = 0
-        if not c.run(
+        if not cluster_loop.run(
             end, self._models, self._terms, self._rules, self._state, self._log, self._heads,
             self._tables, self._how, self._cluster, block,
         ):  # fmt: skip
@@ -79,8 +80,10 @@ class _CompiledRun:
         return block.routed[: at[c.REQUEST]]
 
     def tally(self, routed: Ints) -> ClusterTally:
-        state = self._state
-        return ClusterTally(state.counts, state.histogram[0].copy(), state.clocks[:, k.COMPUTED].copy(), routed)
+        state, clocks = self._state, self._state.clocks
+        return ClusterTally(
+            state.counts, state.histogram[0], clocks[:, k.COMPUTED].copy(), clocks[:, k.ARRAY].copy(), routed
+        )
 
 
 def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
@@ -191,7 +194,7 @@ def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterS
         zeros(3),
         reports,
         zeros(gates, ring, nodes, 2),
-        zeros(gates, nodes, 3),
+        zeros(gates, nodes, 4),
         zeros(gates, nodes),
         np.ones(nodes, np.bool_),
         zeros(gates, models),

@@ -77,7 +77,9 @@ class _Gate:
     def learn(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
         """A period begins: take the newest report there is, and carry it on."""
         newest = max(0, period - self._lag)
-        self._estimates = list(reports[newest])
+        self._estimates = [
+            known._replace(in_flight=now.waiting) for known, now in zip(reports[newest], reports[period], strict=True)
+        ]
         for sent in self._sent[newest:]:
             self._estimates = [
                 known.carried(compute * self._gates, fetch * self._gates, self._lowered.period)
@@ -156,6 +158,11 @@ class _Machine:
         self.endings += [(self._first + each.stream, each.arrival, each.end) for each in self._feed.answers]
         self.computed += sum(head.compute for head, _ in self._executor.log)
 
+    @property
+    def through(self) -> int:
+        """When all is done that it was last given."""
+        return self._executor.ready().array_free
+
     def take(self, stream: int, now: int) -> None:
         """A request was sent here."""
         self._feed.coming.append((stream - self._first, now))
@@ -210,4 +217,5 @@ def _tallied(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list
         row[k.VIOLATED] += latency > lowered.terms[stream].deadline
         histogram[bin_of(latency)] += 1
     busy = np.array([machine.computed for machine in machines], np.int64)
-    return ClusterTally(counts, histogram, busy, np.array(routed, np.int64))
+    through = np.array([machine.through for machine in machines], np.int64)
+    return ClusterTally(counts, histogram, busy, through, np.array(routed, np.int64))

@@ -25,6 +25,8 @@ class Estimate(NamedTuple):
     """Requests that are there, as it last reported."""
     up: bool = True
     as_of: int = 0
+    in_flight: int = 0
+    """Requests that were sent there and are not answered, as who sends them knows without a report."""
 
     def sent(self, replica: Replica, now: int, gates: int = 1) -> Estimate:
         """The estimate after a request went there; each of several gates takes the others to do as it does."""
@@ -32,6 +34,7 @@ class Estimate(NamedTuple):
             array=rules.aged(self.array, self.as_of, now) + replica.compute * gates,
             channel=rules.aged(self.channel, self.as_of, now) + replica.fetch * gates,
             as_of=now,
+            in_flight=self.in_flight + 1,
         )
 
     def carried(self, compute: int, fetch: int, passed: int) -> Estimate:
@@ -88,6 +91,13 @@ def two_choices(estimates: Sequence[Estimate], request: RoutedRequest, now: int)
     return other if there < here else place
 
 
+def two_in_flight(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
+    """Of two replicas that are drawn, the one with fewer requests in flight, as proxies balance load."""
+    place, other = _two(estimates, request)
+    here, there = (estimates[request.replicas[each].machine].in_flight for each in (place, other))
+    return other if there < here else place
+
+
 def two_aged(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one where it is expected to be answered first."""
     place, other = _two(estimates, request)
@@ -108,11 +118,12 @@ def round_robin(estimates: Sequence[Estimate], request: RoutedRequest, now: int)
 ROUTERS: dict[str, Router] = {
     "slack": slack,
     "two-choices": two_choices,
+    "two-in-flight": two_in_flight,
     "two-aged": two_aged,
     "random": random,
     "round-robin": round_robin,
 }
-"""The names a user may write, in the order of ``kernels.cluster_loop``."""
+"""The names a user may write, in the order of ``kernels.cluster_state``."""
 
 
 def check_router(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
@@ -82,3 +83,6 @@ class ClusterSetting:
                 raise PlacingError(unknown_name("machine", failure.machine, names))
             if not (failure.start_s >= 0 and failure.length_s > 0):
                 raise InputError(f"{failure.machine}: a failure begins at 0 s or later and lasts, not {failure}")
+        for one, other in pairwise(sorted(self.failures)):
+            if one.machine == other.machine and one.start_s + one.length_s + self.report_s > other.start_s:
+                raise InputError(f"{one.machine} fails at {other.start_s:g} s, and was not up again; let it come back")

@@ -46,7 +46,7 @@ class ClusterRun:
     """(machines): requests that were sent there."""
     missed_by_machine: Ints
     busy: Floats
-    """(machines): share of the time that its array, as simulated, was taken."""
+    """(machines): share of the time until it was through that its array, as simulated, was taken."""
 
     def __repr__(self) -> str:
         return f"ClusterRun({self.setting.router}: {self.arrived.sum()} requests, {self.missed:.3%} missed)"
@@ -156,5 +156,5 @@ def _counted(
         latency_s=latency,
         by_machine=summed(counts[:, k.ARRIVED], nodes, len(cluster.nodes)),
         missed_by_machine=summed(counts[:, k.VIOLATED], nodes, len(cluster.nodes)),
-        busy=np.asarray(tally.busy * CLOCK.tick_s / duration_s, np.float64),
+        busy=np.asarray(tally.busy / np.maximum(tally.through, CLOCK.ticks(duration_s)), np.float64),
     )

@@ -25,7 +25,9 @@ class ClusterTally:
     histogram: Ints
     """Latencies of all streams, by ``request_state.bin_of``."""
     busy: Ints
-    """(machines): ticks in which its array was taken."""
+    """(machines): ticks in which its array was taken..."""
+    through: Ints
+    """... and when it was through with what it was last given."""
     routed: Ints
     """(requests): the stream that each went to; none where that was not asked for."""
 

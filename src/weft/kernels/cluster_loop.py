@@ -8,13 +8,25 @@ at a time. A machine's clock is that of the gates: what the way takes is in ``be
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
 from weft.kernels import routing_rules as rules
 from weft.kernels.buffer import NEVER
+from weft.kernels.cluster_state import (
+    IN_FLIGHT,
+    NUMBER,
+    PERIOD,
+    RANDOM,
+    REQUEST,
+    ROUND_ROBIN,
+    SLACK,
+    TWO_CHOICES,
+    TWO_IN_FLIGHT,
+    UP,
+    WAITING,
+    WORK_ARRAY,
+    WORK_CHANNEL,
+)
 from weft.kernels.compiling import borrowed, inlined, part, untyped_loop
 from weft.kernels.request_loop import serve_until
 from weft.kernels.request_state import (
@@ -36,105 +48,17 @@ from weft.kernels.request_state import (
     SIZE,
     USED,
     VIOLATED,
-    Bools,
-    Ints,
     LoopLog,
     LoopRules,
     LoopState,
     LoopTerms,
 )
 
-Floats = npt.NDArray[np.float64]
-
-SLACK, TWO_CHOICES, TWO_AGED, RANDOM, ROUND_ROBIN = range(5)
-"""Routers."""
-WORK_ARRAY, WORK_CHANNEL, WAITING, UP = range(4)
-"""Columns of a report."""
-PERIOD, REQUEST, NUMBER = range(3)
-"""Columns of ``ClusterState.at``."""
-
 aged = inlined(rules.aged)
 carried = inlined(rules.carried)
 finish = inlined(rules.finish)
 place_of_turn = inlined(rules.place_of_turn)
 other_place = inlined(rules.other_place)
-
-
-class ClusterTables(NamedTuple):
-    """What stays the same: streams are models on machines, those of a machine beside each other."""
-
-    first: Ints
-    """(models + 1): where the streams of each model begin in the next three."""
-    stream: Ints
-    """Streams, model by model."""
-    until: Floats
-    """Up to where the share of each reaches, of its model's requests."""
-    machine: Ints
-    """(streams): where it is."""
-    begin: Ints
-    """(machines + 1): the first stream of each machine."""
-    compute: Ints
-    """(streams): what gates take a request to need of the array..."""
-    fetch: Ints
-    """... of the channel..."""
-    besides: Ints
-    """... and on the way and besides."""
-    rest_compute: Ints
-    """Of every layer of the programs: what is left of the array's work from there on..."""
-    rest_fetch: Ints
-    """... and of the channel's."""
-    buffer: Ints
-    """(machines): ticks that a machine may be given ahead."""
-    largest: Ints
-    """(machines): its longest fetch."""
-    failures: Ints
-    """(failures, 3): machine, and the periods from which and until which it is down."""
-
-
-class ClusterRules(NamedTuple):
-    """How gates route, and what they know."""
-
-    router: int
-    gates: int
-    period: int
-    lag: int
-    """How many periods a report is old when it is first used."""
-
-
-class ClusterState(NamedTuple):
-    """What gates know and how far the run is; machines have a ``LoopState``."""
-
-    at: Ints
-    """The period that comes next, the first request of the block that was not routed, and how many came before it."""
-    reports: Ints
-    """(lag + 1, machines, 4): a ring of reports, by period."""
-    sent: Ints
-    """(gates, lag + 1, machines, 3): work and requests that a gate sent in each period, a ring."""
-    ahead: Ints
-    """(gates, machines, 3): array and channel work before a new request, and requests there."""
-    as_of: Ints
-    """(gates, machines): since when."""
-    up: Bools
-    """(machines): whether it runs."""
-    turns: Ints
-    """(gates, models): requests of each model that a gate has seen."""
-
-
-class ClusterRequests(NamedTuple):
-    """A block of requests in order, and room to sort them by stream."""
-
-    time: Ints
-    model: Ints
-    draws: Floats
-    """(requests, 2): for routers that draw lots."""
-    routed: Ints
-    """(requests): the stream that each went to."""
-    by_stream: Ints
-    """Times of a period's requests, stream by stream."""
-    many: Ints
-    """(streams): how many of a period's requests came to each."""
-    known: Ints
-    """(streams, 2): where those begin and end in ``by_stream``."""
 
 
 @untyped_loop
@@ -250,6 +174,7 @@ def _learn(how, cluster, period):
                 channel = carried(channel, sent[WORK_CHANNEL] * how.gates, how.period)
             ahead = cluster.ahead[gate, machine]
             ahead[WORK_ARRAY], ahead[WORK_CHANNEL], ahead[WAITING] = array, channel, waiting
+            ahead[IN_FLIGHT] = cluster.reports[period % ring, machine, WAITING]
             cluster.as_of[gate, machine] = now
             cluster.sent[gate, period % ring, machine, :] = 0
 
@@ -330,9 +255,10 @@ def _better(tables, how, cluster, up, first, gate, now, place, other):
     one, two = tables.stream[first + place], tables.stream[first + other]
     if up[tables.machine[two], UP] == 0:
         return place
-    if how.router == TWO_CHOICES:
-        here = cluster.ahead[gate, tables.machine[one], WAITING]
-        there = cluster.ahead[gate, tables.machine[two], WAITING]
+    if how.router == TWO_CHOICES or how.router == TWO_IN_FLIGHT:
+        column = WAITING if how.router == TWO_CHOICES else IN_FLIGHT
+        here = cluster.ahead[gate, tables.machine[one], column]
+        there = cluster.ahead[gate, tables.machine[two], column]
     else:
         here, there = _expected(tables, cluster, gate, one, now), _expected(tables, cluster, gate, two, now)
     return other if there < here else place
@@ -347,6 +273,7 @@ def _note(tables, how, cluster, period, gate, stream, now):
     compute, fetch = tables.compute[stream], tables.fetch[stream]
     ahead[WORK_ARRAY] = aged(ahead[WORK_ARRAY], as_of, now) + compute * how.gates
     ahead[WORK_CHANNEL] = aged(ahead[WORK_CHANNEL], as_of, now) + fetch * how.gates
+    ahead[IN_FLIGHT] += 1
     cluster.as_of[gate, machine] = now
     sent[WORK_ARRAY] += compute
     sent[WORK_CHANNEL] += fetch
@@ -380,41 +307,19 @@ def _serve(machine, until, models, terms, served, state, log, heads, tables, req
     if a == b:
         return True
     own = LoopTerms(
-        terms.base[a:b],
-        terms.deadline[a:b],
-        terms.max_batch[a:b],
-        terms.timeout[a:b],
-        terms.priority[a:b],
-        terms.think[a:b],
-        terms.bins[a:b],
-    )
+        terms.base[a:b], terms.deadline[a:b], terms.max_batch[a:b], terms.timeout[a:b], terms.priority[a:b],
+        terms.think[a:b], terms.bins[a:b],
+    )  # fmt: skip
     its = LoopState(
-        clocks,
-        state.before[machine],
-        state.peak[machine],
-        state.queue[a:b],
-        state.queue_at[a:b],
-        state.late[a:b],
-        state.late_at[a:b],
-        state.returning[a:b],
-        state.returning_at[a:b],
-        state.jobs[a:b],
-        state.members[a:b],
-        state.under_way[a:b],
-        state.counts[a:b],
-        state.histogram,
-    )
+        clocks, state.before[machine], state.peak[machine],
+        state.queue[a:b], state.queue_at[a:b], state.late[a:b], state.late_at[a:b],
+        state.returning[a:b], state.returning_at[a:b],
+        state.jobs[a:b], state.members[a:b], state.under_way[a:b], state.counts[a:b], state.histogram,
+    )  # fmt: skip
     by = LoopRules(
-        served.policy,
-        served.late,
-        served.foresight,
-        served.stretch,
-        served.failsafe,
-        tables.buffer[machine],
-        tables.largest[machine],
-        served.warm,
-        served.end,
-    )
+        served.policy, served.late, served.foresight, served.stretch, served.failsafe,
+        tables.buffer[machine], tables.largest[machine], served.warm, served.end,
+    )  # fmt: skip
     written = LoopLog(log.issues[machine], log.answers[machine])
     done = serve_until(
         until, models, own, by, its, written, heads, requests.by_stream, requests.known[a:b], nobody[a:b]

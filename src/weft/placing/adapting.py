@@ -12,7 +12,7 @@ from weft.placing.bound import placing_bound
 from weft.placing.change import PlacementChange, difference
 from weft.placing.demand import Demand
 from weft.placing.filling import Filling
-from weft.placing.judging import Judge
+from weft.placing.judging import OnTimeJudge
 from weft.placing.machines import Machines
 from weft.placing.needs import demands_of
 from weft.placing.placement import Placement
@@ -56,7 +56,7 @@ def adapt(
     problem = _without(problem, lost)
     filling = adapted(problem, before, hysteresis)
     bound = placing_bound(problem, before.objective)
-    judge = Judge(seed + OTHER_SEEDS) if judged or before.objective == "attainment" else None
+    judge = OnTimeJudge(seed + OTHER_SEEDS) if judged or before.objective == "attainment" else None
     value = _value(filling, before, judge)
     after = make_placement(
         filling,
@@ -81,7 +81,7 @@ def _without(problem: PlacingProblem, lost: Sequence[str]) -> PlacingProblem:
     return problem.section(left, range(len(problem.demands)))
 
 
-def _value(filling: Filling, before: Placement, judge: Judge | None) -> float:
+def _value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
     """What the objective of the placement comes to now."""
     problem, used = filling.problem, np.flatnonzero(filling.used).tolist()
     if before.objective == "machines":
@@ -91,6 +91,6 @@ def _value(filling: Filling, before: Placement, judge: Judge | None) -> float:
     rates = np.array([demand.rate for demand in problem.demands])
     served = float(filling.served() @ rates / rates.sum())
     if before.objective == "attainment" and judge is not None:
-        return served * judge.attainment(filling, used)
+        return float(served * judge.attainment(filling, used))
     busiest = float((filling.loads.max(axis=1) / problem.cap[problem.kind_of]).max())
     return 1 / busiest if served > 1 - 1e-6 else 0.0

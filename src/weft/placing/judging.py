@@ -34,7 +34,7 @@ def _device() -> Npu:
     return load_npu("tpuv3-like")
 
 
-class Counted(NamedTuple):
+class RequestCount(NamedTuple):
     """Requests of a model on a machine, and how many were late."""
 
     arrived: int
@@ -46,15 +46,17 @@ class Counted(NamedTuple):
         return 1.0 - self.late / self.arrived if self.arrived else 1.0
 
 
-class Judge:
+class OnTimeJudge:
     """Simulates the machines of one problem, each once for the same models and shares."""
 
     def __init__(self, seed: int = 0, requests: int = REQUESTS) -> None:
         self._seed, self._requests = seed, requests
-        self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, Counted]] = {}
+        self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
 
-    def machine(self, filling: Filling, machine: int) -> Mapping[int, Counted]:
+    def machine(self, filling: Filling, machine: int) -> Mapping[int, RequestCount]:
         """Number of a model -> what became of its requests on one machine."""
+        if not filling.shares[machine]:
+            return {}
         problem, kind = filling.problem, filling.problem.machines[machine].kind
         key = machine, frozenset(filling.shares[machine].items())
         if key not in self._known:
@@ -62,7 +64,7 @@ class Judge:
             seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
             case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
             tally = weaving.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
-            counted = [Counted(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
+            counted = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
             self._known[key] = dict(zip(filling.shares[machine], counted, strict=True))
         return self._known[key]
 
