@@ -130,7 +130,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         of_axis = [row for row in rows if row["axis"] == axis]
         where = [row[axis] for row in of_axis]
         axes.plot(where, [row["bound"] for row in of_axis], "--", color="black", lw=1, label="bound")
-        for name, colour in COLOURS.items():
+        for name, colour in reversed(COLOURS.items()):
             axes.plot(where, [row[name]["attainment"] for row in of_axis], "o-", color=colour, ms=4, label=name)
         axes.set(xlabel=LABELS[axis], ylabel="requests on time", ylim=(None, 1.01))
         axes.grid(alpha=0.3)

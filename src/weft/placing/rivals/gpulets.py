@@ -112,7 +112,7 @@ def _partitioned(slices: Slices) -> Filling:
         parts = problem.demands[model].replicas
         for _ in range(parts):
             rest = 1 / parts
-            while rest > LEAST and (placed := _place(slices, model, rest)):
+            while rest > ROUNDING and (placed := _place(slices, model, rest)):
                 rest -= placed
     return slices.filling
 
