@@ -33,7 +33,7 @@ from weft.placing.rivals.round_robin import round_robin
 
 RESULTS = Path(__file__).parent / "results"
 MODELS, OVERLAP, MEMORY_GIB = 24, 0.45, 16.0
-PLACED, JUDGED = (1,), (101, 102, 103)
+PLACED, JUDGED = (1,), (201, 202, 203)
 """Seeds of arrivals: to place by, and to be judged by."""
 REQUESTS = 4_000
 """In each simulated run."""

@@ -24,7 +24,7 @@ from weft.placing.rivals.round_robin import round_robin
 from weft.placing.rivals.spreading import levelled, on_fewest, serves_all
 
 GIB = 2**30
-QUICK = RIVALS | {"alpaserve-ilp": on_fewest(partial(integer_programme, effort_s=0.1))}
+QUICK = RIVALS | {"alpaserve-ilp": on_fewest(partial(integer_programme, effort_s=0.03))}
 
 
 def demand(name: str, compute: float, memory: float = 0.0, gib: float = 1.0, **rules: object) -> Demand:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from weft.cli.common import JsonFile, how, what
+from weft.cli.place_show import print_placement
 from weft.cli.plans import stage_bars, told_in_options
-from weft.cli.printing import print_table, say, told, write_result
+from weft.cli.printing import write_result
 from weft.cli.unused import refuse_unused
 
 if TYPE_CHECKING:
-    from weft.placing.placement import Objective, Placement
-
-SHOWN = 40
-"""Machines in the table; the page and the file have all."""
+    from weft.placing.placement import Objective
 
 
 def command(
@@ -80,18 +77,3 @@ def command(
         write_folder(placement, output)
     print_placement(placement, output)
     write_result(json_file, placement.model_dump(mode="json"))
-
-
-def print_placement(placement: Placement, output: str | None) -> None:
-    """Tell what a placement comes to, and where it was written."""
-    from weft.placing.placement_shown import in_words, machines_table, unserved_table
-
-    print_table(machines_table(placement, SHOWN))
-    if placement.unserved:
-        print_table(unserved_table(placement))
-    for sentence in in_words(placement):
-        say(sentence, soft_wrap=True)
-    if output is None:
-        say("nothing was written: -o FOLDER writes the placement")
-        return
-    told("placement", output, f"{os.path.join(output, 'report.html')} shows it")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from weft.cli.place import SHOWN, print_placement
+from weft.cli.place_show import SHOWN, print_placement
 from weft.cli.plans import told_in_options
 from weft.cli.printing import print_table, say, write_result
 from weft.cli.unused import refuse_unused
