@@ -8,7 +8,7 @@ kind (``rows``), and machines are filled by these two, by memory, and by who may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,19 @@ class PlacingProblem:
     def sizes(self) -> tuple[int, int]:
         """How many machines and models there are."""
         return len(self.machines), len(self.demands)
+
+    def section(self, machines: Sequence[int], models: Sequence[int]) -> PlacingProblem:
+        """The problem with only some of its machines and models, numbered anew."""
+        by_model = ("compute", "memory", "other", "rows", "bytes", "segment_s", "slack_s")
+        return replace(
+            self,
+            machines=tuple(self.machines[machine] for machine in machines),
+            demands=tuple(self.demands[model] for model in models),
+            kind_of=self.kind_of[machines],
+            zone_of=self.zone_of[machines],
+            allowed=self.allowed[np.ix_(machines, models)],
+            **{name: getattr(self, name)[..., models] for name in by_model},
+        )
 
 
 def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> Bools:
