@@ -144,7 +144,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 label = name if place_ == 0 else None
                 axes.bar(place_ + 0.1 * (bar - len(names) / 2), ratio, 0.09, color=f"C{bar}", label=label)
         axes.axhline(1.0, color="black", lw=1)
-        axes.set(xticks=range(len(MIXES)), xticklabels=list(MIXES), title=f"overlap {overlap:g}", ylim=(0, None))
+        axes.set(xticks=range(len(MIXES)), xticklabels=list(MIXES), title=f"overlap {overlap:g}", ylim=(0, 3.2))
         axes.grid(alpha=0.3, axis="y")
     figure.axes[0].set_ylabel("machines, times the bound")
     figure.axes[1].legend(fontsize=8, ncols=2)
