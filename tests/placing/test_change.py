@@ -112,7 +112,7 @@ def test_machines_load_at_the_same_time():
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 50)), min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=18, deadline=None)
 def test_no_order_of_loads_has_fewer_requests_wait(sizes):
     models = [demand(f"m{n}", 0.01, gb=gb) for n, (gb, _) in enumerate(sizes)]
     loads = in_order([("gpu-1", f"m{n}", rate) for n, (_, rate) in enumerate(sizes)], problem(models))
@@ -185,7 +185,7 @@ def test_small_changes_load_as_little_as_can_be(seed):
 
 
 @given(st.integers(0, 10_000), st.floats(0, 0.3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_whatever_changes_limits_are_kept_and_pinned_models_stay(seed, hysteresis):
     rng = np.random.default_rng(seed)
     models = [demand(f"m{n}", float(rng.uniform(0.05, 0.5)), float(rng.uniform(1, 9))) for n in range(6)]

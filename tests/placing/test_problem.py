@@ -15,7 +15,7 @@ from weft.placing.problem import PlacingProblem
 share = st.floats(0, 1)
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(share, share, share, share)
 def test_the_larger_row_is_the_busy_time_of_a_woven_machine(
     compute: float, memory: float, other: float, overlap: float

@@ -93,7 +93,7 @@ def test_models_are_read_back_from_any_form(architecture: str, form: str) -> Non
 
 
 @given(TANGLED, st.sampled_from(FORMS), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_tangled_families_are_read_back(planted, form, cut) -> None:
     graph = lower(planted.family, planted.sharing, form, dynamic=True)
     found, sharing = read(planted.family, planted.sharing, slabs(graph) if cut else graph)

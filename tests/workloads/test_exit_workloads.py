@@ -234,7 +234,7 @@ class TestRecords:
         with pytest.raises(WorkloadError, match="unknown version of numpy's format"):
             read_record(tmp_path / "r.npz")
 
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def test_damaged_bytes_are_a_record_or_one_line(self, tmp_path, data):
         content = io.BytesIO()
@@ -252,7 +252,7 @@ class TestRecords:
             except WorkloadError as error:
                 assert "\n" not in str(error) and str(path) in str(error)
 
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.binary(max_size=200))
     def test_a_damaged_header_is_one_line(self, tmp_path, header):
         path = tmp_path / "r.npz"
@@ -283,7 +283,7 @@ class TestFates:
         deviation = np.sqrt(np.array(PAPER) * (1 - np.array(PAPER)) / len(fates))
         assert (abs(found - PAPER) < 4 * deviation).all()
 
-    @settings(max_examples=50)
+    @settings(max_examples=25)
     @given(st.lists(st.integers(0, 5), min_size=2, max_size=8).filter(any))
     def test_nobody_leaves_where_the_rate_is_nothing(self, parts):
         rates = [part / sum(parts) for part in parts]
