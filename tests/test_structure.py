@@ -23,7 +23,7 @@ MOST_SHARED_NAMES = 10
 STOREYS = (
     "version", "errors", "files", "jsonfile", "shown", "kernels", "numbers", "models", "workloads", "devices", "costs",
     "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "placing",
-    "cluster", "serving", "survey", "planning", "weft_papers", "cli",
+    "cluster", "serving", "gates", "ray", "survey", "planning", "weft_papers", "cli",
 )  # fmt: skip
 """A room may import those to its left; ``weft`` itself shows the public names of all but the last two."""
 
@@ -68,6 +68,7 @@ ONLY_IN = {
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),
     "ortools": ("mapping/", "placing/"),
+    "ray": ("ray/",),
     "z3": ("mapping/z3_model.py",),
     "torch": (
         "runtime/cuda/gpu.py",

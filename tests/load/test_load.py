@@ -828,7 +828,8 @@ def fed(data: bytes, cuts: list[int], *, keep_bytes: int = 1 << 20) -> list[Answ
             found.append(answer)
     if answer := parser.end():
         found.append(answer)
-    return found
+    assert all(each.head.startswith(b"HTTP/1.") and b"\r\n\r\n" not in each.head for each in found)
+    return [each._replace(head=b"") for each in found]
 
 
 def chunked(body: bytes, sizes: list[int]) -> bytes:

@@ -95,7 +95,7 @@ def test_only_the_json_part_of_a_body_is_looked_at() -> None:
 
 
 def test_the_parameters_of_a_request_that_waits_for_its_model_are_seen_beside_literals() -> None:
-    assert routes._peeked(b'{"inputs": [NaN], "parameters": {"timeout": 5}}', None) == {"timeout": 5}
+    assert routes.peeked(b'{"inputs": [NaN], "parameters": {"timeout": 5}}', None) == {"timeout": 5}
 
 
 # Writing

@@ -26,6 +26,8 @@ class Answer(NamedTuple):
     """Whether the connection may carry another request."""
     json_bytes: int | None = None
     """After so many bytes of the body tensors follow in binary; None where it is not said, -1 where it is no number."""
+    head: bytes = b""
+    """Its status line and headers."""
 
 
 class NotHttp(ValueError):
@@ -35,7 +37,9 @@ class NotHttp(ValueError):
 class AnswerParser:
     """Takes the bytes of answers as they come, in pieces of any size; gives each with its last byte."""
 
-    __slots__ = ("_buffer", "_json_bytes", "_kept", "_left", "_reusable", "_room", "_status", "_take", "keep_bytes")
+    __slots__ = (
+        "_buffer", "_json_bytes", "_kept", "_left", "_read", "_reusable", "_room", "_status", "_take", "keep_bytes",
+    )  # fmt: skip
 
     def __init__(self, *, keep_bytes: int = 0) -> None:
         self.keep_bytes = keep_bytes
@@ -45,6 +49,7 @@ class AnswerParser:
     def _reset(self) -> None:
         self._buffer = b""
         self._kept: list[bytes] = []
+        self._read = b""
         self._status = 0
         self._left = 0
         self._room = 0
@@ -84,7 +89,7 @@ class AnswerParser:
     def _begin(self, head: bytes) -> None:
         if not _STATUS_LINE.match(head):
             raise NotHttp(f"it begins with {head[:40]!r}")
-        self._status = int(head[9:12])
+        self._read, self._status = head, int(head[9:12])
         self._reusable = head[7:8] == b"1"
         self._room = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
         lengths, self._take = set(), self._rest
@@ -174,7 +179,7 @@ class AnswerParser:
             self._room -= len(self._kept[-1])
 
     def _done(self, beyond: bytes) -> Answer:
-        answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes)
+        answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes, self._read)
         self._reset()
         return answer
 

@@ -197,6 +197,18 @@ class Pool:
             self._idle.remove(connection)
         self._grow()
 
+    def abandon(self, taker: Taker) -> None:
+        """Nobody waits for what a taker has under way; it hears no more of it, and the server that it left."""
+        self._waiting = deque(each for each in self._waiting if each[0] is not taker)
+        for connection in [each for each in self._live if each.taker is taker]:
+            connection.taker = None
+            connection.transport.abort()
+
+    def lose(self) -> None:
+        """The server is not there any more: requests under way are broken."""
+        for connection in list(self._live):
+            connection.transport.abort()
+
     async def close(self) -> None:
         """End every connection at once; requests under way hear no more."""
         self._closed = True

@@ -91,6 +91,10 @@ class Dispatcher:
         """Requests that are not answered; answers that go out in the next turn are still due."""
         return len(self._tickets) + len(self._outbox)
 
+    def ahead(self) -> int:
+        """Ticks until a lane is free for another request that is on time."""
+        return self._source.admission.free_in(NO_DEADLINE, self.lanes.now())
+
     def follow(self, policy: str, options: Mapping[str, Option] | None, late: str, lanes: int) -> None:
         """Go on under another policy and rule for late requests, and on other lanes, with all that waits and runs."""
         setting = replace(self._setting, lanes=lanes)

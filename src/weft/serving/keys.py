@@ -166,6 +166,13 @@ class Keys:
             given = token.strip()
         return self._by_digest.get(self._digest(given))
 
+    def known(self, headers: Mapping[str, str]) -> Caller:
+        """Whose key a request carries; Unauthorised where it is none of them."""
+        caller = self.caller(headers)
+        if caller is None:
+            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
+        return caller
+
     def look(self, *, anyway: bool = False) -> None:
         """Read the file again if it has changed; one that cannot be used changes nothing and is logged."""
         if self._file is None:

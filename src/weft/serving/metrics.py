@@ -97,7 +97,7 @@ def _look(service: Service) -> _Look:
 
 
 def _model(service: Service, slot: ModelSlot) -> _ModelRow:
-    labels = f"{_label('model', slot.entry.name)},{_label('version', slot.entry.version)}"
+    labels = f"{labelled('model', slot.entry.name)},{labelled('version', slot.entry.version)}"
     served = slot.served
     if served is None:
         return _ModelRow(labels, slot.statistics, 0, slot.waiters)
@@ -122,7 +122,7 @@ def _named(family: MetricFamily, sample: Sample) -> str:
     return f"{family.name}{sample.suffix}{labels}"
 
 
-def _label(key: str, value: str) -> str:
+def labelled(key: str, value: str) -> str:
     escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return f'{key}="{escaped}"'
 
@@ -157,7 +157,7 @@ def _model_each(value: Callable[[_ModelRow], float | None]) -> Callable[[_Look],
 def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per model and value of a label."""
     return lambda look: (
-        Sample(value, f"{model.labels},{_label(label, key)}")
+        Sample(value, f"{model.labels},{labelled(label, key)}")
         for model in look.models
         for key, value in values(model).items()
     )
@@ -166,26 +166,26 @@ def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) ->
 def _key_each(value: Callable[[Caller], float]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per key, by its name."""
     return lambda look: (
-        Sample(value(caller), _label("key", caller.name)) for caller in look.service.keys.callers.values()
+        Sample(value(caller), labelled("key", caller.name)) for caller in look.service.keys.callers.values()
     )
 
 
 def _key_refusals(look: _Look) -> Iterator[Sample]:
     for caller in look.service.keys.callers.values():
         for reason in KEY_REFUSALS:
-            yield Sample(caller.refused[reason], f"{_label('key', caller.name)},{_label('reason', reason)}")
+            yield Sample(caller.refused[reason], f"{labelled('key', caller.name)},{labelled('reason', reason)}")
 
 
 def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per value of a label."""
-    return lambda look: (Sample(value, _label(label, key)) for key, value in values(look.service).items())
+    return lambda look: (Sample(value, labelled(label, key)) for key, value in values(look.service).items())
 
 
 def _histogram(
     bounds: Sequence[float], counts: Callable[[Statistics], Sequence[int]], total: Callable[[Statistics], float]
 ) -> Callable[[_Look], Iterator[Sample]]:
     """A histogram per model; *counts* has one number more than there are bounds."""
-    limits = [_label("le", _number(bound)) for bound in (*bounds, math.inf)]
+    limits = [labelled("le", _number(bound)) for bound in (*bounds, math.inf)]
 
     def samples(look: _Look) -> Iterator[Sample]:
         for model in look.models:

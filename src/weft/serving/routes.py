@@ -19,6 +19,7 @@ import orjson
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
 from weft.serving import dashboard, docs_page, encoding, json_literals, metrics, openapi, state
 from weft.serving.budget import ByteBudget
+from weft.serving.hops import AGE, age_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
 from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
@@ -76,13 +77,15 @@ class _Asked:
 class _AskedInfer(_Asked):
     """A request for a model to compute."""
 
-    __slots__ = ("encoding", "header_length", "name", "version")
+    __slots__ = ("age", "encoding", "header_length", "name", "version")
 
     name: str
     version: str
     header_length: int | None
     """Of the JSON part of its body; None where all of it is JSON."""
     encoding: str
+    age: int | None
+    """How long a gate has had it (``hops``); None where there is none."""
 
 
 class Routes:
@@ -106,7 +109,7 @@ class Routes:
             caller = None if path in OPEN else self._service.check_key(headers)
             if "origin" in headers:
                 check_origin(method, headers)
-            model = _model_to_infer(path)
+            model = model_to_infer(path)
             if model is not None:
                 _only(_POST, method, target)
                 return self._let_infer(model, headers, caller)
@@ -119,13 +122,14 @@ class Routes:
     def _let_infer(self, model: tuple[str, str], headers: dict[str, str], caller: Caller | None) -> _AskedInfer:
         name, version = model
         self._service.meant(name, version)
-        length, encoding, most_bytes = _header_length(headers), _encoding(headers), self._most_bytes
+        length, encoding, most_bytes = header_length(headers), _encoding(headers), self._most_bytes
         if length is not None:
             self._check_json(length)
         elif encoding == "identity":
             most_bytes = self._most_json_bytes
         asked = _AskedInfer(None, most_bytes, caller, self._service.budget)
         asked.name, asked.version, asked.header_length, asked.encoding = name, version, length, encoding
+        asked.age = age_of(headers) if AGE in headers else None
         return asked
 
     def _check_json(self, count: int) -> None:
@@ -178,8 +182,17 @@ class Routes:
         else:
             self._answer_packed(exchange, response)
 
+    def _reported(self, exchange: HttpExchange, response: HttpResponse) -> HttpResponse:
+        """An answer that also tells a gate what is expected for the next request."""
+        asked = exchange.passage
+        if not isinstance(asked, _AskedInfer) or asked.age is None:
+            return response
+        told = self._service.estimate(asked.name, asked.version)
+        return response._replace(headers=(*response.headers, told.header())) if told else response
+
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Answer, packed beside the loop where the client takes that and it pays."""
+        response = self._reported(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
         wanted = encoding.wanted_encoding(accepted) if accepted else ""
         if not wanted or exchange.method == "HEAD" or encoding.body_bytes(response) < encoding.LEAST_BYTES:
@@ -226,16 +239,16 @@ class Routes:
 
         def done(outcome: InferResponse | RequestError) -> None:
             if isinstance(outcome, RequestError):
-                exchange.respond(refusal(outcome))
+                exchange.respond(self._reported(exchange, refusal(outcome)))
             elif is_large(outcome):
                 self._soon(exchange, self._write_large(exchange, outcome))
             else:
                 self._answer_packed(exchange, _encoded(outcome))
 
         def peek() -> dict[str, Any]:
-            return {} if large else _peeked(body, length)
+            return {} if large else peeked(body, length)
 
-        call = service.infer(asked.name, asked.version, read, done, peek, caller=asked.caller)
+        call = service.infer(asked.name, asked.version, read, done, peek, caller=asked.caller, age=asked.age or 0)
         if exchange.open:
             exchange.gone = call.cancel
 
@@ -421,7 +434,7 @@ def _computed(parts: list[bytes], header_length: int | None) -> HttpResponse:
     return HttpResponse(200, parts, "application/octet-stream", (length,))
 
 
-def _header_length(headers: dict[str, str]) -> int | None:
+def header_length(headers: dict[str, str]) -> int | None:
     text = headers.get("inference-header-content-length")
     if text is None:
         return None
@@ -441,7 +454,7 @@ def _encoding(headers: dict[str, str]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _model_to_infer(path: str) -> tuple[str, str] | None:
+def model_to_infer(path: str) -> tuple[str, str] | None:
     """The name and the version of the model that a path would have computed; None where it leads elsewhere."""
     match path.split("/"):
         case ["", "v2", "models", name, "infer"] if name:
@@ -449,6 +462,16 @@ def _model_to_infer(path: str) -> tuple[str, str] | None:
         case ["", "v2", "models", name, "versions", version, "infer"] if name and version:
             return _unescaped(name), _unescaped(version)
     return None
+
+
+def model_of(path: str) -> tuple[str, bool]:
+    """The model that a path is about, and whether it would be computed; no name where it is about none."""
+    if found := model_to_infer(path):
+        return found[0], True
+    match path.split("/"):
+        case ["", "v2", "models", name, *_] if name and name != "stats":
+            return _unescaped(name), False
+    return "", False
 
 
 def _unescaped(name: str) -> str:
@@ -519,7 +542,7 @@ def _wished(exchange: HttpExchange) -> dict[str, Any]:
     return _object(exchange.body) if exchange.method == "POST" else {}
 
 
-def _peeked(body: bytes, header_length: int | None) -> dict[str, Any]:
+def peeked(body: bytes, header_length: int | None) -> dict[str, Any]:
     """The parameters of a request as they stand there, or none if it cannot be read."""
     try:
         found = json_literals.loads(memoryview(body)[:header_length])

@@ -87,7 +87,7 @@ class Server:
         config = self.config
         routes = Routes(self.service)
         self._http = HttpServer(
-            routes.handle, _limits(config), self._answered, gate=routes.gate, budget=self.service.budget, vital=VITAL
+            routes.handle, limits_of(config), self._answered, gate=routes.gate, budget=self.service.budget, vital=VITAL
         )
         self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
         try:
@@ -103,7 +103,7 @@ class Server:
         """Load as for a start and learn it, listen to nobody, show *report* what came of it, and end."""
         self._open(learn_first=True)
         try:
-            _tls(self.config)
+            tls_of(self.config)
             _grpc_tls(self.config)
             await self.service.preload(say)
             report(self.service)
@@ -175,7 +175,7 @@ class Server:
     async def _listen(self) -> None:
         config = self.config
         try:
-            self.http_port = await self._http.start(config.host, config.http_port, _tls(config))
+            self.http_port = await self._http.start(config.host, config.http_port, tls_of(config))
         except OSError as error:
             raise InputError(f"cannot listen on {config.host}:{config.http_port}: {error.strerror or error}") from error
         if self._grpc and config.grpc_port is not None:
@@ -358,7 +358,7 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _limits(config: ServerConfig) -> ClientLimits:
+def limits_of(config: ServerConfig) -> ClientLimits:
     return ClientLimits(
         body_bytes=config.max_body_bytes,
         connections=config.max_connections,
@@ -368,7 +368,7 @@ def _limits(config: ServerConfig) -> ClientLimits:
     )
 
 
-def _tls(config: ServerConfig) -> ssl.SSLContext | None:
+def tls_of(config: ServerConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

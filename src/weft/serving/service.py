@@ -26,7 +26,6 @@ from weft.errors import (
     NotFound,
     Overloaded,
     RequestError,
-    Unauthorised,
 )
 from weft.runtime.lent import Lender
 from weft.runtime.tensors import Array
@@ -36,6 +35,7 @@ from weft.serving.cuda_memory import CudaMemory
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
 from weft.serving.history import History
+from weft.serving.hops import ServerEstimate
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, KeyConfig, Keys
 from weft.serving.leaving import THRESHOLD
@@ -45,6 +45,7 @@ from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import Region, RegionTable
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
+from weft.serving.request_parameters import ModelTerms, above_zero, due_of, whole
 from weft.serving.shared_memory import SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -87,9 +88,11 @@ class InferCall:
 
     __slots__ = ("_done", "_service", "arrival", "caller", "deadline", "regions", "request", "ticket", "waiting")
 
-    def __init__(self, service: Service, done: Done, deadline: int | None, caller: Caller | None = None) -> None:
+    def __init__(
+        self, service: Service, done: Done, deadline: int | None, caller: Caller | None = None, age: int = 0
+    ) -> None:
         self._service, self._done, self.caller = service, done, caller
-        self.arrival = service.now()
+        self.arrival = service.now() - age
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
         self.regions: RequestRegions | None = None
@@ -97,6 +100,11 @@ class InferCall:
         self.request: InferRequest | None = None
         self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
+
+    @property
+    def passed_s(self) -> float:
+        """How long ago its client sent it."""
+        return (self._service.now() - self.arrival) / 1e9
 
     def begin(self, slot: ModelSlot, decode: Decode) -> None:
         """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
@@ -280,10 +288,7 @@ class Service:
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
         """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
-        caller = self.keys.caller(headers)
-        if caller is None:
-            raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
-        return caller
+        return self.keys.known(headers)
 
     def has_key(self, headers: Mapping[str, str]) -> bool:
         """Whether a request carries a key of the server's; any does where there is none."""
@@ -329,12 +334,14 @@ class Service:
         peek: Peek,
         deadline: int | None = None,
         caller: Caller | None = None,
+        age: int = 0,
     ) -> InferCall:
         """Have a request computed that was let in by ``meant``; ``done`` is called once, perhaps before this returns.
 
+        age: nanoseconds since its client sent it, where others had it before; its deadlines count from then.
         It is computed also if the server goes down meanwhile: whoever was let in has a result.
         """
-        call = InferCall(self, done, deadline, caller)
+        call = InferCall(self, done, deadline, caller, age)
         try:
             slot = self._found(name, version)
         except RequestError as error:
@@ -345,6 +352,14 @@ class Service:
         else:
             call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, done, peek))
         return call
+
+    def estimate(self, name: str, version: str) -> ServerEstimate | None:
+        """What is expected for another request for a model; None while it is not loaded."""
+        served = self.library.find(name, version).served
+        if served is None:
+            return None
+        own, lanes = self.dispatcher.streams.whole(served), len(self.dispatcher.lanes.lanes)
+        return ServerEstimate(self.dispatcher.ahead(), own, lanes)
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
         """The regions that a request of the caller's uses, which are its own."""
@@ -401,32 +416,18 @@ class Service:
         """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
         assert slot.served
         parameters, model = request.parameters, slot.config
-        threshold = _above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
-        weight = _weight(_whole(parameters, "priority"), model.priority, caller.config if caller else None)
-        timeout_us = _whole(parameters, "timeout")
-        slo_ms = _above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
-        best_effort = _true(parameters, "weft_best_effort")
-        strict = [arrival + timeout_us * 1000] if timeout_us else []
-        if deadline is not None:
-            strict.append(deadline)
-        if not strict and slo_ms is None and model.timeout_ms is not None:
-            strict.append(arrival + round(model.timeout_ms * 1e6))
-        if best_effort:
-            due, strict = arrival + round(self.config.best_effort_ms * 1e6), []
-        elif strict:
-            due = min(strict)
-        else:
-            soft_ms = slo_ms if slo_ms is not None else model.slo_ms
-            best_effort = soft_ms is None
-            due = arrival + round((self.config.default_slo_ms if soft_ms is None else soft_ms) * 1e6)
+        threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
+        weight = _weight(whole(parameters, "priority"), model.priority, caller.config if caller else None)
+        terms = ModelTerms(model.slo_ms, model.timeout_ms, self.config.default_slo_ms, self.config.best_effort_ms)
+        due = due_of(parameters, arrival, terms, deadline)
         return ClientTicket(
             slot.served,
             request.inputs,
             reply,
-            due,
+            due.at,
             priority=weight,
-            strict=bool(strict),
-            best_effort=best_effort,
+            strict=due.strict,
+            best_effort=due.best_effort,
             exit_threshold=threshold,
         )
 
@@ -647,7 +648,7 @@ def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
         found.append(timeout_us / 1e6)
     if not found and slot.config.timeout_ms is not None:
         found.append(slot.config.timeout_ms / 1e3)
-    return min(found, default=None)
+    return min(found) - call.passed_s if found else None
 
 
 def _tensor(spec: Any) -> dict[str, Any]:
@@ -708,29 +709,6 @@ def _weight(asked: int, model: int, key: KeyConfig | None) -> int:
     if key is None:
         return PRIORITIES.get(asked or model, 1)
     return min(PRIORITIES.get(asked or key.priority or model, 1), PRIORITIES.get(key.top_priority, 1))
-
-
-def _whole(parameters: Mapping[str, Parameter], key: str) -> int:
-    value = parameters.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
-        raise BadRequest(f"parameter {key} = {value!r} must be a whole number from 0")
-    return value
-
-
-def _above_zero(parameters: Mapping[str, Parameter], key: str, what: str) -> float | None:
-    value = parameters.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
-        raise BadRequest(f"parameter {key} = {value!r} must be {what}")
-    return float(value)
-
-
-def _true(parameters: Mapping[str, Parameter], key: str) -> bool:
-    value = parameters.get(key, False)
-    if not isinstance(value, bool):
-        raise BadRequest(f"parameter {key} = {value!r} must be true or false")
-    return value
 
 
 def internal(error: Exception) -> Failed:

@@ -179,6 +179,11 @@ class ServedStreams:
         programs = self.programs[stream.first_program : stream.first_program + stream.batches]
         return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
 
+    def whole(self, model: ServedModel) -> int:
+        """Ticks that a request of a model's most common shapes is expected to take; 0 before there was one."""
+        stream = _commonest(model)
+        return self.programs[stream.first_program].total_compute if stream else 0
+
     def mean_s(self, model: ServedModel) -> dict[str, list[float]]:
         """What they took on average, for the batch sizes that were computed."""
         stream = _commonest(model)

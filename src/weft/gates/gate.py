@@ -1,0 +1,240 @@
+"""A gate: the protocol over HTTP before the servers of a placement.
+
+Its face is that of the server (``serving.http``): the same limits, keys and refusals. It computes nothing and keeps no
+queue: a request goes on at once (``forward``), to the server that ``board`` chooses, over a connection that is kept
+(``link``). What is not inference is asked of any server that has the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from weft.errors import Forbidden, NotFound, Overloaded, PlacingError, RequestError, unknown_name
+from weft.gates import metrics
+from weft.gates.board import RoutingBoard
+from weft.gates.forward import Forward
+from weft.gates.link import Link
+from weft.load.client import parse_url
+from weft.placing.placement import Placement
+from weft.serving.budget import ByteBudget
+from weft.serving.config import ServerConfig
+from weft.serving.hops import age_of
+from weft.serving.hosts import HostNames, check_origin, names_of
+from weft.serving.http import HttpServer
+from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget
+from weft.serving.json_helpers import LARGE_BYTES
+from weft.serving.keys import Caller, Keys
+from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
+from weft.serving.routes import OPEN, PROBES, SMALL_BODY_BYTES, VITAL, header_length, model_of, peeked, refusal
+from weft.serving.server import limits_of, tls_of
+from weft.version import __version__
+
+if TYPE_CHECKING:
+    import ssl
+
+log = logging.getLogger("weft.gate")
+
+CONNECTIONS = 256
+"""Kept to each server, at most."""
+EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """How a gate sends requests on; how it is asked is a ``ServerConfig``."""
+
+    router: str = "slack"
+    """One of ``cluster.router.ROUTERS``."""
+    gates: int = 1
+    """How many gates divide the requests."""
+    key: str | None = None
+    """What the servers want."""
+    context: ssl.SSLContext | None = None
+    """For servers under https, instead of the system's certificates."""
+    name: str = "gate"
+
+
+class Gate:
+    """A gate on the running event loop."""
+
+    def __init__(self, placement: Placement, face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
+        self.placement, self.config, self.settings = placement, face, settings
+        self.board = RoutingBoard(placement, router=settings.router, gates=settings.gates)
+        self.links: dict[int, Link] = {}
+        """By their places on the board."""
+        self.counts: Counter[str] = Counter()
+        """What became of requests here rather than at a server."""
+        self.keys = Keys(face.api_key, face.keys_file)
+        self.port: int | None = None
+        self._hosts = HostNames(names_of(face))
+        self._draining = False
+        self._http = HttpServer(
+            self._handle, limits_of(face), gate=self._judge, budget=ByteBudget(face.inflight_bytes), vital=VITAL
+        )
+
+    async def start(self) -> int:
+        """Listen; returns the port. OSError where that cannot be."""
+        self.port = await self._http.start(self.config.host, self.config.http_port, tls_of(self.config))
+        return self.port
+
+    async def stop(self) -> None:
+        """Take no new requests, and end when the others are answered."""
+        self._draining = True
+        await self._http.drain(self.config.drain_s)
+        self._http.close()
+        await self.know({})
+
+    async def know(self, servers: Mapping[str, Sequence[str]]) -> None:
+        """From now on these are the servers: machine -> their URLs. Those that were known stay as they are."""
+        wanted = {(machine, url) for machine, urls in servers.items() for url in urls}
+        known = {(link.machine, link.target.url): link for link in self.links.values()}
+        for machine, url in sorted(wanted - known.keys()):
+            self._join(machine, url)
+        for gone in known.keys() - wanted:
+            link = known[gone]
+            self.board.stands(link.place, up=False)
+            await link.close()
+            self.board.remove(link.place)
+            del self.links[link.place]
+
+    def _join(self, machine: str, url: str) -> None:
+        names = [each.name for each in self.placement.machines]
+        if machine not in names:
+            raise PlacingError(unknown_name("machine", machine, names))
+        models = [placed.model for each in self.placement.machines if each.name == machine for placed in each.models]
+        target, settings = parse_url(url, self.settings.context), self.settings
+        place = self.board.add(machine)
+        link = Link(machine, target, place, models, self._changed, key=settings.key, connections=CONNECTIONS)
+        self.links[place] = link
+
+    def _changed(self, link: Link) -> None:
+        self.board.stands(link.place, up=link.up)
+        log.info("%s at %s %s", link.machine, link.target.url, "takes requests" if link.up else "takes none")
+
+    # By its head
+
+    def _judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
+        """Let a request in, or say why not."""
+        try:
+            path = target.raw_path
+            if path not in PROBES:
+                self._hosts.check(headers)
+            caller = None if path in OPEN else self.keys.known(headers)
+            if "origin" in headers:
+                check_origin(method, headers)
+            model, infers = model_of(path)
+            if model and model not in self.board.models:
+                raise NotFound(unknown_name("model", model, self.board.models))
+            if model and infers and method == "POST":
+                if self._draining:
+                    raise Overloaded("the gate is going down", reason="draining", retry_after_s=5)
+                return _Let(self._infer, model, self.config.max_body_bytes, caller)
+            if method not in ("GET", "HEAD") and path != "/v2/repository/index":
+                raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
+            return _Let(self._ask if model else self._own(path), model, SMALL_BODY_BYTES, None)
+        except RequestError as error:
+            return refusal(error)
+
+    def _own(self, path: str) -> Callable[[HttpExchange, str], None]:
+        answer = self._pages.get(path)
+        if answer is None:
+            raise NotFound(f"no such path: {path[:200]!r}")
+        return lambda exchange, _: exchange.respond(answer(self))
+
+    def _handle(self, exchange: HttpExchange) -> None:
+        let = exchange.passage
+        assert isinstance(let, _Let)
+        try:
+            let.answer(exchange, let.model)
+        except RequestError as error:
+            exchange.respond(refusal(error))
+
+    # Requests for a model
+
+    def _infer(self, exchange: HttpExchange, model: str) -> None:
+        Forward(self, exchange, model, self._due(exchange, model)).go()
+
+    def _ask(self, exchange: HttpExchange, model: str) -> None:
+        Forward(self, exchange, model, None).go()
+
+    def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
+        """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
+        headers = exchange.headers
+        length = header_length(headers)
+        large = (len(exchange.body) if length is None else length) > LARGE_BYTES
+        parameters = {} if large or "content-encoding" in headers else peeked(exchange.body, length)
+        terms = next((link.terms[model] for link in self.links.values() if model in link.terms), ModelTerms())
+        return due_of(parameters, exchange.received_ns - (age_of(headers) or 0), terms)
+
+    # All else
+
+    def _ready(self) -> HttpResponse:
+        why = "the gate is going down" if self._draining else ""
+        if missing := self.board.missing:
+            why = f"nobody takes requests for {', '.join(missing[:5])}"
+        return _json({"ready": not why} | ({"reason": why} if why else {}), 503 if why else 200)
+
+    def _index(self) -> HttpResponse:
+        missing = self.board.missing
+        states = {model: "UNAVAILABLE" if model in missing else "READY" for model in self.board.models}
+        return _json([{"name": name, "version": "", "state": state, "reason": ""} for name, state in states.items()])
+
+    def told(self) -> dict[str, Any]:
+        """How the cluster stands, as this gate sees it."""
+        servers = []
+        for place, link in sorted(self.links.items()):
+            known = self.board.estimates[place]
+            servers.append(
+                {
+                    "machine": link.machine,
+                    "url": link.target.url,
+                    "up": link.up,
+                    "in_flight": known.in_flight,
+                    "ahead_ms": self.board.ahead(place) / 1e6,
+                    "way_ms": link.way_ns / 1e6,
+                    "ended": dict(link.counts),
+                    "mean_ms": link.took_ns / 1e6 / max(1, sum(link.counts.values())),
+                }
+            )
+        return {
+            "gate": self.settings.name,
+            "missing": self.board.missing,
+            "counts": dict(self.counts),
+            "servers": servers,
+        }
+
+    _pages: Mapping[str, Callable[[Gate], HttpResponse]] = {
+        "/v2": lambda gate: _json({"name": "weft", "version": __version__, "extensions": list(EXTENSIONS)}),
+        "/v2/health/live": lambda gate: _json({"live": True}),
+        "/v2/health/ready": lambda gate: gate._ready(),
+        "/v2/repository/index": lambda gate: gate._index(),
+        "/weft/cluster": lambda gate: _json(gate.told()),
+        "/metrics": lambda gate: HttpResponse(200, metrics.text(gate.told()).encode(), metrics.CONTENT_TYPE),
+    }
+
+
+class _Let:
+    """A request that was let in: who answers it, and whom it counts for until it is over."""
+
+    __slots__ = ("_caller", "answer", "body_bytes", "model")
+
+    def __init__(
+        self, answer: Callable[[HttpExchange, str], None], model: str, body_bytes: int, caller: Caller | None
+    ) -> None:
+        self.answer, self.model, self.body_bytes, self._caller = answer, model, body_bytes, caller
+        if caller is not None:
+            caller.begin()
+
+    def end(self) -> None:
+        if self._caller is not None:
+            self._caller.end()
+
+
+def _json(found: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, orjson.dumps(found))

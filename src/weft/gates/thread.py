@@ -1,0 +1,82 @@
+"""A gate inside a Python program that has a loop of its own, or none: on a thread with another loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from weft.errors import InputError
+from weft.gates.gate import Gate, GateSettings
+from weft.placing.placement import Placement
+from weft.serving.config import ServerConfig
+from weft.serving.server import fastest_loop
+
+T = TypeVar("T")
+PORTS = 16
+"""How many ports are tried, from the one that is asked for on."""
+
+
+class GateThread:
+    """A gate that listens from ``start`` to ``stop``."""
+
+    def __init__(self, placement: Placement, face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
+        self._made = placement, settings
+        self._face = face
+        self._loop = (fastest_loop() or asyncio.new_event_loop)()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="weft gate", daemon=True)
+        self.gate: Gate
+
+    def start(self) -> int:
+        """Listen on the port that is asked for, or on the next that is free; returns it."""
+        self._thread.start()
+        try:
+            return self.call(self._start())
+        except BaseException:
+            self._end()
+            raise
+
+    def know(self, servers: Mapping[str, Sequence[str]]) -> None:
+        """From now on these are the servers: machine -> their URLs."""
+        self.call(self.gate.know(servers))
+
+    def told(self) -> dict[str, Any]:
+        """How the cluster stands, as the gate sees it."""
+        return self.asked(self.gate.told)
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """What the gate says, on its own thread."""
+
+        async def answer() -> T:
+            return question()
+
+        return self.call(answer())
+
+    def stop(self) -> None:
+        """Answer what is there, and end."""
+        self.call(self.gate.stop())
+        self._end()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have something done on the gate's loop, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self) -> int:
+        placement, settings = self._made
+        asked = self._face.http_port
+        for port in range(asked, asked + (PORTS if asked else 1)):
+            self.gate = Gate(placement, replace(self._face, http_port=port), settings)
+            try:
+                return await self.gate.start()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise InputError(f"cannot listen on {self._face.host}:{port}: {error.strerror or error}") from error
+        raise InputError(f"ports {asked} to {asked + PORTS - 1} of {self._face.host} are taken; choose another")
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,76 @@
+"""What the parameters of a request say: numbers that must be such, and when it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from weft.errors import BadRequest
+
+
+class ModelTerms(NamedTuple):
+    """When requests are due that do not say so themselves, in milliseconds; None: not set."""
+
+    slo_ms: float | None = None
+    timeout_ms: float | None = None
+    default_slo_ms: float = 1000.0
+    best_effort_ms: float = 60000.0
+
+
+class RequestDue(NamedTuple):
+    """When a request is due, in nanoseconds on the clock of its arrival, and how much that matters."""
+
+    at: int
+    strict: bool
+    """Nobody wants its answer later."""
+    best_effort: bool
+    """Its deadline only orders it."""
+
+
+def due_of(
+    parameters: Mapping[str, object], arrival: int, terms: ModelTerms, deadline: int | None = None
+) -> RequestDue:
+    """When a request is due that came then: by its own word, else by its model's, else by the server's.
+
+    deadline: the transport's own.
+    """
+    timeout_us = whole(parameters, "timeout")
+    slo_ms = above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
+    best_effort = _true(parameters, "weft_best_effort")
+    if best_effort:
+        return RequestDue(arrival + round(terms.best_effort_ms * 1e6), False, True)
+    strict = [arrival + timeout_us * 1000] if timeout_us else []
+    if deadline is not None:
+        strict.append(deadline)
+    if not strict and slo_ms is None and terms.timeout_ms is not None:
+        strict.append(arrival + round(terms.timeout_ms * 1e6))
+    if strict:
+        return RequestDue(min(strict), True, False)
+    soft_ms = slo_ms if slo_ms is not None else terms.slo_ms
+    within_ms = terms.default_slo_ms if soft_ms is None else soft_ms
+    return RequestDue(arrival + round(within_ms * 1e6), False, soft_ms is None)
+
+
+def whole(parameters: Mapping[str, object], key: str) -> int:
+    """A whole number; 0 where it is not given."""
+    value = parameters.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
+        raise BadRequest(f"parameter {key} = {value!r} must be a whole number from 0")
+    return value
+
+
+def above_zero(parameters: Mapping[str, object], key: str, what: str) -> float | None:
+    """A number above 0, which is *what* it must be; None where it is not given."""
+    value = parameters.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
+        raise BadRequest(f"parameter {key} = {value!r} must be {what}")
+    return float(value)
+
+
+def _true(parameters: Mapping[str, object], key: str) -> bool:
+    value = parameters.get(key, False)
+    if not isinstance(value, bool):
+        raise BadRequest(f"parameter {key} = {value!r} must be true or false")
+    return value

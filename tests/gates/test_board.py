@@ -1,0 +1,112 @@
+"""What a gate knows and chooses by, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gates.cases import PAIR, placement
+from weft.cluster.router import Replica
+from weft.errors import InputError
+from weft.gates.board import BELIEVED_NS, RoutingBoard
+from weft.serving.hops import ServerEstimate, age_of, estimate_in
+
+MS = 1_000_000
+
+
+def board(where=PAIR, **settings) -> RoutingBoard:
+    made = RoutingBoard(where, seed=1, **settings)
+    for machine in where.machines:
+        made.stands(made.add(machine.name), up=True)
+    return made
+
+
+def chosen(made: RoutingBoard, now: int = 0, but: int | None = None) -> int:
+    found = made.choose("net", now, but)
+    assert found is not None
+    return found.replica.machine
+
+
+def test_before_a_server_has_spoken_requests_cost_what_the_placement_says():
+    found = board().choose("net", 0)
+    assert found is not None and found.expected == 10 * MS
+    assert (found.replica.compute, found.replica.fetch) == (10 * MS, 4 * MS)
+
+
+def test_what_was_sent_counts_until_it_is_done():
+    made = board()
+    first = made.choose("net", 0)
+    made.sent(first.replica, 0)
+    assert chosen(made) == 1 - first.replica.machine
+    made.sent(made.choose("net", 0).replica, 0)
+    made.sent(made.choose("net", 0).replica, 0)
+    assert made.choose("net", 5 * MS).expected == (5 + 5 + 10) * MS
+    assert sorted(each.in_flight for each in made.estimates) == [1, 2]
+    made.ended(0)
+    made.ended(1)
+    assert sum(each.in_flight for each in made.estimates) == 1
+
+
+def test_gates_take_each_other_to_do_the_same():
+    made = board(gates=3)
+    replica = made.choose("net", 0).replica
+    made.sent(replica, 0)
+    assert made.estimates[replica.machine].array == 30 * MS
+
+
+def test_a_server_s_own_word_replaces_all_that_was_thought():
+    made = board()
+    made.heard(0, "net", ServerEstimate(40 * MS, 6 * MS, 3), 100 * MS, way=1 * MS)
+    assert chosen(made, 100 * MS) == 1
+    assert chosen(made, 100 * MS, but=1) == 0
+    assert made.choose("net", 100 * MS, but=1).expected == (100 + 40 + 6 + 1) * MS
+    assert made.choose("net", 100 * MS, but=1).replica == Replica(0, 2 * MS, 0, besides=5 * MS, until=0.5)
+    assert chosen(made, 200 * MS) == 0  # the work is done, and it is faster
+
+
+def test_nobody_is_asked_who_is_down_and_who_comes_back_has_nothing_to_do():
+    made = board()
+    made.heard(0, "net", ServerEstimate(900 * MS, MS, 1), 0, 0)
+    made.stands(1, up=False)
+    assert {chosen(made) for _ in range(4)} == {0}
+    made.stands(0, up=False)
+    assert made.choose("net", 0) is None and made.missing == ["net"]
+    made.stands(0, up=True)
+    assert made.choose("net", 0).expected == MS
+
+
+def test_a_request_is_hopeless_only_by_what_was_said_a_moment_ago():
+    made = board()
+    assert not made.hopeless("net", 5 * MS, 0)  # nobody has said anything
+    for place in (0, 1):
+        made.heard(place, "net", ServerEstimate(0, 8 * MS, 1), 0, 0)
+    assert made.hopeless("net", 7 * MS, 0) and not made.hopeless("net", 8 * MS, 0)
+    assert not made.hopeless("net", BELIEVED_NS + 1, BELIEVED_NS + 1)
+
+
+def test_copies_of_a_machine_divide_its_share_and_a_place_is_given_again():
+    where = placement(left={"net": 0.75, "other": 1.0}, right={"net": 0.25})
+    made = RoutingBoard(where, router="round-robin", seed=1)
+    places = [made.add(machine) for machine in ("left", "left", "right")]
+    for place in places:
+        made.stands(place, up=True)
+    counts = [0, 0, 0]
+    for _ in range(800):
+        counts[chosen(made)] += 1
+    assert counts == pytest.approx([300, 300, 200], abs=8)
+    made.remove(1)
+    assert {chosen(made) for _ in range(50)} == {0, 2}
+    assert made.add("right") == 1 and made.choose("other", 0).replica.machine == 0
+
+
+def test_an_unknown_router_is_refused():
+    with pytest.raises(InputError, match="router"):
+        RoutingBoard(PAIR, router="slak")
+
+
+def test_what_servers_say_of_themselves_is_read_as_it_is_written():
+    told = ServerEstimate(1_234_000, 5_000, 2)
+    name, value = told.header()
+    assert estimate_in(f"HTTP/1.1 200 OK\r\n{name.lower()}: {value}\r\nServer: x".encode()) == told
+    assert estimate_in(f"HTTP/1.1 200 OK\r\n{name}: {value}".encode()) == told
+    assert estimate_in(b"HTTP/1.1 200 OK\r\nWeft-Estimate: 1 2") is None
+    assert age_of({"weft-age-us": "15"}) == 15_000 and age_of({}) is None
