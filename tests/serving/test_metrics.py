@@ -240,7 +240,7 @@ def test_numbers_of_the_scheduler_are_shown(quiet: Live) -> None:
 @settings(deadline=None)
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1) | st.text('\\n"\n{},=', min_size=1))
 def test_any_name_survives_the_format(name: str) -> None:
-    found = Page(f"# TYPE it gauge\nit{{{metrics._label('model', name)},{metrics._label('version', '1')}}} 7\n")
+    found = Page(f"# TYPE it gauge\nit{{{metrics.labelled('model', name)},{metrics.labelled('version', '1')}}} 7\n")
     assert found.value("it", model=name, version="1") == 7
 
 

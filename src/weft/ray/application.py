@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ray import serve, util
+from ray import get_runtime_context, serve, util
 from weft.errors import InputError
 from weft.gates.gate import GateSettings
 from weft.gates.thread import GateThread
@@ -74,9 +74,9 @@ class MachineServer:
         load = predicted(self._machine, rates)
         return {COMPUTE: load.compute, BANDWIDTH: load.bandwidth}
 
-    def pid(self) -> int:
-        """For who wants to see what becomes of a server that is killed."""
-        return os.getpid()
+    def where(self) -> tuple[int, str]:
+        """Its process and its node, for who wants to see what becomes of those that are killed."""
+        return os.getpid(), get_runtime_context().get_node_id()
 
     async def __del__(self) -> None:
         await self._announced.leave()
