@@ -7,7 +7,7 @@ import pytest
 from tests.gates.cases import PAIR, placement
 from weft.cluster.router import Replica
 from weft.errors import InputError
-from weft.gates.board import BELIEVED_NS, RoutingBoard
+from weft.gates.board import BELIEVED_NS, UNHEARD_NS, RoutingBoard
 from weft.serving.hops import ServerEstimate, age_of, estimate_in
 
 MS = 1_000_000
@@ -35,10 +35,10 @@ def test_before_a_server_has_spoken_requests_cost_what_the_placement_says():
 def test_what_was_sent_counts_until_it_is_done():
     made = board()
     first = made.choose("net", 0)
-    made.sent(first.replica, 0)
+    made.sent("net", first.replica, 0)
     assert chosen(made) == 1 - first.replica.machine
-    made.sent(made.choose("net", 0).replica, 0)
-    made.sent(made.choose("net", 0).replica, 0)
+    made.sent("net", made.choose("net", 0).replica, 0)
+    made.sent("net", made.choose("net", 0).replica, 0)
     assert made.choose("net", 5 * MS).expected == (5 + 5 + 10) * MS
     assert sorted(each.in_flight for each in made.estimates) == [1, 2]
     made.ended(0)
@@ -49,7 +49,7 @@ def test_what_was_sent_counts_until_it_is_done():
 def test_gates_take_each_other_to_do_the_same():
     made = board(gates=3)
     replica = made.choose("net", 0).replica
-    made.sent(replica, 0)
+    made.sent("net", replica, 0)
     assert made.estimates[replica.machine].array == 30 * MS
 
 
@@ -81,6 +81,20 @@ def test_a_request_is_hopeless_only_by_what_was_said_a_moment_ago():
         made.heard(place, "net", ServerEstimate(0, 8 * MS, 1), 0, 0)
     assert made.hopeless("net", 7 * MS, 0) and not made.hopeless("net", 8 * MS, 0)
     assert not made.hopeless("net", BELIEVED_NS + 1, BELIEVED_NS + 1)
+
+
+def test_a_server_of_which_nothing_was_heard_is_tried_with_a_request_that_can_wait():
+    made = board()
+    for place, own in enumerate((5 * MS, 50 * MS)):
+        made.sent("net", Replica(place, 0, 0), 0)
+        made.heard(place, "net", ServerEstimate(0, own, 1), 0, 0)
+    long = UNHEARD_NS + 1
+    made.sent("net", Replica(0, 0, 0), long - 1)
+    assert made.choose("net", long, due=long + 49 * MS).replica.machine == 0
+    assert made.choose("net", long).replica.machine == 0
+    assert made.choose("net", long, due=long + 50 * MS).replica.machine == 1
+    made.sent("net", Replica(1, 0, 0), long)
+    assert made.choose("net", long + 1, due=2 * long).replica.machine == 0
 
 
 def test_copies_of_a_machine_divide_its_share_and_a_place_is_given_again():

@@ -17,7 +17,7 @@ from weft.cli.printing import console
 from weft.version import __version__
 
 GROUPS = {
-    "Run": ("plan", "serve", "bench", "profile"),
+    "Run": ("plan", "serve", "bench", "profile", "ray"),
     "Plan": ("place", "map", "stitch", "tune", "explore"),
     "Study": ("compare", "simulate", "sustain", "timeline", "cluster", "traffic", "reproduce", "models", "devices"),
 }

@@ -83,7 +83,7 @@ def command(
             alone=5,
             progress=progress,
         )
-    _print(result)
+    print_load(result)
     compared = _compared(plan, result) if plan else {}
     write_result(json_file, {**result.as_dict(latencies=save_latencies), **compared})
 
@@ -165,7 +165,8 @@ def _workload(
     return parse_workload(raw, where)
 
 
-def _print(result: LoadResult) -> None:
+def print_load(result: LoadResult) -> None:
+    """What a run came to, as tables."""
     name = result.server.get("name")
     title = f"{result.url} ({name}), deadlines {result.deadlines}" if name else result.url
     fates = plain_table(

@@ -18,6 +18,8 @@ from weft.serving.hops import ServerEstimate
 
 BELIEVED_NS = 250_000_000
 """For so long a request may be refused by what a server said last; then one goes there to hear more."""
+UNHEARD_NS = 1_000_000_000
+"""A server that nobody was sent to for so long is tried with a request that can wait: it may be faster than it was."""
 SPREAD_NS, SPREAD = 200_000, 8
 """Servers that differ by less than that, or by less than such a part of a request, are as good as each other."""
 
@@ -40,6 +42,8 @@ class RoutingBoard:
         self._machines = {machine.name: machine for machine in placement.machines}
         self._replicas: dict[str, list[Replica]] = {model: [] for model in placement.models}
         self._turns = {model: self._random.randrange(1 << 16) for model in placement.models}
+        self._asked: dict[tuple[str, int], int] = {}
+        """Model and place -> when a request was last sent there."""
         self._heard: dict[str, int] = {}
         """Model -> when a server last said what it expects for it."""
         self._at: dict[int, str] = {}
@@ -75,6 +79,7 @@ class RoutingBoard:
     def remove(self, place: int) -> None:
         """A server is no more; another may have its place."""
         del self._at[place]
+        self._asked = {key: asked for key, asked in self._asked.items() if key[1] != place}
         self.estimates[place] = Estimate(up=False)
         for model, replicas in self._replicas.items():
             self._replicas[model] = [each for each in replicas if each.machine != place]
@@ -102,8 +107,11 @@ class RoutingBoard:
 
     # Requests
 
-    def choose(self, model: str, now: int, but: int | None = None) -> RouteChoice | None:
-        """Where a request for a model goes; not to the server at *but*. None if nobody is there."""
+    def choose(self, model: str, now: int, but: int | None = None, due: int | None = None) -> RouteChoice | None:
+        """Where a request for a model goes; not to the server at *but*. None if nobody is there.
+
+        due: when its answer is wanted; with time to spare it may go to a server of which nothing was heard lately.
+        """
         estimates = self.estimates
         replicas = [each for each in self._replicas[model] if estimates[each.machine].up and each.machine != but]
         if not replicas:
@@ -111,8 +119,18 @@ class RoutingBoard:
         self._turns[model] = turn = self._turns[model] + 1
         draw = self._random.random
         request = RoutedRequest([_blurred(each, draw()) for each in replicas], turn, (draw(), draw()))
-        replica = replicas[self._route(estimates, request, now)]
+        replica = self._unheard(model, replicas, now, due) or replicas[self._route(estimates, request, now)]
         return RouteChoice(replica, expected(estimates, replica, now))
+
+    def _unheard(self, model: str, replicas: Sequence[Replica], now: int, due: int | None) -> Replica | None:
+        """A replica that is thought to be in time, and was not asked for long: what is thought of it may be wrong."""
+        if due is None:
+            return None
+        for each in replicas:
+            asked = self._asked.get((model, each.machine), now - UNHEARD_NS)
+            if now - asked >= UNHEARD_NS and expected(self.estimates, each, now) <= due:
+                return each
+        return None
 
     def hopeless(self, model: str, due: int, now: int) -> bool:
         """Whether no server is expected to answer by then, by what one of them said a moment ago."""
@@ -127,8 +145,9 @@ class RoutingBoard:
         known = self.estimates[place]
         return rules.aged(known.array, known.as_of, time.monotonic_ns())
 
-    def sent(self, replica: Replica, now: int) -> None:
-        """A request went to a server."""
+    def sent(self, model: str, replica: Replica, now: int) -> None:
+        """A request for a model went to a server."""
+        self._asked[model, replica.machine] = now
         self.estimates[replica.machine] = self.estimates[replica.machine].sent(replica, now, self._gates)
 
     def ended(self, place: int) -> None:

@@ -92,13 +92,13 @@ class Forward:
         return self._due is not None and self._due.strict
 
     def _send(self, now: int, but: int | None) -> bool:
-        found = self._gate.board.choose(self._model, now, but)
+        found = self._gate.board.choose(self._model, now, but, self._due.at if self._due and not self._tries else None)
         if found is None or (self._tries and self._due and self._due.strict and found.expected > self._due.at):
             return False
         self._tries += 1
         self._replica, link = found.replica, self._gate.links[found.replica.machine]
         self._link, self._sent_ns = link, now
-        self._gate.board.sent(found.replica, now)
+        self._gate.board.sent(self._model, found.replica, now)
         link.pool.send(self, self._tries)
         return True
 

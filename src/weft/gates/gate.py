@@ -8,7 +8,7 @@ queue: a request goes on at once (``forward``), to the server that ``board`` cho
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ log = logging.getLogger("weft.gate")
 
 CONNECTIONS = 256
 """Kept to each server, at most."""
+PAST = 32
+"""So many servers that are gone are remembered."""
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
 
 
@@ -70,6 +72,8 @@ class Gate:
         """By their places on the board."""
         self.counts: Counter[str] = Counter()
         """What became of requests here rather than at a server."""
+        self._past: deque[dict[str, Any]] = deque(maxlen=PAST)
+        """What there was to say of servers that are no more."""
         self.keys = Keys(face.api_key, face.keys_file)
         self.port: int | None = None
         self._hosts = HostNames(names_of(face))
@@ -98,6 +102,7 @@ class Gate:
             self._join(machine, url)
         for gone in known.keys() - wanted:
             link = known[gone]
+            self._past.append(self._row(link) | {"up": False})
             self.board.stands(link.place, up=False)
             await link.close()
             self.board.remove(link.place)
@@ -187,26 +192,24 @@ class Gate:
 
     def told(self) -> dict[str, Any]:
         """How the cluster stands, as this gate sees it."""
-        servers = []
-        for place, link in sorted(self.links.items()):
-            known = self.board.estimates[place]
-            servers.append(
-                {
-                    "machine": link.machine,
-                    "url": link.target.url,
-                    "up": link.up,
-                    "in_flight": known.in_flight,
-                    "ahead_ms": self.board.ahead(place) / 1e6,
-                    "way_ms": link.way_ns / 1e6,
-                    "ended": dict(link.counts),
-                    "mean_ms": link.took_ns / 1e6 / max(1, sum(link.counts.values())),
-                }
-            )
         return {
             "gate": self.settings.name,
             "missing": self.board.missing,
             "counts": dict(self.counts),
-            "servers": servers,
+            "servers": [self._row(link) for _, link in sorted(self.links.items())],
+            "past": list(self._past),
+        }
+
+    def _row(self, link: Link) -> dict[str, Any]:
+        return {
+            "machine": link.machine,
+            "url": link.target.url,
+            "up": link.up,
+            "in_flight": self.board.estimates[link.place].in_flight,
+            "ahead_ms": self.board.ahead(link.place) / 1e6,
+            "way_ms": link.way_ns / 1e6,
+            "ended": dict(link.counts),
+            "mean_ms": link.took_ns / 1e6 / max(1, sum(link.counts.values())),
         }
 
     _pages: Mapping[str, Callable[[Gate], HttpResponse]] = {

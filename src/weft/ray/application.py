@@ -143,9 +143,10 @@ def app(args: dict[str, Any]) -> Any:
         machine, sources_of(machine, settings), _config(settings, key), directory
     ) for machine in placement.machines]  # fmt: skip
     face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, "http_port": settings.port, **settings.gate})
-    how = GateSettings(router=settings.router, gates=settings.gates, key=key)
-    gates = _deployed(GateServer, "weft-gate", {"num_cpus": 0}, num_replicas=settings.gates, max_replicas_per_node=1)
-    return gates.bind(placement, face, how, settings.ca_file, directory, machines)
+    how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
+    gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
+    router = GateSettings(router=settings.router, gates=settings.gates, key=key)
+    return gates.bind(placement, face, router, settings.ca_file, directory, machines)
 
 
 def _config(settings: RaySettings, key: str) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,8 +17,34 @@ from weft.placing.placement import read_placement
 
 STARTING_S = 300.0
 """How long servers may take to be ready."""
-HEAD_CPUS, NODE_CPUS = 0, 2
+NODE_CPUS = 2
+QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
+"""A node that is lost is given up after some three seconds; by Ray's own settings it takes half a minute."""
+GATE = "weft-gate"
+"""What the head has, so that the first gate is there: nodes with servers may be killed."""
+GATE_ACTOR = {"num_cpus": 0, "resources": {GATE: 0.001}}
 APPLICATION = "weft"
+
+
+@dataclass
+class LostNode:
+    """What became of a machine whose node was killed, in seconds since it was."""
+
+    machine: str
+    after_s: float
+    """When that was, since the run began."""
+    noticed_s: float | None = None
+    """Its server was not asked any more."""
+    back_s: float | None = None
+    """Another one took requests in its place."""
+
+    def report(self) -> str:
+        noticed = "not noticed" if self.noticed_s is None else f"noticed after {self.noticed_s * 1e3:.0f} ms"
+        back = "not back yet" if self.back_s is None else f"served again after {self.back_s:.1f} s"
+        return f"that of {self.machine} was killed at {self.after_s:.1f} s: {noticed}, {back}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class LocalCluster:
@@ -26,26 +55,31 @@ class LocalCluster:
 
     def __init__(self, nodes: int, **settings: Any) -> None:
         """settings: those of ``RaySettings``."""
-        self._nodes, self._settings = nodes, {"host": "127.0.0.1", **settings}
+        if find_spec("ray") is None:
+            raise InputError("Ray is not installed; pip install 'weft[ray]'")
+        self._nodes, self._settings = nodes, {"host": "127.0.0.1", "gate_actor": GATE_ACTOR, **settings}
         self.machines = [machine.name for machine in read_placement(settings["placement"]).machines]
         if nodes * NODE_CPUS < len(self.machines):
             room = f"{nodes} nodes have room for {nodes * NODE_CPUS} machines"
             raise InputError(f"{room}, and the placement has {len(self.machines)}; start more nodes")
+        self._ended = threading.Event()
         self._cluster: Any = None
         self._handle: Any = None
 
     def __enter__(self) -> Self:
         _set_environment()  # Ray reads it once, when it is imported
-        import ray
-        from ray import serve
         from ray.cluster_utils import Cluster
 
+        import ray
+        from ray import serve
         from weft.ray.application import app
 
         try:
-            self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS})
+            head = {"num_cpus": 0, "resources": {GATE: 1}, "_system_config": QUICK}
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
             for _ in range(self._nodes):
-                self._cluster.add_node(num_cpus=NODE_CPUS)
+                more = {"resources": {GATE: 1}} if self._settings.get("gates", 1) > 1 else {}
+                self._cluster.add_node(num_cpus=NODE_CPUS, **more)
             ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
             serve.start(proxy_location="Disabled")
             self._handle = serve.run(app(self._settings), name=APPLICATION, route_prefix=None)
@@ -60,6 +94,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all of it."""
+        self._ended.set()
         import ray
         from ray import serve
 
@@ -94,6 +129,27 @@ class LocalCluster:
 
         found: tuple[int, str] = serve.get_deployment_handle(f"weft-{machine}", APPLICATION).where.remote().result()
         return found
+
+    def lose_later(self, machine: str, after_s: float) -> LostNode:
+        """Kill a machine's node after a while, beside whatever else is done, and watch what becomes of it."""
+        lost = LostNode(machine, after_s)
+
+        def kill_and_watch() -> None:
+            time.sleep(after_s)
+            before = {server["url"] for server in self.told()["servers"] if server["machine"] == machine}
+            self.kill_node(machine)
+            began_s = time.monotonic()
+            while lost.back_s is None and time.monotonic() - began_s < STARTING_S and not self._ended.is_set():
+                up = {each["url"] for each in self.told()["servers"] if each["machine"] == machine and each["up"]}
+                passed_s = time.monotonic() - began_s
+                if lost.noticed_s is None and not up & before:
+                    lost.noticed_s = passed_s
+                if up - before:
+                    lost.back_s = passed_s
+                time.sleep(0.05)
+
+        threading.Thread(target=kill_and_watch, name="a node is lost", daemon=True).start()
+        return lost
 
     def kill_node(self, machine: str) -> None:
         """End the node that a machine's server is on, with all that runs there, without a word."""

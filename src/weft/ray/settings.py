@@ -60,6 +60,8 @@ class RaySettings(BaseModel, extra="forbid", frozen=True):
     """How busy a server may be before there are more."""
     actors: dict[str, dict[str, Any]] = {}
     """Kind of machine -> what Ray shall reserve for each: ``{"num_gpus": 1}``."""
+    gate_actor: dict[str, Any] = {"num_cpus": 0}
+    """The same for each gate."""
     server: ServerKeys = {}
     """Settings of every server, as in the file of ``weft serve --config``."""
     gate: ServerKeys = {}

@@ -1,0 +1,141 @@
+"""``weft ray``: a placement as a cluster on this machine, and how a cluster stands."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import common
+from weft.cli.command import Command
+from weft.cli.common import how, what
+from weft.cli.printing import number, print_table, progress_bar, say, write_result
+from weft.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from weft.ray.local import LocalCluster
+    from weft.reports.tables import ResultTable
+
+app = typer.Typer(help="Several machines, run by Ray.", no_args_is_help=True)
+
+KILL_AT = 0.4
+"""When a node is killed, as a share of the run."""
+
+
+@app.callback()
+def _group() -> None:
+    """Several machines, run by Ray."""
+
+
+@app.command("up", cls=Command)
+def up(
+    placement: Annotated[str, typer.Argument(help="The folder of a placement (weft place -o, weft plan --machines).")],
+    models: Annotated[str, what("--models", metavar="FOLDER", help="Where NAME.onnx of each model is.")] = "",
+    nodes: Annotated[int, what("--nodes", min=1, max=64, help="Nodes on this machine.")] = 3,
+    gates: Annotated[int, how("--gates", min=1, max=64, help="How many gates, on a node each.")] = 1,
+    port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate.")] = 8100,
+    router: Annotated[str, how("--router", help="As in weft cluster --routers.")] = "slack",
+    lanes: Annotated[int, how("--lanes", min=1, help="Of each server.")] = 1,
+    bench: Annotated[
+        str | None, what("--bench", metavar="WORKLOAD", help="Send a workload through a gate, report, and end.")
+    ] = None,
+    kill: Annotated[
+        str | None, what("--kill", metavar="MACHINE", help="Kill the node of this machine on the way.")
+    ] = None,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Start a cluster on this machine: nodes of Ray, a server for each machine of a placement, and gates."""
+    from weft.ray.local import LocalCluster
+
+    if (kill or json_file) and bench is None:
+        raise InputError("--kill and --json are for a run; name its workload with --bench")
+    settings = {"placement": placement, "models": models, "gates": gates, "port": port, "router": router}
+    cluster = LocalCluster(nodes, **settings, server={"lanes": lanes})
+    if kill is not None and kill not in cluster.machines:
+        raise InputError(unknown_name("machine", kill, cluster.machines))
+    with progress_bar("starting"):
+        cluster.__enter__()
+    try:
+        if bench is None:
+            _stay(cluster)
+        else:
+            write_result(json_file, _driven(cluster, bench, kill))
+    finally:
+        cluster.stop()
+
+
+@app.command("status", cls=Command)
+def status(
+    url: Annotated[str, typer.Argument(help="The address of a gate.")] = "http://127.0.0.1:8100",
+    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Show the servers behind a gate: who takes requests, what stands before another one, how those before ended."""
+    from weft.gates.status import cluster_status
+
+    told = cluster_status(url, api_key)
+    print_table(_table(f"{url}: {told['gate']}", told))
+    write_result(json_file, {"format": 1, **told})
+
+
+def _stay(cluster: LocalCluster) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    for url in cluster.urls:
+        say(f"gate      {url}")
+    print_table(_table(f"{len(cluster.machines)} machines", cluster.told()))
+    say("weft bench WORKLOAD --url with a gate's address drives it; Ctrl-C ends it", style="dim")
+    ended = threading.Event()
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    ended.wait()
+
+
+def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str, Any]:
+    """A run through the first gate, with a node lost on the way, and what is told of it."""
+    from weft.cli.bench import print_load
+    from weft.load import run_load
+    from weft.workloads.requests import read_workload
+
+    asked, url = read_workload(workload), cluster.urls[0]
+    lost = None if kill is None else cluster.lose_later(kill, KILL_AT * asked.duration_s)
+    with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
+        result = run_load(
+            asked, url, progress=lambda gone, answers, _: advance(f"{answers} answers; seconds", round(gone))
+        )
+    print_load(result)
+    told = cluster.told()
+    print_table(_table(f"{url}: {_summary(told)}", told))
+    if lost is not None:
+        say(f"node      {lost.report()}")
+    return {**result.as_dict(), "cluster": told, "lost": None if lost is None else lost.as_dict()}
+
+
+def _summary(told: dict[str, Any]) -> str:
+    counts = told["counts"]
+    named = {"tried_again": "tried again", "unmeetable": "refused at once", "lost": "lost", "nowhere": "found nobody"}
+    return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in named.items())
+
+
+def _table(title: str, told: dict[str, Any]) -> ResultTable:
+    from weft.gates.metrics import ENDS
+    from weft.reports.tables import ResultTable, TableRow
+
+    rows = tuple(
+        TableRow(
+            (
+                each["machine"],
+                each["url"],
+                "yes" if each["up"] else "no",
+                str(each["in_flight"]),
+                *(number(each[key], 2) for key in ("ahead_ms", "way_ms", "mean_ms")),
+                *(str(each["ended"].get(end, 0)) for end in ENDS),
+            ),
+            each["up"],
+        )
+        for each in (*told["servers"], *told["past"])
+    )
+    columns = ("machine", "server", "up", "in flight", "ahead ms", "way ms", "mean ms", *ENDS)
+    return ResultTable(title, columns, rows, 2)
