@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 # The tests start many processes; each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-gpu strain lint check docs bench soak attack ready peers clean
+.PHONY: demo test test-cluster test-gpu strain lint check docs bench soak attack ready peers clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,10 @@ test: $(READY) ## The tests, on all cores.
 
 test-gpu: ## The tests that need an NVIDIA GPU, with the packages that PYTHON has (docs/gpu.md); skipped without one.
 	$(PYTHON) -m pytest -q tests/gpu/on_device.py
+
+test-cluster: $(READY) ## weft on a cluster of Ray with three nodes, one of which is killed; installs Ray beside the rest.
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[ray]"
+	$(BIN)/python -m pytest -q tests/ray/on_cluster.py
 
 strain: $(READY) ## The tests on machines that this one is not: busy, of one core, slow, fast, with a slow disk.
 	$(BIN)/python tests/strain.py

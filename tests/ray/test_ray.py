@@ -1,0 +1,171 @@
+"""weft on Ray, as far as it goes without Ray: its settings, who is where, how many servers are needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.gates.cases import PAIR, placement
+from weft.errors import InputError, PlacingError
+from weft.placing.placement import Placement, write_placement
+from weft.ray.directory import FORGOTTEN_S, GATES, Directory
+from weft.ray.local import LocalCluster
+from weft.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
+from weft.ray.settings import parse_settings, sources_of
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'weft[ray]' brings Ray")
+
+
+def written(folder: Path, what: Placement = PAIR) -> str:
+    write_placement(what, folder / "placement.json")
+    return str(folder)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"plasement": "x"}, "plasement"),
+        ({"router": "slak"}, "did you mean slack"),
+        ({"server": {"lane": 1}}, "did you mean lanes"),
+        ({"gates": "0"}, "gates"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(wrong, said):
+    with pytest.raises(InputError, match=said) as caught:
+        parse_settings({"placement": "p", **wrong})
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_may_come_as_text_as_serve_run_passes_them():
+    assert parse_settings({"placement": "p", "gates": "2", "port": "0"}).gates == 2
+
+
+def test_a_machine_serves_its_plan_or_the_files_of_its_models_or_models_by_name(tmp_path):
+    settings = parse_settings({"placement": written(tmp_path)})
+    left, right = PAIR.machines
+    assert sources_of(left, settings) == ["net"]
+    (tmp_path / "net.onnx").touch()
+    assert sources_of(left, settings) == [str(tmp_path / "net.onnx")]
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left/plan.json").touch()
+    assert sources_of(left, settings) == [str(tmp_path / "left")]
+    assert sources_of(right, settings) == [str(tmp_path / "net.onnx")]
+    elsewhere = parse_settings({"placement": str(tmp_path / "placement.json"), "models": "/models"})
+    assert sources_of(left, elsewhere) == ["/models/net.onnx"]
+    (strange,) = placement(left={"../net": 1.0}).machines
+    with pytest.raises(PlacingError, match="not a name"):
+        sources_of(strange, elsewhere)
+
+
+def test_without_ray_one_is_told_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.ray.local.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'weft\[ray\]'"):
+        LocalCluster(3, placement=written(tmp_path))
+
+
+def test_the_room_imports_nothing_of_ray_before_the_application_is_asked_for():
+    code = "import sys, weft.ray, weft.ray.local, weft.ray.scaling, weft.gates.gate; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    with pytest.raises(AttributeError, match="nothing"):
+        __import__("weft.ray").ray.nothing  # noqa: B018
+
+
+# Who is where
+
+
+def test_who_says_nothing_is_forgotten_and_who_leaves_at_once():
+    now = 100.0
+    known = Directory(lambda: now)
+    known.say("left", "http://a")
+    known.say("left", "http://b")
+    known.say(GATES, "http://g")
+    assert known.known() == {"left": ["http://a", "http://b"], GATES: ["http://g"]}
+    known.leave("left", "http://a")
+    known.leave("left", "http://a")
+    now += FORGOTTEN_S
+    known.say(GATES, "http://g")
+    assert known.known() == {"left": ["http://b"], GATES: ["http://g"]}
+    now += 0.1
+    assert known.known() == {GATES: ["http://g"]}
+
+
+# How many servers
+
+
+def test_loads_follow_the_rates_of_both_resources():
+    (machine,) = placement(left={"net": 1.0}).machines  # at 10 per second a tenth computed, 4 % of the channel
+    assert predicted(machine, {}) == (0, 0)
+    assert predicted(machine, {"net": 50.0, "other": 9.0}) == pytest.approx((0.5, 0.2))
+    apart = machine.model_copy(update={"overlap": 0.0})
+    assert predicted(apart, {"net": 50.0}) == pytest.approx((0.7, 0.7))
+
+
+@pytest.mark.parametrize(
+    ("loads", "count"),
+    [
+        ([], 1),
+        ([(0.0, 0.0)], 1),
+        ([(0.8, 0.1)], 1),
+        ([(0.81, 0.1)], 2),
+        ([(0.1, 2.5)], 4),  # the channel is what is short
+        ([(0.5, 0.5), (0.5, 0.5)], 2),
+        ([(0.36, 0), (0.36, 0)], 2),  # one could do it, and would be too near to the cap
+        ([(0.34, 0), (0.34, 0)], 1),
+        ([(0.0, 0.0)] * 5, 1),
+    ],
+)
+def test_as_many_servers_as_keep_the_fuller_resource_below_the_cap(loads, count):
+    assert needed([ServerLoad(*load) for load in loads], cap=0.8) == count
+
+
+def test_a_number_that_is_kept_is_kept():
+    for share in range(1, 80):
+        for servers in range(1, 6):
+            loads = [ServerLoad(share / 100, 0.0)] * servers
+            count = needed(loads, 0.8)
+            spread = [ServerLoad(share / 100 * servers / count, 0.0)] * count
+            assert needed(spread, 0.8) == count
+
+
+class Context:
+    """What Ray shows a policy, as far as ours looks."""
+
+    def __init__(self, compute: dict[str, float], running: int) -> None:
+        self.aggregated_metrics = {COMPUTE: compute, BANDWIDTH: dict.fromkeys(compute, 0.0)}
+        self.current_num_replicas = self.target_num_replicas = running
+        self.capacity_adjusted_min_replicas, self.capacity_adjusted_max_replicas = 1, 3
+
+
+def test_ray_is_told_a_number_within_its_bounds_once_all_have_spoken():
+    policy = UtilisationPolicy(busy_cap=0.5)
+    assert policy(Context({"a": 0.9}, 1)) == (2, {})
+    assert policy(Context({"a": 9.0}, 1)) == (3, {})
+    assert policy(Context({"a": 0.9}, 2)) == (2, {})
+    assert policy(Context({}, 1)) == (1, {})
+
+
+@needs_ray
+def test_the_application_is_one_that_serve_takes(tmp_path):
+    where = {"placement": written(tmp_path), "copies": "2", "actors": {"host": {"num_cpus": 2}}}
+    code = (
+        "from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as built\n"
+        "from ray.serve._private.build_app import build_app\n"
+        "import weft.ray\n"
+        f"app = build_app(built(weft.ray.app, {where!r}), name='weft')\n"
+        "found = {each.name: each for each in app.deployments}\n"
+        "print(sorted(found), app.ingress_deployment_name)\n"
+        "left = found['weft-left']\n"
+        "print(left.ray_actor_options['num_cpus'], left._deployment_config.autoscaling_config.max_replicas)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    names, left = done.stdout.splitlines()[-2:], done.stderr
+    assert done.returncode == 0, left
+    assert names == ["['weft-directory', 'weft-gate', 'weft-left', 'weft-right'] weft-gate", "2 2"]
