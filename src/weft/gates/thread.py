@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from weft.errors import InputError
 from weft.gates.gate import Gate, GateSettings
 from weft.placing.placement import Placement
 from weft.serving.config import ServerConfig
-from weft.serving.server import fastest_loop
+from weft.serving.server import SWITCH_S, fastest_loop
 
 T = TypeVar("T")
 PORTS = 16
@@ -32,6 +33,7 @@ class GateThread:
 
     def start(self) -> int:
         """Listen on the port that is asked for, or on the next that is free; returns it."""
+        sys.setswitchinterval(SWITCH_S)  # other threads of the program shall not keep requests waiting
         self._thread.start()
         try:
             return self.call(self._start())

@@ -76,7 +76,7 @@ class MachineServer:
 
     def where(self) -> tuple[int, str]:
         """Its process and its node, for who wants to see what becomes of those that are killed."""
-        return os.getpid(), get_runtime_context().get_node_id()
+        return _here()
 
     async def __del__(self) -> None:
         await self._announced.leave()
@@ -115,6 +115,10 @@ class GateServer:
             if server["up"] and server["url"] not in listed.setdefault(server["machine"], []):
                 listed[server["machine"]].append(server["url"])
         await asyncio.to_thread(self._thread.know, listed)
+
+    def where(self) -> tuple[int, str]:
+        """Its process and its node."""
+        return _here()
 
     async def told(self) -> dict[str, Any]:
         """How the cluster stands, as this gate sees it, and where all gates are."""
@@ -176,6 +180,10 @@ def _deployed(kind: type, name: str, options: dict[str, Any], **more: Any) -> An
         health_check_timeout_s=10,
         **more,
     )
+
+
+def _here() -> tuple[int, str]:
+    return os.getpid(), get_runtime_context().get_node_id()
 
 
 async def _again_and_again(work: Any, every_s: float) -> None:

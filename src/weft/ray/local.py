@@ -130,6 +130,11 @@ class LocalCluster:
         found: tuple[int, str] = serve.get_deployment_handle(f"weft-{machine}", APPLICATION).where.remote().result()
         return found
 
+    def gate_pid(self) -> int:
+        """The process of a gate; of the only one, where there is one."""
+        found: tuple[int, str] = self._handle.where.remote().result()
+        return found[0]
+
     def lose_later(self, machine: str, after_s: float) -> LostNode:
         """Kill a machine's node after a while, beside whatever else is done, and watch what becomes of it."""
         lost = LostNode(machine, after_s)
