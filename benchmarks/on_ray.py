@@ -3,9 +3,10 @@
 - cost: one small request at a time, in turns through a gate and straight to a server. Counted is the processor time
   of the gate and the servers, from /proc, less what they use when nobody asks; and the latencies. Rounds alternate;
   shown is the median of them, and of the differences within a round.
-- routers: three models, one server slowed to half (stopped for 5 ms of every 10), the same requests in turns through a
-  gate that goes by expected finish (``slack``) and one that goes by requests in flight (``two-in-flight``: of two that
-  are drawn the one with fewer, which is what Ray Serve's own router does).
+- routers: gates that go by expected finish (``slack``) and gates that go by requests in flight (``two-in-flight``: of
+  two that are drawn the one with fewer, which with one try is what Ray Serve's own router does), one and four of them,
+  before three servers of three models, one at half speed. Those servers sleep for what they would compute, and need no
+  Ray: three that compute would share the cores of one machine, and be slow for each other.
 - kills: a server's process is killed five times on the way, each time another one.
 - refused: how long a gate takes to refuse what cannot be on time anywhere.
 
@@ -27,9 +28,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from isolation_cost import write_chain
@@ -46,12 +48,18 @@ from weft.placing.placement import PlacedMachine, PlacedModel, Placement, write_
 from weft.ray.local import LocalCluster
 from weft.ray.settings import KEY_VARIABLE
 from weft.serving.config import ServerConfig
+from weft.serving.hops import ServerEstimate, age_of
+from weft.serving.http import HttpServer
+from weft.serving.http_messages import HttpExchange, HttpResponse
+from weft.serving.routes import header_length, model_of, peeked
 from weft.workloads.requests import parse_workload
 
 RESULTS = Path(__file__).parent / "results" / "on_ray.json"
 MACHINES, MODELS = ("one", "two", "three"), ("mlp", "chain", "short")
 ROUNDS, EACH = 9, 400
-SLOWED, HALF_S = "one", 0.005
+SLOWED, SECONDS, SEEDS, BUSY = "one", 8.0, 2, 0.5
+SLEEPS_S = {"short": 0.01, "middle": 0.02, "long": 0.04}
+"""Model -> what a request takes of a server at full speed; each model keeps *BUSY* of one busy."""
 KILLS, RATE = 5, 200.0
 
 
@@ -60,15 +68,19 @@ def written(folder: Path) -> None:
     write_network(folder / "mlp.onnx")
     write_chain(folder / "chain.onnx")
     write_network(folder / "short.onnx")
-    models = tuple(PlacedModel(model=model, share=1 / 3, rate=1.0, compute=0.001) for model in MODELS)
+    write_placement(placement_of(MODELS), folder / "placement.json")
+
+
+def placement_of(names: tuple[str, ...]) -> Placement:
+    models = tuple(PlacedModel(model=model, share=1 / 3, rate=1.0, compute=0.01) for model in names)
     placed = [
         PlacedMachine(
             name=name, kind="host", zone="default", models=models, compute=0.003, bandwidth=0.0, other=0.0, busy=0.003,
-            busy_cap=0.8, memory_bytes=0, memory_limit_bytes=1, limit="compute", limited_by="chain",
+            busy_cap=0.8, memory_bytes=0, memory_limit_bytes=1, limit="compute", limited_by=names[0],
         )
         for name in MACHINES
     ]  # fmt: skip
-    write_placement(Placement(machines=tuple(placed), value=1.0, bound=1.0), folder / "placement.json")
+    return Placement(machines=tuple(placed), value=1.0, bound=1.0)
 
 
 # What a hop costs
@@ -132,60 +144,109 @@ def cost(cluster: LocalCluster, key: str) -> dict[str, Any]:
 # Routers
 
 
+class SleepingServer:
+    """A server that takes the time of a lane and nothing of the processor, so that only routing is compared."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed, self._free_s = speed, 0.0
+        self._http = HttpServer(self._handle)
+
+    async def start(self) -> str:
+        return f"http://127.0.0.1:{await self._http.start('127.0.0.1', 0)}"
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _handle(self, exchange: HttpExchange) -> None:
+        model, infers = model_of(exchange.path)
+        if not infers:
+            inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]
+            exchange.respond(HttpResponse(200, json.dumps({"name": model, "inputs": inputs, "outputs": []}).encode()))
+            return
+        loop, own_s = asyncio.get_running_loop(), SLEEPS_S[model] / self._speed
+        due_s = peeked(exchange.body, header_length(exchange.headers))["timeout"] / 1e6
+        due_s += loop.time() - (age_of(exchange.headers) or 0) / 1e9
+        end_s = max(loop.time(), self._free_s) + own_s
+        if end_s > due_s:
+            self._answer(exchange, 504, own_s)
+        else:
+            self._free_s = end_s
+            loop.call_at(end_s, self._answer, exchange, 200, own_s)
+
+    def _answer(self, exchange: HttpExchange, status: int, own_s: float) -> None:
+        ahead_s = max(0.0, self._free_s - asyncio.get_running_loop().time())
+        told = ServerEstimate(round(ahead_s * 1e9), round(own_s * 1e9), 1)
+        exchange.respond(HttpResponse(status, b"{}", headers=(told.header(),)))
+
+
 @contextmanager
-def slowed(pid: int) -> Iterator[None]:
-    """A process that has half of the time."""
-    done = threading.Event()
-
-    def hold() -> None:
-        while not done.wait(HALF_S):
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(HALF_S)
-            os.kill(pid, signal.SIGCONT)
-
-    holding = threading.Thread(target=hold)
-    holding.start()
+def sleeping() -> Iterator[dict[str, list[str]]]:
+    """Three such servers, the first at half speed."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    servers = [SleepingServer(0.5 if name == SLOWED else 1.0) for name in MACHINES]
+    urls = [asyncio.run_coroutine_threadsafe(each.start(), loop).result() for each in servers]
     try:
-        yield
+        yield {name: [url] for name, url in zip(MACHINES, urls, strict=True)}
     finally:
-        done.set()
-        holding.join()
+        for each in servers:
+            loop.call_soon_threadsafe(each.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
-@contextmanager
-def gate(cluster: LocalCluster, placement: Placement, key: str, router: str) -> Iterator[str]:
-    """Another gate before the same servers, in this process."""
-    thread = GateThread(placement, ServerConfig(http_port=0), GateSettings(router=router, key=key))
-    port = thread.start()
+class Case(NamedTuple):
+    """Gates that are alike."""
+
+    router: str
+    tries: int
+    gates: int
+
+    def __str__(self) -> str:
+        tried = "second tries" if self.tries > 1 else "one try"
+        return f"{self.router}, {tried}, {self.gates} gate{'s' * (self.gates > 1)}"
+
+
+CASES = [Case("slack", 2, 1), Case("two-in-flight", 1, 1), Case("two-in-flight", 2, 1)]
+CASES += [Case("slack", 2, 4), Case("two-aged", 2, 4), Case("two-in-flight", 1, 4)]
+
+
+def missed(case: Case, seed: int) -> tuple[int, int]:
+    """How many deadlines are missed, and of how many; each gate has its part of the requests."""
+    streams = [
+        {"model": name, "rate": BUSY / case.gates / took_s, "deadline_ms": 5e3 * took_s}
+        for name, took_s in SLEEPS_S.items()
+    ]
+    placed, how = placement_of(tuple(SLEEPS_S)), GateSettings(router=case.router, tries=case.tries)
+    threads = [GateThread(placed, ServerConfig(http_port=0), how) for _ in range(case.gates)]
+    urls = [f"http://127.0.0.1:{thread.start()}" for thread in threads]
     try:
-        thread.know({each["machine"]: [each["url"]] for each in cluster.told()["servers"]})
-        while thread.told()["missing"]:
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
+        with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
+            for thread in threads:
+                thread.know(servers)
+            while any(not each["up"] for thread in threads for each in thread.told()["servers"]):
+                time.sleep(0.05)
+            numbers = range(case.gates)
+            results = list(pool.map(lambda at: sent(urls[at], streams, SECONDS, 100 * seed + at), numbers))
     finally:
-        thread.stop()
+        for thread in threads:
+            thread.stop()
+    figures = [each.figures for result in results for each in result.streams]
+    return sum(each.scheduled - each.met for each in figures), sum(each.scheduled for each in figures)
 
 
 def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int) -> LoadResult:
     return run_load(parse_workload({"duration_s": seconds, "warmup_s": 1.0, "seed": seed, "stream": streams}, "w"), url)
 
 
-def routers(cluster: LocalCluster, placement: Placement, key: str) -> dict[str, Any]:
-    streams = [
-        {"model": "chain", "rate": 12.0, "deadline_ms": 60.0},
-        {"model": "mlp", "rate": 40.0, "deadline_ms": 12.0},
-        {"model": "short", "rate": 40.0, "deadline_ms": 12.0},
-    ]
-    missed: dict[str, list[float]] = {"slack": [], "two-in-flight": []}
-    with slowed(cluster.where(SLOWED)[0]):
-        for seed in range(4):
-            for router, shares in missed.items():
-                with gate(cluster, placement, key, router) as url:
-                    result = sent(url, streams, 7.0, seed)
-                due = sum(each.figures.scheduled for each in result.streams)
-                met = sum(round((each.figures.met_share or 0) * each.figures.scheduled) for each in result.streams)
-                shares.append(1 - met / due)
-    return {"missed": {name: statistics.mean(shares) for name, shares in missed.items()}, "runs": missed}
+def routers() -> dict[str, Any]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for seed in range(SEEDS):
+        for case in CASES:
+            found.setdefault(str(case), []).append(missed(case, seed))
+    shares = {name: sum(late for late, _ in runs) / sum(all_ for _, all_ in runs) for name, runs in found.items()}
+    return {"missed": shares, "late_of": found}
 
 
 # Kills
@@ -257,23 +318,32 @@ def main() -> None:
     asked_for = parser.parse_args()
     key = os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(32))
     found: dict[str, Any] = {"machine": machine()}
+    parts = asked_for.only.split(",")
+    if "routers" in parts:
+        found["routers"] = routers()
+        print("routers", json.dumps(found["routers"], indent=1), flush=True)
+        parts.remove("routers")
+    if parts:
+        on_cluster(parts, asked_for.requests, found, key)
+    write_json(asked_for.output, found)
+
+
+def on_cluster(parts: list[str], requests: int, found: dict[str, Any], key: str) -> None:
+    """What needs a cluster of Ray."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         written(folder)
-        placement = Placement.model_validate_json((folder / "placement.json").read_text())
         began = time.monotonic()
         with LocalCluster(3, placement=name, port=0, server={"lanes": 1, "learn_first": True}) as cluster:
             found["start_s"] = time.monotonic() - began
-            parts = {
+            ways = {
                 "cost": lambda: cost(cluster, key),
                 "refused": lambda: asyncio.run(refusals(cluster.urls[0])),
-                "routers": lambda: routers(cluster, placement, key),
-                "kills": lambda: kills(cluster, asked_for.requests),
+                "kills": lambda: kills(cluster, requests),
             }
-            for part in asked_for.only.split(","):
-                found[part] = parts[part]()
+            for part in parts:
+                found[part] = ways[part]()
                 print(part, json.dumps(found[part], indent=1), flush=True)
-    write_json(asked_for.output, found)
 
 
 if __name__ == "__main__":

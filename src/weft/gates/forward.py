@@ -27,7 +27,6 @@ log = logging.getLogger("weft.gate")
 
 MACHINE = "Weft-Machine"
 """The header of an answer that says where it was computed."""
-TRIES = 2
 LATE_S = 0.02
 """How long after its deadline a strict request waits for its server's own word."""
 
@@ -49,6 +48,8 @@ class GateState(Protocol):
     board: RoutingBoard
     links: dict[int, Link]
     """By their places on the board."""
+    tries: int
+    """Servers that may be asked for a result, one after another."""
     counts: Counter[str]
     """What became of requests here rather than at a server."""
 
@@ -153,7 +154,7 @@ class Forward:
 
     def _again(self, now: int, but: int | None) -> bool:
         """Try another server, where that can still be in time."""
-        if self._tries >= TRIES or not self._exchange.open or not self._send(now, but):
+        if self._tries >= self._gate.tries or not self._exchange.open or not self._send(now, but):
             return False
         self._gate.counts["tried_again"] += 1
         return True

@@ -28,7 +28,6 @@ from weft.serving.hops import age_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http import HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget
-from weft.serving.json_helpers import LARGE_BYTES
 from weft.serving.keys import Caller, Keys
 from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
 from weft.serving.routes import OPEN, PROBES, SMALL_BODY_BYTES, VITAL, header_length, model_of, peeked, refusal
@@ -42,6 +41,8 @@ log = logging.getLogger("weft.gate")
 
 CONNECTIONS = 256
 """Kept to each server, at most."""
+PEEKED_BYTES = 64 * 1024
+"""JSON up to this is read for its deadline: what is longer would keep others waiting."""
 PAST = 32
 """So many servers that are gone are remembered."""
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
@@ -55,6 +56,8 @@ class GateSettings:
     """One of ``cluster.router.ROUTERS``."""
     gates: int = 1
     """How many gates divide the requests."""
+    tries: int = 2
+    """Servers that may be asked for a result, one after another; 1: what is refused or lost is not tried again."""
     key: str | None = None
     """What the servers want."""
     context: ssl.SSLContext | None = None
@@ -68,6 +71,7 @@ class Gate:
     def __init__(self, placement: Placement, face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
         self.placement, self.config, self.settings = placement, face, settings
         self.board = RoutingBoard(placement, router=settings.router, gates=settings.gates)
+        self.tries = settings.tries
         self.links: dict[int, Link] = {}
         """By their places on the board."""
         self.counts: Counter[str] = Counter()
@@ -172,7 +176,7 @@ class Gate:
         """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
         headers = exchange.headers
         length = header_length(headers)
-        large = (len(exchange.body) if length is None else length) > LARGE_BYTES
+        large = (len(exchange.body) if length is None else length) > PEEKED_BYTES
         parameters = {} if large or "content-encoding" in headers else peeked(exchange.body, length)
         terms = next((link.terms[model] for link in self.links.values() if model in link.terms), ModelTerms())
         return due_of(parameters, exchange.received_ns - (age_of(headers) or 0), terms)
