@@ -219,7 +219,7 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
         for name, took_s in SLEEPS_S.items()
     ]
     placed, how = placement_of(tuple(SLEEPS_S)), GateSettings(router=case.router, tries=case.tries)
-    threads = [GateThread(placed, ServerConfig(http_port=0), how) for _ in range(case.gates)]
+    threads = [GateThread(placed, ServerConfig(http_port=0, grpc_port=None), how) for _ in range(case.gates)]
     urls = [f"http://127.0.0.1:{thread.start()}" for thread in threads]
     try:
         with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
@@ -236,8 +236,9 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
     return sum(each.scheduled - each.met for each in figures), sum(each.scheduled for each in figures)
 
 
-def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int) -> LoadResult:
-    return run_load(parse_workload({"duration_s": seconds, "warmup_s": 1.0, "seed": seed, "stream": streams}, "w"), url)
+def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int, warmup_s: float = 1.0) -> LoadResult:
+    raw = {"duration_s": seconds, "warmup_s": warmup_s, "seed": seed, "stream": streams}
+    return run_load(parse_workload(raw, "requests"), url)
 
 
 def routers() -> dict[str, Any]:
@@ -258,8 +259,10 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
     done = threading.Event()
 
     def kill() -> None:
+        start = time.monotonic()
         for number in range(KILLS):
-            if done.wait(seconds / (KILLS + 1)):
+            at = start + seconds * (number + 0.5) / KILLS
+            if done.wait(max(0.0, at - time.monotonic())):
                 return
             name = MACHINES[number % len(MACHINES)]
             known = {each["url"] for each in cluster.told()["servers"] if each["machine"] == name}
@@ -274,7 +277,7 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
     killer = threading.Thread(target=kill)
     killer.start()
     streams = [{"model": model, "rate": RATE / 2, "deadline_ms": 5000.0} for model in ("mlp", "short")]
-    result = sent(cluster.urls[0], streams, seconds, 0)
+    result = sent(cluster.urls[0], streams, seconds, 0, 0.0)
     done.set()
     killer.join()
     told = cluster.told()
@@ -334,7 +337,9 @@ def on_cluster(parts: list[str], requests: int, found: dict[str, Any], key: str)
         folder = Path(name)
         written(folder)
         began = time.monotonic()
-        with LocalCluster(3, placement=name, port=0, server={"lanes": 1, "learn_first": True}) as cluster:
+        with LocalCluster(
+            3, placement=name, port=0, grpc_port=None, server={"lanes": 1, "learn_first": True}
+        ) as cluster:
             found["start_s"] = time.monotonic() - began
             ways = {
                 "cost": lambda: cost(cluster, key),

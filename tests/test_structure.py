@@ -64,7 +64,7 @@ ONLY_IN = {
     "typer": ("cli/",),
     "rich": ("cli/",),
     "onnxruntime": ("runtime/onnxruntime_cpu/", "runtime/cuda/", "tuning/quantised/", "tuning/runtime_target/"),
-    "grpc": ("serving/",),
+    "grpc": ("serving/", "gates/grpc_face.py"),
     "httptools": ("serving/http.py",),
     "opentelemetry": ("serving/telemetry.py",),
     "ortools": ("mapping/", "placing/"),

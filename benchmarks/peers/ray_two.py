@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import ray
-from ray import serve
 from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
 from starlette.responses import Response
+
+import ray
+from ray import serve
 
 
 class Onnx:

@@ -36,7 +36,7 @@ def up(
     models: Annotated[str, what("--models", metavar="FOLDER", help="Where NAME.onnx of each model is.")] = "",
     nodes: Annotated[int, what("--nodes", min=1, max=64, help="Nodes on this machine.")] = 3,
     gates: Annotated[int, how("--gates", min=1, max=64, help="How many gates, on a node each.")] = 1,
-    port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate.")] = 8100,
+    port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate; gRPC has one 1000 higher.")] = 8100,
     router: Annotated[str, how("--router", help="As in weft cluster --routers.")] = "slack",
     lanes: Annotated[int, how("--lanes", min=1, help="Of each server.")] = 1,
     bench: Annotated[
@@ -52,7 +52,8 @@ def up(
 
     if (kill or json_file) and bench is None:
         raise InputError("--kill and --json are for a run; name its workload with --bench")
-    settings = {"placement": placement, "models": models, "gates": gates, "port": port, "router": router}
+    ports = {"port": port, "grpc_port": 0 if port == 0 else port + 1000}
+    settings = {"placement": placement, "models": models, "gates": gates, "router": router, **ports}
     cluster = LocalCluster(nodes, **settings, server={"lanes": lanes})
     if kill is not None and kill not in cluster.machines:
         raise InputError(unknown_name("machine", kill, cluster.machines))

@@ -1,4 +1,4 @@
-"""A gate: the protocol over HTTP before the servers of a placement.
+"""A gate: the protocol over HTTP and gRPC before the servers of a placement.
 
 Its face is that of the server (``serving.http``): the same limits, keys and refusals. It computes nothing and keeps no
 queue: a request goes on at once (``forward``), to the server that ``board`` chooses, over a connection that is kept
@@ -19,6 +19,7 @@ from weft.errors import Forbidden, NotFound, Overloaded, PlacingError, RequestEr
 from weft.gates import metrics
 from weft.gates.board import RoutingBoard
 from weft.gates.forward import Forward
+from weft.gates.grpc_face import GateGrpc
 from weft.gates.link import Link
 from weft.load.client import parse_url
 from weft.placing.placement import Placement
@@ -31,7 +32,7 @@ from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, Requ
 from weft.serving.keys import Caller, Keys
 from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
 from weft.serving.routes import OPEN, PROBES, SMALL_BODY_BYTES, VITAL, header_length, model_of, peeked, refusal
-from weft.serving.server import limits_of, tls_of
+from weft.serving.server import grpc_tls_of, limits_of, tls_of
 from weft.version import __version__
 
 if TYPE_CHECKING:
@@ -80,20 +81,28 @@ class Gate:
         """What there was to say of servers that are no more."""
         self.keys = Keys(face.api_key, face.keys_file)
         self.port: int | None = None
+        self.grpc_port: int | None = None
         self._hosts = HostNames(names_of(face))
         self._draining = False
+        self._grpc: GateGrpc | None = None
         self._http = HttpServer(
-            self._handle, limits_of(face), gate=self._judge, budget=ByteBudget(face.inflight_bytes), vital=VITAL
+            self.handle, limits_of(face), gate=self.judge, budget=ByteBudget(face.inflight_bytes), vital=VITAL
         )
 
     async def start(self) -> int:
-        """Listen; returns the port. OSError where that cannot be."""
-        self.port = await self._http.start(self.config.host, self.config.http_port, tls_of(self.config))
+        """Listen; returns the port. OSError where that cannot be, RuntimeError where gRPC cannot."""
+        config = self.config
+        self.port = await self._http.start(config.host, config.http_port, tls_of(config))
+        if config.grpc_port is not None:
+            self._grpc = GateGrpc(self, config.max_body_bytes)
+            self.grpc_port = await self._grpc.start(config.host, config.grpc_port, grpc_tls_of(config))
         return self.port
 
     async def stop(self) -> None:
         """Take no new requests, and end when the others are answered."""
         self._draining = True
+        if self._grpc:
+            await self._grpc.stop(self.config.drain_s)
         await self._http.drain(self.config.drain_s)
         self._http.close()
         await self.know({})
@@ -128,7 +137,7 @@ class Gate:
 
     # By its head
 
-    def _judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
+    def judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
         """Let a request in, or say why not."""
         try:
             path = target.raw_path
@@ -156,7 +165,8 @@ class Gate:
             raise NotFound(f"no such path: {path[:200]!r}")
         return lambda exchange, _: exchange.respond(answer(self))
 
-    def _handle(self, exchange: HttpExchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer a request that was let in, now or later."""
         let = exchange.passage
         assert isinstance(let, _Let)
         try:

@@ -69,13 +69,18 @@ class GateThread:
     async def _start(self) -> int:
         placement, settings = self._made
         asked = self._face.http_port
-        for port in range(asked, asked + (PORTS if asked else 1)):
-            self.gate = Gate(placement, replace(self._face, http_port=port), settings)
+        for more in range(PORTS if asked else 1):
+            grpc_port = self._face.grpc_port and self._face.grpc_port + more
+            self.gate = Gate(placement, replace(self._face, http_port=asked + more, grpc_port=grpc_port), settings)
             try:
                 return await self.gate.start()
+            except RuntimeError as error:  # gRPC does not tell why
+                await self.gate.stop()
+                raise InputError(f"cannot listen on {self._face.host}:{grpc_port} for gRPC; choose another") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise InputError(f"cannot listen on {self._face.host}:{port}: {error.strerror or error}") from error
+                    where = f"{self._face.host}:{asked + more}"
+                    raise InputError(f"cannot listen on {where}: {error.strerror or error}") from error
         raise InputError(f"ports {asked} to {asked + PORTS - 1} of {self._face.host} are taken; choose another")
 
     def _end(self) -> None:

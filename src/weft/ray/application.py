@@ -146,7 +146,8 @@ def app(args: dict[str, Any]) -> Any:
     machines = [_machine(machine, settings, key).bind(
         machine, sources_of(machine, settings), _config(settings, key), directory
     ) for machine in placement.machines]  # fmt: skip
-    face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, "http_port": settings.port, **settings.gate})
+    ports = {"http_port": settings.port, "grpc_port": settings.grpc_port}
+    face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, **ports, **settings.gate})
     how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
     gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
     router = GateSettings(router=settings.router, gates=settings.gates, key=key)

@@ -51,6 +51,8 @@ class RaySettings(BaseModel, extra="forbid", frozen=True):
     """One on a node at most."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8100
     """Of gates; the next ones are tried where it is taken. Serve's own proxy has 8000."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = 9100
+    """The same for gRPC; none where it is null."""
     host: str = ""
     """What gates and servers listen on; the node's address where left out."""
     router: Annotated[str, AfterValidator(_router)] = next(iter(ROUTERS))

@@ -20,7 +20,7 @@ from weft.serving.classification import classified
 from weft.serving.regions import RegionPart, places
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
-_CONTENTS = {
+CONTENTS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
     "UINT16": "uint_contents",
@@ -61,7 +61,7 @@ def encode_infer(response: InferResponse) -> Any:
     """The ``ModelInferResponse`` with the wanted outputs, all of them raw."""
     request, model = response.request, response.model
     message = _ModelInferResponse(model_name=model.name, model_version=model.version, id=request.id)
-    _fill_parameters(message.parameters, response.parameters)
+    fill_parameters(message.parameters, response.parameters)
     specs = {spec.name: spec for spec in model.outputs}
     for wanted in request.wanted:
         spec = specs[wanted.name]
@@ -70,7 +70,7 @@ def encode_infer(response: InferResponse) -> Any:
             spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         if spec.name in response.shared:
-            _fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
+            fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
             message.raw_output_contents.append(b"")  # clients count one for every output
         else:
             message.raw_output_contents.append(wire.to_binary(array))
@@ -152,7 +152,8 @@ def _values(parameters: Any) -> dict[str, Any]:
     return values
 
 
-def _fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
+def fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
+    """Put parameters into a message's field for them."""
     for key, value in parameters.items():
         if isinstance(value, bool):
             field[key].bool_param = value
@@ -168,7 +169,7 @@ def _fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
 
 def _from_contents(contents: Any, fitted: Fitted) -> Array:
     spec, dtype, shape, elements = fitted
-    field = _CONTENTS.get(spec.datatype)
+    field = CONTENTS.get(spec.datatype)
     if field is None:
         raise BadRequest(f"input {spec.name!r}: {spec.datatype} has no typed contents; send raw_input_contents")
     for other, _ in contents.ListFields():

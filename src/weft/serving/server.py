@@ -104,7 +104,7 @@ class Server:
         self._open(learn_first=True)
         try:
             tls_of(self.config)
-            _grpc_tls(self.config)
+            grpc_tls_of(self.config)
             await self.service.preload(say)
             report(self.service)
         finally:
@@ -180,7 +180,7 @@ class Server:
             raise InputError(f"cannot listen on {config.host}:{config.http_port}: {error.strerror or error}") from error
         if self._grpc and config.grpc_port is not None:
             try:
-                self.grpc_port = await self._grpc.start(config.host, config.grpc_port, _grpc_tls(config))
+                self.grpc_port = await self._grpc.start(config.host, config.grpc_port, grpc_tls_of(config))
             except RuntimeError as error:  # gRPC does not tell why
                 where = f"{config.host}:{config.grpc_port}"
                 raise InputError(f"cannot listen on {where} for gRPC; is the port taken? choose another") from error
@@ -379,7 +379,7 @@ def tls_of(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _grpc_tls(config: ServerConfig) -> Any:
+def grpc_tls_of(config: ServerConfig) -> Any:
     if config.tls_cert is None or config.tls_key is None:
         return None
     return credentials(config.tls_cert, config.tls_key)
