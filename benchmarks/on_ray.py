@@ -317,10 +317,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="cost,refused,routers,kills")
     parser.add_argument("--requests", type=int, default=20_000, help="in which servers are killed")
-    parser.add_argument("--output", default=str(RESULTS))
+    parser.add_argument("--output", default=str(RESULTS), help="parts that are not asked for stay as they are there")
     asked_for = parser.parse_args()
     key = os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(32))
-    found: dict[str, Any] = {"machine": machine()}
+    kept = Path(asked_for.output)
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    found["machine"] = machine()
     parts = asked_for.only.split(",")
     if "routers" in parts:
         found["routers"] = routers()

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.cli.test_cli import refused, run
 from tests.gates.cases import PAIR, answering, ask, gated, infer, placement, scripted, until
 from tests.serving import live
 from weft.errors import PlacingError
@@ -245,3 +246,17 @@ def test_metrics_tell_machines_apart():
         tried = lines['weft_gate_decisions_total{gate="gate",what="tried_again"}']
         assert lines[f'weft_gate_requests_total{{machine="right",url="{right.url}",end="refused"}}'] == tried
         assert all(any(key.startswith(family.name) for key in lines) for family in FAMILIES)
+
+
+def test_how_a_cluster_stands_is_shown(capsys, tmp_path):
+    with scripted(OK, BUSY) as (left, right), gated(PAIR, {"left": [left.url], "right": [right.url]}) as gate:
+        url = f"http://127.0.0.1:{gate.gate.port}"
+        assert infer(gate)[0] == 200
+        gate.know({"left": [left.url]})
+        code, shown, _ = run(capsys, "ray", "status", url, "--json", str(tmp_path / "status.json"))
+        assert code == 0 and "left" in shown and "right" in shown
+        told = json.loads((tmp_path / "status.json").read_text())
+        assert [server["machine"] for server in told["servers"]] == ["left"] and told["format"] == 1
+        assert [server["machine"] for server in told["past"]] == ["right"] and not told["missing"]
+    assert "no gate answers" in refused(capsys, "ray", "status", url)
+    assert "--bench" in refused(capsys, "ray", "up", "nowhere", "--kill", "left")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Several machines, run by Ray.", no_args_is_help=True)
 
+BACK_S = 60.0
+"""How long a lost machine is waited for after the run."""
 KILL_AT = 0.4
 """When a node is killed, as a share of the run."""
 
@@ -38,7 +40,7 @@ def up(
     gates: Annotated[int, how("--gates", min=1, max=64, help="How many gates, on a node each.")] = 1,
     port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate; gRPC has one 1000 higher.")] = 8100,
     router: Annotated[str, how("--router", help="As in weft cluster --routers.")] = "slack",
-    lanes: Annotated[int, how("--lanes", min=1, help="Of each server.")] = 1,
+    lanes: Annotated[int | None, how("--lanes", min=1, show_default="as planned, or 1", help="Of each server.")] = None,
     bench: Annotated[
         str | None, what("--bench", metavar="WORKLOAD", help="Send a workload through a gate, report, and end.")
     ] = None,
@@ -54,7 +56,7 @@ def up(
         raise InputError("--kill and --json are for a run; name its workload with --bench")
     ports = {"port": port, "grpc_port": 0 if port == 0 else port + 1000}
     settings = {"placement": placement, "models": models, "gates": gates, "router": router, **ports}
-    cluster = LocalCluster(nodes, **settings, server={"lanes": lanes})
+    cluster = LocalCluster(nodes, **settings, server={} if lanes is None else {"lanes": lanes})
     if kill is not None and kill not in cluster.machines:
         raise InputError(unknown_name("machine", kill, cluster.machines))
     with progress_bar("starting"):
@@ -106,6 +108,9 @@ def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str,
         result = run_load(
             asked, url, progress=lambda gone, answers, _: advance(f"{answers} answers; seconds", round(gone))
         )
+    if lost is not None:
+        with progress_bar("waiting for the machine that was lost"):
+            lost.wait(BACK_S)
     print_load(result)
     told = cluster.told()
     print_table(_table(f"{url}: {_summary(told)}", told))

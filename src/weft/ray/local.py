@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
@@ -38,13 +38,21 @@ class LostNode:
     back_s: float | None = None
     """Another one took requests in its place."""
 
+    watch: threading.Thread | None = None
+    """Ends when it is served again, or is given up."""
+
+    def wait(self, seconds: float) -> None:
+        """Until it is served again, but no longer than that."""
+        if self.watch is not None:
+            self.watch.join(seconds)
+
     def report(self) -> str:
         noticed = "not noticed" if self.noticed_s is None else f"noticed after {self.noticed_s * 1e3:.0f} ms"
         back = "not back yet" if self.back_s is None else f"served again after {self.back_s:.1f} s"
         return f"that of {self.machine} was killed at {self.after_s:.1f} s: {noticed}, {back}"
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"machine": self.machine, "after_s": self.after_s, "noticed_s": self.noticed_s, "back_s": self.back_s}
 
 
 class LocalCluster:
@@ -153,7 +161,8 @@ class LocalCluster:
                     lost.back_s = passed_s
                 time.sleep(0.05)
 
-        threading.Thread(target=kill_and_watch, name="a node is lost", daemon=True).start()
+        lost.watch = threading.Thread(target=kill_and_watch, name="a node is lost", daemon=True)
+        lost.watch.start()
         return lost
 
     def kill_node(self, machine: str) -> None:
