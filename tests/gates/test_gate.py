@@ -234,6 +234,15 @@ def test_keys_of_clients_are_the_gate_s_and_those_of_servers_their_own(servers):
         assert status == 500 and "this gate's key" in answer["error"]
 
 
+def test_the_page_of_the_cluster_needs_no_key_and_asks_for_it_itself():
+    with gated(PAIR, {}, api_key="k") as gate:
+        status, body, headers = ask(gate, "/")
+        assert status == 200 and headers["Content-Type"].startswith("text/html")
+        assert b"weft cluster" in body and b"/*weft:" not in body and b"src=" not in body
+        assert ask(gate, "/weft/cluster")[0] == 401
+        assert ask(gate, "/weft/cluster", Authorization="Bearer k")[0] == 200
+
+
 def test_metrics_tell_machines_apart():
     where = placement(left={"net": 0.5, "other": 1.0}, right={"net": 0.5})
     with scripted(OK, BUSY) as (left, right), gated(where, {"left": [left.url], "right": [right.url]}) as gate:

@@ -1,87 +1,133 @@
-"""A gate over gRPC: the same gate, asked by Triton's own client."""
+"""A gate over gRPC: what Triton's own client finds there, and how calls become requests."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import json
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
-from tests.gates.cases import PAIR, answering, gated, scripted
+from tests.gates.cases import PAIR, answering, gated, infer, scripted, until
 from tests.serving import live
-from weft.gates import board
+from weft.errors import Failed
+from weft.gates.transcoded import as_body, as_message
+from weft.runtime.tensors import TensorSpec
+from weft.serving import grpc_wire, proto, wire
+from weft.serving.wire import ModelSpec
 
-client = pytest.importorskip("tritonclient.grpc", reason="tritonclient of .[dev] is the judge")
-utils = pytest.importorskip("tritonclient.utils")
-
-ROW = np.random.default_rng(3).normal(size=(1, 64)).astype(np.float32)
+ROW = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]:
-    with live.running(live.mlp(tmp_path_factory.mktemp("models") / "net.onnx"), api_key="inner") as running:
-        yield running
-
-
-@contextlib.contextmanager
-def asked(gate) -> Iterator:
-    with client.InferenceServerClient(f"127.0.0.1:{gate.gate.grpc_port}") as found:
+def gate(tmp_path_factory: pytest.TempPathFactory):
+    file = live.mlp(tmp_path_factory.mktemp("models") / "net.onnx")
+    made = {"api_key": "inner", "grpc_port": None}
+    with (
+        live.running(file, **made) as left,
+        live.running(file, **made) as right,
+        gated(PAIR, {"left": [left.url], "right": [right.url]}, key="inner", grpc_port=0) as found,
+    ):
         yield found
 
 
-def image(rows: np.ndarray = ROW):
-    found = client.InferInput("x", list(rows.shape), "FP32")
-    found.set_data_from_numpy(rows)
+@pytest.fixture
+def client(gate):
+    with triton.InferenceServerClient(f"127.0.0.1:{gate.gate.grpc_port}") as found:
+        yield found
+
+
+def asked(row: np.ndarray = ROW) -> triton.InferInput:
+    found = triton.InferInput("x", list(row.shape), "FP32")
+    found.set_data_from_numpy(row)
     return found
 
 
-def test_results_and_descriptions_come_through(server) -> None:
-    with gated(PAIR, {"left": [server.url]}, key="inner", grpc_port=0) as gate, asked(gate) as calls:
-        assert calls.is_server_live() and calls.is_server_ready() and calls.is_model_ready("net")
-        assert [each.name for each in calls.get_model_metadata("net").inputs] == ["x"]
-        assert calls.get_model_config("net").config.name == "net"
-        assert calls.get_server_metadata().name == "weft"
-        found = calls.infer("net", [image()], request_id="seven", outputs=[client.InferRequestedOutput("y")])
-        assert found.get_response().id == "seven"
-        with client.InferenceServerClient(server.grpc_address) as direct:
-            alone = direct.infer("net", [image()], headers={"authorization": "Bearer inner"})
-        assert np.array_equal(found.as_numpy("y"), alone.as_numpy("y"))
-        assert np.array_equal(calls.infer("net", [image()]).as_numpy("y"), alone.as_numpy("y"))
-        assert gate.told()["servers"][0]["ended"]["ok"] >= 2
+def test_answers_are_those_over_http(gate, client):
+    over_http = infer(gate, rows=ROW.tolist())[1]["outputs"][0]
+    answer = client.infer("net", [asked()], request_id="7")
+    found = answer.as_numpy(over_http["name"])
+    assert found.ravel().tolist() == pytest.approx(over_http["data"], rel=1e-6)
+    assert answer.get_response().id == "7"
+    named = client.infer("net", [asked()], outputs=[triton.InferRequestedOutput(over_http["name"])])
+    assert named.as_numpy(over_http["name"]).tolist() == found.tolist()
+    classes = client.infer("net", [asked()], outputs=[triton.InferRequestedOutput(over_http["name"], class_count=2)])
+    assert len(classes.as_numpy(over_http["name"]).ravel()) == 2
 
 
-def test_typed_contents_are_the_same_as_raw_ones(server) -> None:
-    from weft.gates.grpc_face import _request
-    from weft.serving import proto
+def test_what_is_no_inference_is_told(client):
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("net")
+    assert not client.is_model_ready("other")
+    assert client.get_server_metadata().name == "weft"
+    assert client.get_model_metadata("net").inputs[0].name == "x"
+    assert client.get_model_config("net").config.name == "net"
+    assert [each.name for each in client.get_model_repository_index().models] == ["net"]
 
+
+def test_streams_answer_in_order_and_go_on_after_an_error(client):
+    answers: list = []
+    client.start_stream(lambda result, error: answers.append(error or result.get_response().id))
+    for number in range(5):
+        client.async_stream_infer("net" if number != 2 else "other", [asked()], request_id=str(number))
+    until(lambda: len(answers) == 5)
+    client.stop_stream()
+    assert [each for each in answers if isinstance(each, str)] == ["0", "1", "3", "4"]
+    assert "unknown model 'other'" in str(answers[2])
+
+
+def test_errors_have_their_codes(client):
+    with pytest.raises(InferenceServerException, match="unknown model 'other'") as unknown:
+        client.infer("other", [asked()])
+    assert unknown.value.status() == "StatusCode.NOT_FOUND"
+    with pytest.raises(InferenceServerException) as unfit:
+        client.infer("net", [asked(np.zeros((1, 3), np.float32))])
+    assert unfit.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_a_call_s_own_deadline_is_that_of_its_request():
+    with scripted(answering(200)) as (server,), gated(PAIR, {"left": [server.url]}, grpc_port=0) as gate:
+        address = f"127.0.0.1:{gate.gate.grpc_port}"
+        with triton.InferenceServerClient(address) as client, pytest.raises(InferenceServerException) as unread:
+            client.infer("net", [asked()], client_timeout=500)
+        assert "a server's answer cannot be read: KeyError" in str(unread.value)
+        sent = server.asked[0]
+        head = json.loads(sent.body[: int(sent.headers["inference-header-content-length"])])
+        assert 400e6 < head["parameters"]["timeout"] < 600e6
+
+
+def test_without_the_key_nothing_is_told():
+    with scripted(answering(200)) as (server,), gated(PAIR, {"left": [server.url]}, grpc_port=0, api_key="k") as gate:
+        with triton.InferenceServerClient(f"127.0.0.1:{gate.gate.grpc_port}") as client:
+            assert client.is_server_live()
+            with pytest.raises(InferenceServerException) as refused:
+                client.infer("net", [asked()])
+            assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
+            client.get_server_metadata(headers={"authorization": "Bearer k"})
+        assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [
+        ("FP32", "fp32_contents", [1.5, float("nan"), float("inf")]),
+        ("FP64", "fp64_contents", [1e300, -0.0, 2.0]),
+        ("INT8", "int_contents", [-3, 0, 7]),
+        ("UINT64", "uint64_contents", [2**63, 0, 1]),
+        ("BOOL", "bool_contents", [True, False, True]),
+        ("BYTES", "bytes_contents", [b"\xff\x00", b"", b"abc"]),
+    ],
+)
+def test_typed_contents_arrive_as_a_server_would_have_read_them(datatype, field, values):
+    spec = ModelSpec("net", "", (TensorSpec("x", datatype, (3,)),), ())
     message = proto.CLASSES["ModelInferRequest"](model_name="net")
-    message.inputs.add(name="x", datatype="FP32", shape=[1, 64]).contents.fp32_contents.extend(ROW[0].tolist())
-    _, (typed,) = _request(message, None)
-    assert typed == ROW.tobytes()
-    message = proto.CLASSES["ModelInferRequest"](model_name="net")
-    message.inputs.add(name="s", datatype="BYTES", shape=[2]).contents.bytes_contents.extend([b"a", b"bc"])
-    head, (strings,) = _request(message, 0.25)
-    assert strings == b"\x01\0\0\0a\x02\0\0\0bc" and head["parameters"]["timeout"] == 250_000
+    tensor = message.inputs.add(name="x", datatype=datatype, shape=[3])
+    getattr(tensor.contents, field).extend(values)
+    body = as_body(message, None)
+    read = wire.decode(memoryview(body.data), body.head_bytes, spec).inputs["x"]
+    np.testing.assert_array_equal(read, grpc_wire.decode_infer(message, spec).inputs["x"])
 
 
-def test_errors_have_their_codes(server, monkeypatch) -> None:
-    monkeypatch.setattr(board, "BELIEVED_NS", 10**15)
-    with gated(PAIR, {"left": [server.url]}, key="inner", api_key="outer", grpc_port=0) as gate, asked(gate) as calls:
-        key = {"authorization": "Bearer outer"}
-        for code, call in (
-            ("UNAUTHENTICATED", lambda: calls.infer("net", [image()])),
-            ("NOT_FOUND", lambda: calls.infer("nett", [image()], headers=key)),
-            ("INVALID_ARGUMENT", lambda: calls.infer("net", [image(ROW[:, :3])], headers=key)),
-            ("UNIMPLEMENTED", lambda: calls.get_inference_statistics("net", headers=key)),
-        ):
-            with pytest.raises(utils.InferenceServerException) as caught:
-                call()
-            assert caught.value.status() == f"StatusCode.{code}"
-
-
-def test_a_call_s_deadline_goes_on_as_what_is_left_of_it() -> None:
-    with scripted(answering(503)) as (server,), gated(PAIR, {"left": [server.url]}, grpc_port=0) as gate:
-        with asked(gate) as calls, pytest.raises(utils.InferenceServerException):
-            calls.infer("net", [image()], client_timeout=500.0)
-        assert b'"timeout":' in server.asked[0].body and int(server.asked[0].headers["weft-age-us"]) < 500_000_000
+def test_an_answer_without_the_bytes_it_should_have_is_an_error():
+    with pytest.raises(Failed, match="came as JSON"):
+        as_message(b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[1]}]}', None)

@@ -23,6 +23,7 @@ from weft.gates.grpc_face import GateGrpc
 from weft.gates.link import Link
 from weft.load.client import parse_url
 from weft.placing.placement import Placement
+from weft.reports.page import whole_page
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ServerConfig
 from weft.serving.hops import age_of
@@ -46,6 +47,7 @@ PEEKED_BYTES = 64 * 1024
 """JSON up to this is read for its deadline: what is longer would keep others waiting."""
 PAST = 32
 """So many servers that are gone are remembered."""
+HTML = "text/html; charset=utf-8"
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
 
 
@@ -85,9 +87,8 @@ class Gate:
         self._hosts = HostNames(names_of(face))
         self._draining = False
         self._grpc: GateGrpc | None = None
-        self._http = HttpServer(
-            self.handle, limits_of(face), gate=self.judge, budget=ByteBudget(face.inflight_bytes), vital=VITAL
-        )
+        self.budget = ByteBudget(face.inflight_bytes)
+        self._http = HttpServer(self.handle, limits_of(face), gate=self.judge, budget=self.budget, vital=VITAL)
 
     async def start(self) -> int:
         """Listen; returns the port. OSError where that cannot be, RuntimeError where gRPC cannot."""
@@ -227,6 +228,7 @@ class Gate:
         }
 
     _pages: Mapping[str, Callable[[Gate], HttpResponse]] = {
+        "/": lambda gate: HttpResponse(200, whole_page("cluster.html", "weft.gates").encode(), HTML),
         "/v2": lambda gate: _json({"name": "weft", "version": __version__, "extensions": list(EXTENSIONS)}),
         "/v2/health/live": lambda gate: _json({"live": True}),
         "/v2/health/ready": lambda gate: gate._ready(),

@@ -1,47 +1,58 @@
-"""The protocol over gRPC before a gate: calls become what HTTP asks for and go the same way.
-
-So keys, deadlines, second tries and books are those of ``gate``. Tensors stay the bytes they are; a gRPC deadline
-becomes the parameter ``timeout``. Streams and whatever steers a server are not passed on.
-"""
+"""A gate over gRPC: a call becomes a request over HTTP (``transcoded``), so there is one way through a gate and one
+kind of connection behind it."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of its own beside our errors
+
 import grpc
-import numpy as np
 import orjson
 
-from weft.errors import BadRequest, RequestError
-from weft.runtime.tensors import DATATYPES, TensorSpec
-from weft.serving import grpc_wire, proto, wire
+from weft.errors import RequestError
+from weft.gates.transcoded import as_body, as_message
+from weft.serving import grpc_wire, proto
+from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
+from weft.serving.grpc_health import NOT_SERVING, SERVING, HealthCheckResponse
+from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, parse_target
-from weft.serving.routes import refusal
-from weft.serving.service import internal
 
-CODES = {
-    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 405: "UNIMPLEMENTED",
-    413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 501: "UNIMPLEMENTED", 503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
+STREAM_AHEAD = 16
+"""Requests of one stream that are under way at a time."""
+_CODES = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+    413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
-"""What HTTP says -> what gRPC says; all else is INTERNAL."""
-_LENGTH = "inference-header-content-length"
+"""What a server's status is over gRPC."""
+_HEAD_BYTES = "inference-header-content-length"
 
 
 class HttpWay(Protocol):
     """How a gate takes requests over HTTP."""
+
+    budget: ByteBudget
 
     def judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage: ...
 
     def handle(self, exchange: HttpExchange) -> None: ...
 
 
+class _NoSuccess(Exception):
+    """A call ends with a status that is no success."""
+
+    def __init__(self, code: str, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
 class GateGrpc:
-    """A gRPC server before a gate, on the running event loop."""
+    """The calls of ``GRPCInferenceService`` that a gate can answer, and gRPC's own health service."""
 
     def __init__(self, way: HttpWay, most_bytes: int) -> None:
         self._way = way
@@ -51,15 +62,33 @@ class GateGrpc:
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto.SERVICE, self._handlers()),))
+        calls = {
+            "ServerLive": self._told("/v2/health/live", {"live": True}),
+            "ServerReady": self._flag("/v2/health/ready"),
+            "ServerMetadata": self._told("/v2"),
+            "ModelReady": self._flag("/v2/models/{}/ready"),
+            "ModelMetadata": self._told("/v2/models/{}"),
+            "ModelConfig": self._told("/v2/models/{}/config", wrapped="config"),
+            "ModelStatistics": self._told("/v2/models/{}/stats"),
+            "RepositoryIndex": self._told("/v2/repository/index", wrapped="models"),
+            "ModelInfer": self._infer,
+        }
+        handlers = {name: self._unary(name, answer) for name, answer in calls.items()}
+        request, _, _ = proto.METHODS["ModelStreamInfer"]
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, request.FromString, _written)
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, None, _written)}
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(proto.SERVICE, handlers),
+                grpc.method_handlers_generic_handler(HEALTH, health),
+            )
+        )
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port. RuntimeError where that cannot be."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if credentials is None:
-            bound = self._server.add_insecure_port(address)
-        else:
-            bound = self._server.add_secure_port(address, credentials)
+        add = self._server.add_insecure_port
+        bound = add(address) if credentials is None else self._server.add_secure_port(address, credentials)
         await self._server.start()
         return int(bound)
 
@@ -67,155 +96,140 @@ class GateGrpc:
         """Take no new calls, and let those that run end."""
         await self._server.stop(grace_s)
 
-    def _handlers(self) -> dict[str, Any]:
-        calls: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
-            "ServerLive": self._told(lambda _: "/v2/health/live"),
-            "ServerReady": self._told(lambda _: "/v2/health/ready", unready=True),
-            "ServerMetadata": self._told(lambda _: "/v2"),
-            "ModelReady": self._told(lambda asked: f"{_path(asked.name, asked.version)}/ready", unready=True),
-            "ModelMetadata": self._told(lambda asked: _path(asked.name, asked.version)),
-            "ModelConfig": self._told(lambda asked: f"{_path(asked.name, asked.version)}/config", within="config"),
-            "ModelInfer": self._infer,
-        }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(name, call), proto.METHODS[name][0].FromString, lambda made: made.SerializeToString()
-            )
-            for name, call in calls.items()
-        }
+    # Calls
 
-    def _guarded(self, name: str, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Has what was answered become the message of a call, or its error."""
+    def _unary(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        request, response, _ = proto.METHODS[name]
 
-        async def guarded(message: Any, context: Any) -> Any:
+        async def answered(message: Any, context: Any) -> Any:
             try:
-                found = await call(message, context)
+                found = await answer(message, context)
+                return grpc_wire.filled(response.DESCRIPTOR.name, found) if isinstance(found, dict) else found
             except RequestError as error:
-                found = refusal(error)
-            except Exception as error:
-                found = refusal(internal(error))
-            if isinstance(found, HttpResponse):
-                said = orjson.loads(found.body if isinstance(found.body, bytes) else b"".join(found.body))
-                code = CODES.get(found.status, "INTERNAL")
-                await context.abort(grpc.StatusCode[code], str(said.get("error", said)))
-            return found if not isinstance(found, dict) else grpc_wire.filled(f"{name}Response", found)
+                await context.abort(grpc.StatusCode[error.code], str(error))
+            except _NoSuccess as refused:
+                await context.abort(grpc.StatusCode[refused.code], str(refused))
 
-        return guarded
+        return grpc.unary_unary_rpc_method_handler(answered, request.FromString, _written)
 
-    def _told(
-        self, path: Callable[[Any], str], *, unready: bool = False, within: str = ""
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Asks for JSON under a path; *unready*: a 503 is an answer, too."""
+    async def _check(self, _: bytes, context: Any) -> Any:
+        ready = (await self._asked("GET", "/v2/health/ready", {}, b"")).status == 200
+        return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
 
-        async def told(message: Any, context: Any) -> Any:
-            response = await self._asked("GET", path(message), _headers(context))
-            if response.status != 200 and not (unready and response.status == 503 and b'"ready"' in _body(response)):
-                return response
-            found = orjson.loads(_body(response))
-            return {within: found} if within else found
+    def _told(self, path: str, said: dict[str, Any] | None = None, wrapped: str = "") -> Any:
+        """Answers with what is said at a path, in which {} is the name of a model."""
+
+        async def told(message: Any, context: Any) -> dict[str, Any]:
+            if said is not None:
+                return said
+            answer = await self._asked("GET", _path(path, message), _headers(context), b"")
+            found = orjson.loads(_succeeded(answer))
+            return {wrapped: found} if wrapped else dict(found)
+
+        return told
+
+    def _flag(self, path: str) -> Any:
+        """Answers whether something is ready."""
+
+        async def told(message: Any, context: Any) -> dict[str, Any]:
+            answer = await self._asked("GET", _path(path, message), _headers(context), b"")
+            return {"ready": answer.status == 200}
 
         return told
 
     async def _infer(self, message: Any, context: Any) -> Any:
-        head, pieces = _request(message, context.time_remaining())
-        text = orjson.dumps(head)
-        headers = _headers(context) | {_LENGTH: str(len(text)), "content-type": "application/octet-stream"}
-        path = f"{_path(message.model_name, message.model_version)}/infer"
-        response = await self._asked("POST", path, headers, b"".join([text, *pieces]))
-        return response if response.status != 200 else _answer(response)
+        return await self._computed(message, _headers(context), context.time_remaining())
 
-    async def _asked(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> HttpResponse:
-        """What the gate answers over HTTP."""
+    async def _computed(self, message: Any, headers: dict[str, str], left_s: float | None) -> Any:
+        body = as_body(message, None if left_s is None else max(1, round(left_s * 1e6)))
+        sent = headers | {_HEAD_BYTES: str(body.head_bytes), "content-type": "application/octet-stream"}
+        version = f"/versions/{quote(message.model_version, safe='')}" if message.model_version else ""
+        path = f"/v2/models/{quote(message.model_name, safe='')}{version}/infer"
+        answer = await self._asked("POST", path, sent, body.data)
+        data = _succeeded(answer)
+        length = next((value for name, value in answer.headers if name.lower() == _HEAD_BYTES), None)
+        return as_message(data, None if length is None else int(length))
+
+    async def _stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
+        headers, begun = _headers(context), asyncio.Queue[asyncio.Task[Any] | None](STREAM_AHEAD)
+
+        async def read() -> None:
+            async for message in messages:
+                await begun.put(asyncio.create_task(self._answered(message, headers)))
+            await begun.put(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (task := await begun.get()) is not None:
+                yield await task
+        finally:
+            reader.cancel()
+            while not begun.empty():
+                if (left := begun.get_nowait()) is not None:
+                    left.cancel()
+
+    async def _answered(self, message: Any, headers: dict[str, str]) -> Any:
+        reply = proto.CLASSES["ModelStreamInferResponse"]
+        try:
+            told = reply(infer_response=await self._computed(message, headers, None))
+        except (RequestError, _NoSuccess) as error:
+            meant = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
+            told = reply(error_message=str(error), infer_response=meant)
+        told.infer_response.parameters["triton_final_response"].bool_param = True
+        return told
+
+    # The way through the gate
+
+    async def _asked(self, method: str, path: str, headers: dict[str, str], body: bytes) -> HttpResponse:
+        """What the gate answers to a request; a call that is cancelled is withdrawn."""
         target = parse_target(path.encode())
-        if target is None:
-            raise BadRequest(f"no such model: {path[:200]!r}")
+        assert target is not None  # names are quoted
         passage = self._way.judge(method, target, headers)
         if isinstance(passage, HttpResponse):
             return passage
         answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-
-        def respond(exchange: HttpExchange, response: HttpResponse) -> None:
-            exchange.end()
-            if not answer.done():
-                answer.set_result(response)
-
-        exchange = HttpExchange(respond, method, target, headers, body, "")
+        exchange = HttpExchange(partial(_answered_with, answer), method, target, headers, body, "")
         exchange.passage = passage
+        held = len(body) if len(body) > UNCOUNTED_BYTES else 0
         try:
-            self._way.handle(exchange)
-            return await answer
+            self._way.budget.take(held)
+            try:
+                self._way.handle(exchange)
+                return await answer
+            finally:
+                self._way.budget.give(held)
         finally:
-            gone = exchange.end()
-            if gone is not None:  # the call was cancelled
-                gone()
+            if left := exchange.end():  # the call was cancelled
+                left()
             passage.end()
 
 
-def _path(model: str, version: str) -> str:
-    path = f"/v2/models/{quote(model, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+def _answered_with(answer: asyncio.Future[HttpResponse], exchange: HttpExchange, response: HttpResponse) -> None:
+    exchange.end()
+    if not answer.done():
+        answer.set_result(response)
+
+
+def _succeeded(answer: HttpResponse) -> bytes:
+    """The body of an answer; ``_NoSuccess`` where it tells of an error."""
+    body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
+    if answer.status == 200:
+        return body
+    try:
+        words = str(orjson.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        words = f"a server answered {answer.status}"
+    raise _NoSuccess(_CODES.get(answer.status, "INTERNAL"), words)
+
+
+def _path(path: str, message: Any) -> str:
+    return path.format(quote(message.name, safe="")) if "{}" in path else path
 
 
 def _headers(context: Any) -> dict[str, str]:
-    """A call's metadata as headers, as far as it is text."""
-    found = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    found.pop("host", None)
-    return found
+    return {key: str(value) for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
-def _request(message: Any, remaining_s: float | None) -> tuple[dict[str, Any], list[bytes]]:
-    """The JSON part of a request, and the binary parts behind it."""
-    parameters: dict[str, Any] = grpc_wire.parameters_of(message)
-    if remaining_s is not None and math.isfinite(remaining_s):
-        left_us = max(1, round(remaining_s * 1e6))
-        given = parameters.get("timeout")
-        parameters["timeout"] = min(left_us, given) if isinstance(given, int) and given > 0 else left_us
-    raws, pieces, inputs = iter(message.raw_input_contents), list[bytes](), []
-    for tensor in message.inputs:
-        raw = next(raws, None) if message.raw_input_contents else _typed(tensor)
-        if raw is None:
-            raise BadRequest(f"input {tensor.name!r} has no contents")
-        pieces.append(raw)
-        sizes = {"binary_data_size": len(raw), **grpc_wire.parameters_of(tensor)}
-        inputs.append(
-            {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "parameters": sizes}
-        )
-    outputs = [
-        {"name": each.name, "parameters": {"binary_data": True, **grpc_wire.parameters_of(each)}}
-        for each in message.outputs
-    ]
-    parameters["binary_data_output"] = True
-    return {"id": message.id, "inputs": inputs, "outputs": outputs, "parameters": parameters}, pieces
-
-
-def _typed(tensor: Any) -> bytes | None:
-    """Typed contents as the bytes they stand for."""
-    field = grpc_wire.CONTENTS.get(tensor.datatype)
-    if field is None:
-        return None
-    values = getattr(tensor.contents, field)
-    if tensor.datatype == "BYTES":
-        return wire.to_binary(wire.objects(list(values)))
-    wire.check_range(values, TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)))
-    return np.fromiter(values, DATATYPES[tensor.datatype], len(values)).tobytes()
-
-
-def _answer(response: HttpResponse) -> Any:
-    """The message that a result over HTTP comes to."""
-    body, length = _body(response), {key.lower(): value for key, value in response.headers}.get(_LENGTH)
-    at = len(body) if length is None else int(length)
-    told: Mapping[str, Any] = orjson.loads(body[:at])
-    message = proto.CLASSES["ModelInferResponse"](
-        model_name=told["model_name"], model_version=told.get("model_version", ""), id=told.get("id", "")
-    )
-    grpc_wire.fill_parameters(message.parameters, told.get("parameters", {}))
-    for output in told["outputs"]:
-        size = output["parameters"]["binary_data_size"]
-        message.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
-        message.raw_output_contents.append(body[at : at + size])
-        at += size
-    return message
-
-
-def _body(response: HttpResponse) -> bytes:
-    return response.body if isinstance(response.body, bytes) else b"".join(response.body)
+def _written(message: Any) -> bytes:
+    return bytes(message.SerializeToString())

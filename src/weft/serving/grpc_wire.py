@@ -20,7 +20,7 @@ from weft.serving.classification import classified
 from weft.serving.regions import RegionPart, places
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
-CONTENTS = {
+_CONTENTS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
     "UINT16": "uint_contents",
@@ -169,7 +169,7 @@ def fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
 
 def _from_contents(contents: Any, fitted: Fitted) -> Array:
     spec, dtype, shape, elements = fitted
-    field = CONTENTS.get(spec.datatype)
+    field = _CONTENTS.get(spec.datatype)
     if field is None:
         raise BadRequest(f"input {spec.name!r}: {spec.datatype} has no typed contents; send raw_input_contents")
     for other, _ in contents.ListFields():
