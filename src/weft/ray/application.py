@@ -97,7 +97,7 @@ class GateServer:
         machines: list[Any],
     ) -> None:
         """*machines* are named so that Ray starts them."""
-        self._directory = directory
+        self._directory, self._machines = directory, {machine.name for machine in placement.machines}
         host = face.host if face.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
@@ -109,8 +109,8 @@ class GateServer:
 
     async def _ask(self) -> None:
         """Hear who is where; whoever answers stays known, listed or not."""
-        listed: dict[str, list[str]] = await self._directory.known.remote()
-        listed.pop(GATES, None)
+        told: dict[str, list[str]] = await self._directory.known.remote()
+        listed = {machine: urls for machine, urls in told.items() if machine in self._machines}
         for server in self._thread.told()["servers"]:
             if server["up"] and server["url"] not in listed.setdefault(server["machine"], []):
                 listed[server["machine"]].append(server["url"])
@@ -150,7 +150,7 @@ def app(args: dict[str, Any]) -> Any:
     face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, **ports, **settings.gate})
     how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
     gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
-    router = GateSettings(router=settings.router, gates=settings.gates, key=key)
+    router = GateSettings(router=settings.router, key=key)
     return gates.bind(placement, face, router, settings.ca_file, directory, machines)
 
 
