@@ -31,6 +31,8 @@ log = logging.getLogger("weft.ray")
 
 ASKED_EVERY_S = 0.25
 """How often a gate asks who is where."""
+UPSCALE_S = 10.0
+"""How long more must be asked than servers carry before there are more of them."""
 LEAVING_S = 1.0
 """How long a server goes on after it has said that it leaves, so that gates hear of it first."""
 
@@ -168,7 +170,8 @@ def _machine(machine: PlacedMachine, settings: RaySettings, key: str) -> Any:
     scaled: dict[str, Any] = {"num_replicas": 1}
     if settings.copies > 1:
         policy = {"policy_function": UtilisationPolicy, "policy_kwargs": {"busy_cap": settings.busy_cap}}
-        scaled = {"autoscaling_config": {"min_replicas": 1, "max_replicas": settings.copies, "policy": policy}}
+        bounds = {"min_replicas": 1, "max_replicas": settings.copies, "upscale_delay_s": UPSCALE_S}
+        scaled = {"autoscaling_config": {**bounds, "policy": policy}}
     return _deployed(MachineServer, f"weft-{re.sub('[^A-Za-z0-9._-]', '-', machine.name)}", options, **scaled)
 
 
