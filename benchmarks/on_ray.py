@@ -208,7 +208,7 @@ class Case(NamedTuple):
         return f"{self.router}, {tried}, {self.gates} gate{'s' * (self.gates > 1)}"
 
 
-CASES = [Case("slack", 2, 1), Case("two-in-flight", 1, 1), Case("two-in-flight", 2, 1)]
+CASES = [Case("slack", 1, 1), Case("slack", 2, 1), Case("two-in-flight", 1, 1), Case("two-in-flight", 2, 1)]
 CASES += [Case("slack", 2, 4), Case("two-aged", 2, 4), Case("two-in-flight", 1, 4)]
 
 

@@ -51,6 +51,8 @@ class Scripted:
         self.url = ""
         self.came = threading.Event()
         self.terms: dict[str, Any] = {}
+        self.ready, self.looks = 200, 0
+        """What it says to who asks whether it is; 0: nothing."""
         self.loop: asyncio.AbstractEventLoop
         self._http: HttpServer
 
@@ -60,6 +62,11 @@ class Scripted:
         self.url = f"http://127.0.0.1:{await self._http.start('127.0.0.1', 0)}"
 
     def _handle(self, exchange: HttpExchange) -> None:
+        if exchange.path == "/v2/health/ready":
+            self.looks += 1
+            if self.ready:
+                exchange.respond(HttpResponse(self.ready))
+            return
         if not exchange.path.endswith("/infer"):
             exchange.respond(HttpResponse(200, json.dumps({"parameters": self.terms, "path": exchange.path}).encode()))
             return

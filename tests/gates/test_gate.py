@@ -14,7 +14,7 @@ from tests.cli.test_cli import refused, run
 from tests.gates.cases import PAIR, answering, ask, gated, infer, placement, scripted, until
 from tests.serving import live
 from weft.errors import PlacingError
-from weft.gates import board
+from weft.gates import board, link
 from weft.gates.metrics import FAMILIES
 
 OK, BUSY, LATE = answering(200), answering(503, '{"error": "full"}'), answering(504, '{"error": "late"}')
@@ -181,6 +181,31 @@ def test_requests_that_are_lost_with_a_server_are_computed_by_another():
         assert [status for status, *_ in found] == [200] * 6
         lost = gate.told()["servers"][0]["ended"]["lost"]
         assert 0 < lost == len(left.asked) and gate.told()["counts"]["tried_again"] == lost
+
+
+def test_a_server_that_is_about_to_end_answers_what_it_has():
+    with scripted(lambda exchange: None) as (server,), gated(PAIR, {"left": [server.url]}) as gate:
+        found = []
+        client = threading.Thread(target=lambda: found.append(infer(gate)))
+        client.start()
+        assert server.came.wait(live.PATIENCE_S)
+        server.ready = 503
+        until(lambda: not gate.told()["servers"][0]["up"])
+        assert infer(gate)[0] == 503 and len(server.asked) == 1
+        server.answer(server.asked[0], OK(server.asked[0]))
+        client.join()
+        assert found[0][0] == 200
+
+
+def test_a_server_that_is_only_slow_to_say_so_is_not_given_up_while_it_answers(monkeypatch):
+    monkeypatch.setattr(link, "SILENT_NS", 10**15)
+    with scripted(OK) as (server,), gated(PAIR, {"left": [server.url]}) as gate:
+        monkeypatch.setattr(link, "PATIENCE_S", 0.001)
+        server.ready, seen = 0, server.looks
+        until(lambda: server.looks > seen + 2)
+        assert gate.told()["servers"][0]["up"] and infer(gate)[0] == 200
+        monkeypatch.setattr(link, "SILENT_NS", 0)
+        until(lambda: not gate.told()["servers"][0]["up"])
 
 
 def test_with_nobody_left_a_request_is_told_so():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,7 +140,8 @@ class Context:
     """What Ray shows a policy, as far as ours looks."""
 
     def __init__(self, compute: dict[str, float], running: int) -> None:
-        self.aggregated_metrics = {COMPUTE: compute, BANDWIDTH: dict.fromkeys(compute, 0.0)}
+        told = {replica: [SimpleNamespace(value=9.0), SimpleNamespace(value=load)] for replica, load in compute.items()}
+        self.raw_metrics = {COMPUTE: told, BANDWIDTH: {replica: [] for replica in compute}}
         self.current_num_replicas = self.target_num_replicas = running
         self.capacity_adjusted_min_replicas, self.capacity_adjusted_max_replicas = 1, 3
 

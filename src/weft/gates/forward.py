@@ -122,6 +122,7 @@ class Forward:
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         link, now = self._ended()
+        link.heard_ns = now
         told = estimate_in(answer.head)
         if told is not None:
             self._gate.board.heard(link.place, self._model, told, now, link.way_ns)

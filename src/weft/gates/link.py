@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from urllib.parse import quote
 
 from weft.load.answers import Answer
@@ -17,6 +18,8 @@ LOOK_S = 0.25
 """How often a server is asked whether it takes requests."""
 PATIENCE_S = 1.0
 """How long it may take to say so."""
+SILENT_NS = 5_000_000_000
+"""A server that takes longer is down when it has answered nothing else for so long."""
 SMOOTHING = 0.05
 """Weight of a way that was longer than before; a shorter one counts at once."""
 
@@ -47,6 +50,9 @@ class Link:
         self.counts: Counter[str] = Counter()
         """How requests ended here."""
         self.took_ns = 0
+        self.heard_ns = 0
+        """When a request was last answered here."""
+        self._well_ns = 0
         self._models, self._changed = models, changed
         self._control = Pool(target, 1)
         self._sooner = asyncio.Event()
@@ -67,45 +73,55 @@ class Link:
     async def _watching(self) -> None:
         while True:
             self._sooner.clear()
-            up = await self._looks_well()
-            if up and not self.up:
-                await self._learn()
-            if up != self.up:
-                self.up = up
-                self._changed(self)
-            if not up:
-                self.pool.lose()
-            try:
+            await self._look()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._sooner.wait()
-            except TimeoutError:
-                continue
 
-    async def _looks_well(self) -> bool:
+    async def _look(self) -> None:
+        """Ask whether it takes requests; one that is only slow to say so is left in peace while it answers others."""
         began = time.monotonic_ns()
-        answer = await self._ask("v2/health/ready")
-        passed = time.monotonic_ns() - began
-        if answer is None or answer.status != 200:
-            return False
-        longer = self.way_ns and passed > self.way_ns
-        self.way_ns = self.way_ns + round(SMOOTHING * (passed - self.way_ns)) if longer else passed
-        return True
+        try:
+            answer = await self._ask("v2/health/ready")
+        except TimeoutError:
+            if time.monotonic_ns() - max(self.heard_ns, self._well_ns) > SILENT_NS:
+                self._stands(up=False)
+                self.pool.lose()
+            return
+        except OSError:
+            self._stands(up=False)
+            self.pool.lose()
+            return
+        up, self._well_ns = answer.status == 200, time.monotonic_ns()
+        if up:
+            passed = self._well_ns - began
+            longer = self.way_ns and passed > self.way_ns
+            self.way_ns = self.way_ns + round(SMOOTHING * (passed - self.way_ns)) if longer else passed
+            if not self.up:
+                await self._learn()
+        self._stands(up=up)
+
+    def _stands(self, *, up: bool) -> None:
+        if up != self.up:
+            self.up = up
+            self._changed(self)
 
     async def _learn(self) -> None:
         """When requests are due here that do not say so."""
         for model in self._models:
-            answer = await self._ask(f"v2/models/{quote(model, safe='')}/config")
-            if answer is not None and answer.status == 200:
-                self.terms[model] = _terms(answer.body)
+            with suppress(OSError):
+                answer = await self._ask(f"v2/models/{quote(model, safe='')}/config")
+                if answer.status == 200:
+                    self.terms[model] = _terms(answer.body)
 
-    async def _ask(self, path: str) -> Answer | None:
-        """The answer to a question; None where there is none in time."""
+    async def _ask(self, path: str) -> Answer:
+        """The answer to a question; TimeoutError where none comes in time, OSError where nobody is there."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await call(self._control, request_bytes(self.target, "GET", path, key=self.key))
         except OSError:
             self._control.lose()
-            return None
+            raise
 
 
 def _terms(body: bytes) -> ModelTerms:

@@ -31,6 +31,8 @@ log = logging.getLogger("weft.ray")
 
 ASKED_EVERY_S = 0.25
 """How often a gate asks who is where."""
+UPSCALE_S = 10.0
+"""How long more must be asked than servers carry before there are more of them."""
 LEAVING_S = 1.0
 """How long a server goes on after it has said that it leaves, so that gates hear of it first."""
 
@@ -97,7 +99,7 @@ class GateServer:
         machines: list[Any],
     ) -> None:
         """*machines* are named so that Ray starts them."""
-        self._directory = directory
+        self._directory, self._machines = directory, {machine.name for machine in placement.machines}
         host = face.host if face.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
@@ -109,8 +111,8 @@ class GateServer:
 
     async def _ask(self) -> None:
         """Hear who is where; whoever answers stays known, listed or not."""
-        listed: dict[str, list[str]] = await self._directory.known.remote()
-        listed.pop(GATES, None)
+        told: dict[str, list[str]] = await self._directory.known.remote()
+        listed = {machine: urls for machine, urls in told.items() if machine in self._machines}
         for server in self._thread.told()["servers"]:
             if server["up"] and server["url"] not in listed.setdefault(server["machine"], []):
                 listed[server["machine"]].append(server["url"])
@@ -150,7 +152,7 @@ def app(args: dict[str, Any]) -> Any:
     face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, **ports, **settings.gate})
     how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
     gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
-    router = GateSettings(router=settings.router, gates=settings.gates, key=key)
+    router = GateSettings(router=settings.router, key=key)
     return gates.bind(placement, face, router, settings.ca_file, directory, machines)
 
 
@@ -168,7 +170,8 @@ def _machine(machine: PlacedMachine, settings: RaySettings, key: str) -> Any:
     scaled: dict[str, Any] = {"num_replicas": 1}
     if settings.copies > 1:
         policy = {"policy_function": UtilisationPolicy, "policy_kwargs": {"busy_cap": settings.busy_cap}}
-        scaled = {"autoscaling_config": {"min_replicas": 1, "max_replicas": settings.copies, "policy": policy}}
+        bounds = {"min_replicas": 1, "max_replicas": settings.copies, "upscale_delay_s": UPSCALE_S}
+        scaled = {"autoscaling_config": {**bounds, "policy": policy}}
     return _deployed(MachineServer, f"weft-{re.sub('[^A-Za-z0-9._-]', '-', machine.name)}", options, **scaled)
 
 

@@ -58,10 +58,14 @@ class UtilisationPolicy:
         self._cap = busy_cap
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        told = context.aggregated_metrics or {}
-        compute, bandwidth = told.get(COMPUTE, {}), told.get(BANDWIDTH, {})
+        compute, bandwidth = (_last(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
         loads = [ServerLoad(compute[each], bandwidth.get(each, 0.0)) for each in compute]
         if len(loads) < context.current_num_replicas:  # some have not said anything yet
             return context.target_num_replicas, {}
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(most, max(least, needed(loads, self._cap))), {}
+
+
+def _last(told: Mapping[str, Any], name: str) -> dict[Any, float]:
+    """What each server said last; its rates are those of ten seconds, and need no further mean."""
+    return {replica: series[-1].value for replica, series in told.get(name, {}).items() if series}

@@ -127,9 +127,10 @@ class Routes:
             self._check_json(length)
         elif encoding == "identity":
             most_bytes = self._most_json_bytes
+        age = age_of(headers) if AGE in headers else None
         asked = _AskedInfer(None, most_bytes, caller, self._service.budget)
         asked.name, asked.version, asked.header_length, asked.encoding = name, version, length, encoding
-        asked.age = age_of(headers) if AGE in headers else None
+        asked.age = age
         return asked
 
     def _check_json(self, count: int) -> None:

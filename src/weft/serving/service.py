@@ -354,8 +354,11 @@ class Service:
         return call
 
     def estimate(self, name: str, version: str) -> ServerEstimate | None:
-        """What is expected for another request for a model; None while it is not loaded."""
-        served = self.library.find(name, version).served
+        """What is expected for another request for a model; None while it is not loaded, or gone."""
+        try:
+            served = self.library.find(name, version).served
+        except NotFound:
+            return None
         if served is None:
             return None
         own, lanes = self.dispatcher.streams.whole(served), len(self.dispatcher.lanes.lanes)
