@@ -34,6 +34,14 @@ def command(
     shapes: Shapes = None,
     sharing: Annotated[str | None, what("--sharing", help="A map of what is shared, instead of looking.")] = None,
     tolerance: Annotated[float, what("--tolerance", help="Weights that differ by no more are the same.")] = 0.0,
+    body: Annotated[
+        bool | None,
+        what(
+            "--body/--no-body",
+            show_default="for whole numbers",
+            help="Share whole weights of models of any operators, as encoders.",
+        ),
+    ] = None,
     islands: Annotated[bool, what("--islands", help="Run what differs or is not understood model by model.")] = False,
     form: Annotated[
         str,
@@ -78,8 +86,10 @@ def command(
 
     [bold]weft stitch cats.onnx dogs.onnx birds.onnx -o pets.onnx[/bold]. See docs/stitching.md.
     """
-    from weft.cli.stitch_show import print_stitching
+    from weft.cli.stitch_show import print_body, print_stitching
     from weft.reports.stitching import stitching_report
+    from weft.reports.stitching_body import body_report
+    from weft.stitching.bodies.whole_run import BodyStitching
     from weft.stitching.options import TORCH_ONLY, StitchOptions
     from weft.stitching.sharing_map import write_sharing
     from weft.stitching.whole_run import carry_out
@@ -94,11 +104,17 @@ def command(
             models=tuple(models),
             names=None if names is None else tuple(part.strip() for part in names.split(",")),
             batches=_rows(batches, len(models)),
-            shapes=_sizes(shapes or (), models),
+            shapes=_sizes(shapes, models) if shapes else None,
             memory_cap_bytes=parse_bytes("--memory-cap", memory_cap),
             latency_target_s=_seconds(latency_target),
         )
         made = carry_out(options, lambda progress: show(*progress))
+    if isinstance(made, BodyStitching):
+        print_body(made, layers=layers)
+        made.to_onnx(output)
+        told("stitched", output, ", ".join(made.names))
+        write_result(json_file, body_report(made, made.outputs(output)))
+        return
     print_stitching(made, layers=layers)
     _write(made, Path(output))
     served = _advised(made, Path(output)) if made.options.dynamic and made.options.measures else []

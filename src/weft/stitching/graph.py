@@ -25,6 +25,15 @@ class GraphTensor:
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = "float32"
+    """Empty where it is left to be inferred."""
+    length: str = ""
+    """What open sizes beside the rows are called."""
+
+    @property
+    def long(self) -> tuple[int, ...]:
+        """The axes beside the rows that are open."""
+        return tuple(axis for axis, size in enumerate(self.shape) if axis and size == DYNAMIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class Graph:
     """Whether weights are few different numbers, which ``codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one, rounded to a number format."""
+    opset: int | None = None
+    """Of its operators, where it is not the one that they are written for."""
 
     @property
     def weight_bytes(self) -> int:

@@ -20,6 +20,11 @@ HERE = "cpu"
 """The machine that can be measured."""
 TORCH_ONLY = "fused"
 """The form that ONNX Runtime cannot run."""
+_OF_CHANNELS = (
+    "batches", "shapes", "example_inputs", "sharing", "islands", "form", "machine", "slack", "slabs",
+    "memory_cap_bytes", "latency_target_s", "align",
+)  # fmt: skip
+"""Fields that have no say where nodes are left as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class StitchOptions:
     """What is shared, or a file that says so; it is found, if left out."""
     tolerance: float = 0.0
     """Weights that differ by no more are the same."""
+    body: bool | None = None
+    """Whether models of any operators share whole weights; if left out, where one takes whole numbers."""
     islands: bool = False
     """Whether what differs or is not understood runs model by model."""
     form: str | Mapping[str, str] = PLANNED
@@ -125,6 +132,24 @@ class StitchOptions:
         ):
             if wrong:
                 raise StitchError(f"{why}; leave out one of them")
+
+    @property
+    def as_body(self) -> bool:
+        """Whether nodes are left as they are, and weights are shared as a whole or not at all."""
+        if self.body is not None:
+            return self.body
+        from weft.stitching.reading.onnx_program import takes_whole_numbers
+
+        return any(takes_whole_numbers(model) for model in self.models if isinstance(model, str | os.PathLike))
+
+    def check_body(self) -> None:
+        """Refuse what does not apply to a body."""
+        plain = StitchOptions(models=self.models)
+        for name in _OF_CHANNELS:
+            if getattr(self, name) != getattr(plain, name):
+                raise StitchError(f"{name} = {getattr(self, name)} is for stitching by channels, not for a body")
+        if strange := [model for model in self.models if not isinstance(model, str | os.PathLike)]:
+            raise StitchError(f"{type(strange[0]).__name__} is no file; a body is made of ONNX files")
 
     @property
     def in_groups(self) -> bool:

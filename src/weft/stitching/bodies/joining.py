@@ -1,0 +1,281 @@
+"""A body -> one graph that equals its models: ``join``.
+
+Every step runs once for each of its crews, on the rows of the crew's models one after another. Where a step is for
+another crew than what it reads, rows are split and put together along the axis that ``places`` found. Values without
+rows (shapes, positions) are computed for whichever crew asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.errors import StitchError
+from weft.stitching.bodies.body import Body, Crew, Value, crews
+from weft.stitching.bodies.places import Place
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
+from weft.stitching.net import Array
+
+Fill = Mapping[str, float]
+"""Input -> the number by which it is made longer."""
+
+
+def port_name(body: Body, task: int, port: str) -> str:
+    """What the graph calls an input or output of one of its models."""
+    return f"{body.names[task]}.{port}"
+
+
+def join(body: Body, places: Mapping[Value, Place], fill: Fill | None) -> Graph:
+    """All models of *body* as one graph; without a *fill* they must be given inputs of one length."""
+    joiner = _Joiner(body, tuple(range(body.tasks)), places)
+    outputs = joiner.write(fill)
+    return joiner.graph("+".join(body.names), outputs)
+
+
+def alone(body: Body, task: int, values: Iterable[Value] = ()) -> Graph:
+    """One of the models, which also gives out *values*, under names that ``exposed`` has."""
+    joiner = _Joiner(body, (task,), {})
+    outputs = joiner.write(None)
+    outputs += [joiner.output(joiner.tensor(value, (task,)), exposed(value), ()) for value in values]
+    return joiner.graph(body.names[task], outputs)
+
+
+def exposed(value: Value) -> str:
+    return f"value {value.step} {value.output}"
+
+
+class _Sized(NamedTuple):
+    """How large the inputs of a model are, as tensors of one number."""
+
+    rows: str
+    length: str
+
+
+class _Joiner:
+    """Writes a graph for some models of a body."""
+
+    def __init__(self, body: Body, tasks: Crew, places: Mapping[Value, Place]) -> None:
+        self.body, self.tasks, self.places = body, tasks, places
+        self._steps: list[GraphStep] = []
+        self._constants: dict[str, Array] = {}
+        self._stored: dict[str, str] = {}
+        self._held: dict[Value, dict[Crew, str]] = {}
+        self._inputs: list[GraphTensor] = []
+        self._sizes: dict[int, _Sized] = {}
+        self._longest = ""
+        self._layer = ""
+        self._keys: dict[tuple[int, int], int] = {}
+        self._outlines: dict[tuple[int, int], int] = {}
+        self._numbers: dict[object, int] = {}
+        self._count = 0
+
+    def write(self, fill: Fill | None) -> list[GraphTensor]:
+        """All steps; the outputs of the models."""
+        self._read_inputs(fill)
+        for number in range(len(self.body.steps)):
+            together = self.crews(number)  # of every step in turn, as each asks for those before it
+            for crew in together if self._has_rows(number) else ():
+                self._run(number, crew)
+        self._layer = ""
+        return [self._write_output(task, port, fill) for task in self.tasks for port in self.body.outputs[task]]
+
+    def graph(self, name: str, outputs: Sequence[GraphTensor]) -> Graph:
+        constants = {name: array for name, array in self._constants.items()}
+        weights = frozenset(name for name, array in constants.items() if array.ndim > 1 and array.dtype.kind == "f")
+        steps, opset = tuple(self._steps), self.body.opset
+        return Graph(name, tuple(self._inputs), tuple(outputs), steps, constants, weights, opset=opset)
+
+    def crews(self, number: int) -> tuple[Crew, ...]:
+        """The models for which a step runs once."""
+        having = [task for task in self.tasks if task in self.body.steps[number].contents]
+        found = crews({task: self._key(number, task) for task in having})
+        for task in having:
+            self._outline(number, task)
+        return found
+
+    def _key(self, number: int, task: int) -> int:
+        """The same for models of one crew: they hold the same there, and what they read is of the same sizes.
+
+        What has no rows must hold the same as well, as it is computed once for all of them.
+        """
+        if (number, task) not in self._keys:
+            step = self.body.steps[number]
+            read = [each for each in step.inputs if each is not None and each.step >= 0]
+            below = [
+                self._outline(each.step, task) if self._carries(each) else self._key(each.step, task) for each in read
+            ]
+            self._keys[number, task] = self._numbered("key", number, step.contents[task], *below)
+        return self._keys[number, task]
+
+    def _outline(self, number: int, task: int) -> int:
+        """The same for models in which a step makes values of the same sizes."""
+        if (number, task) not in self._outlines:
+            step = self.body.steps[number]
+            below = [self._outline(each.step, task) for each in step.inputs if each is not None and each.step >= 0]
+            held = [self.body.constants.outline(key) for key in step.contents[task] if key]
+            self._outlines[number, task] = self._numbered("outline", number, *held, *below)
+        return self._outlines[number, task]
+
+    def _numbered(self, *key: object) -> int:
+        """A number that stands for *key*."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _carries(self, value: Value) -> bool:
+        """Whether a value has rows; where places are not known there is one model, and it makes no difference."""
+        return value.step < 0 or not self.places or self.places[value].rows is not None
+
+    def _has_rows(self, number: int) -> bool:
+        made = self.body.steps[number].node.outputs
+        return any(self._carries(Value(number, place)) for place, name in enumerate(made) if name)
+
+    def tensor(self, value: Value, crew: Crew) -> str:
+        """The value for the models of a crew, one after another."""
+        held = self._held.setdefault(value, {})
+        if crew not in held:
+            if self._carries(value):
+                held[crew] = self._gathered(value, crew)
+            else:
+                self._run(value.step, crew)
+        return held[crew]
+
+    def _run(self, number: int, crew: Crew) -> None:
+        step = self.body.steps[number]
+        contents = step.contents[crew[0]]
+        read = [
+            self._stored_as(key) if value is None else self.tensor(value, crew)
+            for value, key in zip(step.inputs, contents, strict=True)
+        ]
+        self._layer = step.names[crew[0]]
+        made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
+        self._steps.append(GraphStep(step.node.op, tuple(read), tuple(made), step.node.attributes, self._layer))
+        for place, name in enumerate(made):
+            self._held.setdefault(Value(number, place), {})[crew] = name
+
+    # Rows from crew to crew
+
+    def _gathered(self, value: Value, crew: Crew) -> str:
+        """Put together from what there is: whole tensors of crews that follow each other, else single models."""
+        parts: list[str] = []
+        left = list(crew)
+        while left:
+            whole = [each for each in self._held[value] if len(each) > 1 and tuple(left[: len(each)]) == each]
+            mine = max(whole, key=len, default=(left[0],))
+            parts.append(self._held[value][mine] if whole else self._single(value, left[0]))
+            del left[: len(mine)]
+        if len(parts) == 1:
+            return parts[0]
+        return self.add("Concat", *parts, axis=self._axis(value))
+
+    def _single(self, value: Value, task: int) -> str:
+        held = self._held[value]
+        if (task,) not in held:
+            crew = next(each for each in held if task in each)
+            sizes = self.add("Concat", *(self._sizes[each].rows for each in crew), axis=0)
+            place = self.places[value] if value.step >= 0 else None
+            if place and place.each != 1:
+                sizes = self.add("Mul", sizes, self.numbers([place.each]))
+            if place and place.by_length:
+                sizes = self.add("Mul", sizes, self._longest)
+            names = [self._fresh("Rows") for _ in crew]
+            self._steps.append(
+                GraphStep("Split", (held[crew], sizes), tuple(names), {"axis": self._axis(value)}, self._layer)
+            )
+            held |= {(each,): name for each, name in zip(crew, names, strict=True) if (each,) not in held}
+        return held[task,]
+
+    def _axis(self, value: Value) -> int:
+        return 0 if value.step < 0 else self.places[value].rows or 0
+
+    # Inputs and outputs
+
+    def _read_inputs(self, fill: Fill | None) -> None:
+        for task in self.tasks:
+            for name, port in self.body.ports[task].items():
+                called = port_name(self.body, task, name)
+                self._inputs.append(replace(port, name=called, length=self._length_name(task)))
+                self._held.setdefault(Value(-1, self.body.inputs.index(name)), {})[task,] = called
+            if len(self.tasks) > 1:
+                self._sizes[task] = self._sized(task)
+        lengths = [each.length for each in self._sizes.values() if each.length]
+        if lengths:
+            self._longest = self.add("Max", *lengths)
+        if lengths and fill is not None:
+            for task in self.tasks:
+                for name, port in self.body.ports[task].items():
+                    if port.long:
+                        held = self._held[Value(-1, self.body.inputs.index(name))]
+                        held[task,] = self._lengthened(held[task,], port, self._sizes[task].length, fill[name])
+
+    def _sized(self, task: int) -> _Sized:
+        rows = length = ""
+        for name, port in self.body.ports[task].items():
+            shape = self.add("Shape", port_name(self.body, task, name))
+            rows = rows or self.add("Gather", shape, self.numbers([0]))
+            if port.long and not length:
+                length = self.add("Gather", shape, self.numbers(port.long[:1]))
+            if length:
+                break
+        return _Sized(rows, length)
+
+    def _lengthened(self, tensor: str, port: GraphTensor, length: str, fill: float) -> str:
+        missing, none = self.add("Sub", self._longest, length), self.numbers([0])
+        ends = [missing if axis in port.long else none for axis in range(len(port.shape))]
+        pads = self.add("Concat", *[none] * len(port.shape), *ends, axis=0)
+        return self.add("Pad", tensor, pads, self.constant(np.array(fill, port.dtype)))
+
+    def _write_output(self, task: int, port: str, fill: Fill | None) -> GraphTensor:
+        value = self.body.outputs[task][port]
+        tensor, place = self.tensor(value, (task,)), self.places.get(value)
+        if place is None:
+            return self.output(tensor, port_name(self.body, task, port), ())
+        if place.rows != 0 or place.each != 1 or place.by_length:
+            raise StitchError(f"{self.body.names[task]}: its output {port} has no row for each row that goes in")
+        sizes = [DYNAMIC, *place.sizes[1:]]
+        if place.length is not None:
+            sizes[place.length] = DYNAMIC
+            if len(self.tasks) > 1 and fill is not None:
+                ends = (self.numbers([0]), self._sizes[task].length, self.numbers([place.length]))
+                tensor = self.add("Slice", tensor, *ends)
+        made = self.output(tensor, port_name(self.body, task, port), tuple(sizes), place.dtype)
+        return replace(made, length=self._length_name(task))
+
+    def _length_name(self, task: int) -> str:
+        return f"{self.body.names[task]}.length"
+
+    # Steps and constants
+
+    def output(self, tensor: str, name: str, shape: tuple[int, ...], dtype: str = "") -> GraphTensor:
+        self._steps.append(GraphStep("Identity", (tensor,), (name,)))
+        return GraphTensor(name, shape, dtype)
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        made = self._fresh(op)
+        self._steps.append(GraphStep(op, inputs, (made,), attributes, self._layer))
+        return made
+
+    def numbers(self, numbers: Sequence[int]) -> str:
+        return self.constant(np.array(numbers, np.int64))
+
+    def constant(self, array: Array) -> str:
+        return self._stored_as(self.body.constants.keep(array))
+
+    def _stored_as(self, key: str) -> str:
+        """The tensor of a constant; one that is made of others is made where it is first read."""
+        if key not in self._stored and key:
+            found = self.body.constants.derived.get(key)
+            if found is None:
+                name = self._stored[key] = f"constant_{len(self._stored)}"
+                self._constants[name] = self.body.constants.arrays[key]
+            else:
+                read = tuple(self._stored_as(each) for each in found.inputs)
+                made = tuple(self._fresh(found.node.op) for _ in found.node.outputs)
+                self._steps.append(GraphStep(found.node.op, read, made, found.node.attributes))
+                self._stored[key] = made[found.output]
+        return self._stored.get(key, "")
+
+    def _fresh(self, op: str) -> str:
+        self._count += 1
+        return f"{op.lower()}_{self._count}"
