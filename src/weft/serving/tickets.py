@@ -206,7 +206,7 @@ class MixedWork(BatchWork):
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._places():
-            yield ticket, ticket.model.outward(values, start, end)
+            yield ticket, ticket.model.outward(values, start, end, ticket.model.length(ticket.inputs))
 
 
 def _answer(ticket: ClientTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from weft.errors import StitchError
 from weft.stitching.graph import GraphTensor
-from weft.stitching.reading.onnx_program import Constants, Program, ProgramNode
+from weft.stitching.reading.onnx_program import Constants, ModelProgram, ProgramNode
 
 Crew = tuple[int, ...]
 """Numbers of models, in order."""
 
 
-class Value(NamedTuple):
+class BodyValue(NamedTuple):
     """What flows between steps."""
 
     step: int
@@ -34,7 +34,7 @@ class BodyStep:
 
     node: ProgramNode
     """That of the first of them."""
-    inputs: tuple[Value | None, ...]
+    inputs: tuple[BodyValue | None, ...]
     """None: a constant, or left out."""
     contents: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Model -> the keys of the constants that it reads there, empty where it reads a value."""
@@ -53,7 +53,7 @@ class Body:
     """Names of inputs, of all models."""
     ports: tuple[Mapping[str, GraphTensor], ...]
     """Each model's inputs by their names."""
-    outputs: tuple[Mapping[str, Value], ...]
+    outputs: tuple[Mapping[str, BodyValue], ...]
     """Each model's outputs."""
     constants: Constants
 
@@ -61,10 +61,10 @@ class Body:
     def tasks(self) -> int:
         return len(self.names)
 
-    def values(self, task: int) -> list[Value]:
+    def values(self, task: int) -> list[BodyValue]:
         """All that a model computes, in order."""
         return [
-            Value(number, output)
+            BodyValue(number, output)
             for number, step in enumerate(self.steps)
             if task in step.contents
             for output in range(len(step.node.outputs))
@@ -72,12 +72,12 @@ class Body:
         ]
 
 
-def align(programs: Sequence[Program], constants: Constants) -> Body:
+def align(programs: Sequence[ModelProgram], constants: Constants) -> Body:
     """The steps of *programs*."""
     if len({program.opset for program in programs}) > 1:
         said = ", ".join(f"{program.name} {program.opset}" for program in programs)
         raise StitchError(f"the models are of different operator sets: {said}; export them alike")
-    walk = _Alignment(list(dict.fromkeys(port.name for program in programs for port in program.inputs)))
+    walk = _StepsWalk(list(dict.fromkeys(port.name for program in programs for port in program.inputs)))
     outputs = [walk.over(task, program) for task, program in enumerate(programs)]
     return Body(
         tuple(program.name for program in programs),
@@ -90,7 +90,7 @@ def align(programs: Sequence[Program], constants: Constants) -> Body:
     )
 
 
-class _Alignment:
+class _StepsWalk:
     """Programs are walked one after another; what was not there before is a new step."""
 
     def __init__(self, inputs: list[str]) -> None:
@@ -98,9 +98,9 @@ class _Alignment:
         self.steps: list[BodyStep] = []
         self._numbers: dict[object, int] = {}
 
-    def over(self, task: int, program: Program) -> dict[str, Value]:
+    def over(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
         """The outputs of *program*, whose nodes become steps."""
-        values = {port.name: Value(-1, self.inputs.index(port.name)) for port in program.inputs}
+        values = {port.name: BodyValue(-1, self.inputs.index(port.name)) for port in program.inputs}
         seen: Counter[object] = Counter()
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)
@@ -110,13 +110,13 @@ class _Alignment:
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
             step.names[task] = node.name
-            values |= {name: Value(number, place) for place, name in enumerate(node.outputs) if name}
+            values |= {name: BodyValue(number, place) for place, name in enumerate(node.outputs) if name}
         for name in program.outputs:
             if name not in values:
                 raise StitchError(f"{program.name}: its output {name} does not depend on its inputs")
         return {name: values[name] for name in program.outputs}
 
-    def _step(self, node: ProgramNode, read: tuple[Value | None, ...], key: object) -> int:
+    def _step(self, node: ProgramNode, read: tuple[BodyValue | None, ...], key: object) -> int:
         if key not in self._numbers:
             self._numbers[key] = len(self.steps)
             self.steps.append(BodyStep(node, read))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.bodies.body import Body, Crew, Value, crews
-from weft.stitching.bodies.places import Place
+from weft.stitching.bodies.body import Body, BodyValue, Crew, crews
+from weft.stitching.bodies.places import BodyPlace
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 from weft.stitching.net import Array
 
@@ -28,14 +28,14 @@ def port_name(body: Body, task: int, port: str) -> str:
     return f"{body.names[task]}.{port}"
 
 
-def join(body: Body, places: Mapping[Value, Place], fill: Fill | None) -> Graph:
+def join(body: Body, places: Mapping[BodyValue, BodyPlace], fill: Fill | None) -> Graph:
     """All models of *body* as one graph; without a *fill* they must be given inputs of one length."""
     joiner = _Joiner(body, tuple(range(body.tasks)), places)
     outputs = joiner.write(fill)
     return joiner.graph("+".join(body.names), outputs)
 
 
-def alone(body: Body, task: int, values: Iterable[Value] = ()) -> Graph:
+def alone(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
     """One of the models, which also gives out *values*, under names that ``exposed`` has."""
     joiner = _Joiner(body, (task,), {})
     outputs = joiner.write(None)
@@ -43,7 +43,7 @@ def alone(body: Body, task: int, values: Iterable[Value] = ()) -> Graph:
     return joiner.graph(body.names[task], outputs)
 
 
-def exposed(value: Value) -> str:
+def exposed(value: BodyValue) -> str:
     return f"value {value.step} {value.output}"
 
 
@@ -57,12 +57,12 @@ class _Sized(NamedTuple):
 class _Joiner:
     """Writes a graph for some models of a body."""
 
-    def __init__(self, body: Body, tasks: Crew, places: Mapping[Value, Place]) -> None:
+    def __init__(self, body: Body, tasks: Crew, places: Mapping[BodyValue, BodyPlace]) -> None:
         self.body, self.tasks, self.places = body, tasks, places
         self._steps: list[GraphStep] = []
         self._constants: dict[str, Array] = {}
         self._stored: dict[str, str] = {}
-        self._held: dict[Value, dict[Crew, str]] = {}
+        self._held: dict[BodyValue, dict[Crew, str]] = {}
         self._inputs: list[GraphTensor] = []
         self._sizes: dict[int, _Sized] = {}
         self._longest = ""
@@ -123,15 +123,15 @@ class _Joiner:
         """A number that stands for *key*."""
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _carries(self, value: Value) -> bool:
+    def _carries(self, value: BodyValue) -> bool:
         """Whether a value has rows; where places are not known there is one model, and it makes no difference."""
         return value.step < 0 or not self.places or self.places[value].rows is not None
 
     def _has_rows(self, number: int) -> bool:
         made = self.body.steps[number].node.outputs
-        return any(self._carries(Value(number, place)) for place, name in enumerate(made) if name)
+        return any(self._carries(BodyValue(number, place)) for place, name in enumerate(made) if name)
 
-    def tensor(self, value: Value, crew: Crew) -> str:
+    def tensor(self, value: BodyValue, crew: Crew) -> str:
         """The value for the models of a crew, one after another."""
         held = self._held.setdefault(value, {})
         if crew not in held:
@@ -152,11 +152,11 @@ class _Joiner:
         made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
         self._steps.append(GraphStep(step.node.op, tuple(read), tuple(made), step.node.attributes, self._layer))
         for place, name in enumerate(made):
-            self._held.setdefault(Value(number, place), {})[crew] = name
+            self._held.setdefault(BodyValue(number, place), {})[crew] = name
 
     # Rows from crew to crew
 
-    def _gathered(self, value: Value, crew: Crew) -> str:
+    def _gathered(self, value: BodyValue, crew: Crew) -> str:
         """Put together from what there is: whole tensors of crews that follow each other, else single models."""
         parts: list[str] = []
         left = list(crew)
@@ -169,7 +169,7 @@ class _Joiner:
             return parts[0]
         return self.add("Concat", *parts, axis=self._axis(value))
 
-    def _single(self, value: Value, task: int) -> str:
+    def _single(self, value: BodyValue, task: int) -> str:
         held = self._held[value]
         if (task,) not in held:
             crew = next(each for each in held if task in each)
@@ -186,7 +186,7 @@ class _Joiner:
             held |= {(each,): name for each, name in zip(crew, names, strict=True) if (each,) not in held}
         return held[task,]
 
-    def _axis(self, value: Value) -> int:
+    def _axis(self, value: BodyValue) -> int:
         return 0 if value.step < 0 else self.places[value].rows or 0
 
     # Inputs and outputs
@@ -196,7 +196,7 @@ class _Joiner:
             for name, port in self.body.ports[task].items():
                 called = port_name(self.body, task, name)
                 self._inputs.append(replace(port, name=called, length=self._length_name(task)))
-                self._held.setdefault(Value(-1, self.body.inputs.index(name)), {})[task,] = called
+                self._held.setdefault(BodyValue(-1, self.body.inputs.index(name)), {})[task,] = called
             if len(self.tasks) > 1:
                 self._sizes[task] = self._sized(task)
         lengths = [each.length for each in self._sizes.values() if each.length]
@@ -206,7 +206,7 @@ class _Joiner:
             for task in self.tasks:
                 for name, port in self.body.ports[task].items():
                     if port.long:
-                        held = self._held[Value(-1, self.body.inputs.index(name))]
+                        held = self._held[BodyValue(-1, self.body.inputs.index(name))]
                         held[task,] = self._lengthened(held[task,], port, self._sizes[task].length, fill[name])
 
     def _sized(self, task: int) -> _Sized:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from weft.errors import StitchError
 from weft.runtime.tensors import Array
-from weft.stitching.bodies.body import Body, Value
+from weft.stitching.bodies.body import Body, BodyValue
 
 SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
 """Rows and lengths of the runs."""
 
 
-class Place(NamedTuple):
+class BodyPlace(NamedTuple):
     """What was seen of a value."""
 
     sizes: tuple[int, ...]
@@ -31,13 +31,13 @@ class Place(NamedTuple):
     """The axis that is as long as the inputs; None where there is none, or not only one."""
 
 
-Runs = Callable[[int, int, int], Mapping[Value, Array]]
+Runs = Callable[[int, int, int], Mapping[BodyValue, Array]]
 """A model, rows, a length -> all its values."""
 
 
-def see(body: Body, runs: Runs) -> dict[Value, Place]:
+def see(body: Body, runs: Runs) -> dict[BodyValue, BodyPlace]:
     """The place of every value; models are run as long as they have values that others lack."""
-    found: dict[Value, Place] = {}
+    found: dict[BodyValue, BodyPlace] = {}
     for task in range(body.tasks):
         if all(value in found for value in body.values(task)):
             continue
@@ -49,7 +49,7 @@ def see(body: Body, runs: Runs) -> dict[Value, Place]:
     return found
 
 
-def _place(body: Body, value: Value, shapes: Sequence[tuple[int, ...]], dtype: str) -> Place:
+def _place(body: Body, value: BodyValue, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
     one, more, longer = shapes
     if len(one) != len(more) or len(one) != len(longer):
         raise StitchError(f"{_named(body, value)} has other dimensions for other sizes; it cannot be stitched")
@@ -57,7 +57,7 @@ def _place(body: Body, value: Value, shapes: Sequence[tuple[int, ...]], dtype: s
     long = [axis for axis, pair in enumerate(zip(one, longer, strict=True)) if pair[0] != pair[1]]
     length = long[0] if len(long) == 1 and (one[long[0]], longer[long[0]]) == (SMALL[1], LONGER[1]) else None
     if not grown:
-        return Place(one, dtype, None, length=length)
+        return BodyPlace(one, dtype, None, length=length)
     axis = grown[0]
     if len(grown) > 1 or one[axis] * MORE[0] != more[axis] * SMALL[0]:
         raise StitchError(f"{_named(body, value)} mixes rows: it is {one} for {SMALL[0]} of them, {more} for {MORE[0]}")
@@ -65,9 +65,9 @@ def _place(body: Body, value: Value, shapes: Sequence[tuple[int, ...]], dtype: s
     by_length = axis in long
     if by_length and longer[axis] * SMALL[1] != one[axis] * LONGER[1]:
         raise StitchError(f"{_named(body, value)} has {one} and {longer} numbers for rows of other lengths")
-    return Place(one, dtype, axis, each // SMALL[1] if by_length else each, by_length, length)
+    return BodyPlace(one, dtype, axis, each // SMALL[1] if by_length else each, by_length, length)
 
 
-def _named(body: Body, value: Value) -> str:
+def _named(body: Body, value: BodyValue) -> str:
     node = body.steps[value.step].node
     return f"{node.name} ({node.op})"

@@ -1,4 +1,4 @@
-"""Made-up inputs for the models of a body, and numbers that make them longer without changing an answer: ``Samples``.
+"""Made-up inputs for the models of a body, and numbers that make them longer without changing an answer.
 
 Tokens are drawn from the tables that they are looked up in. What is looked up nowhere is a mask, of ones with zeros
 behind, or the other way round: which of the two is found by running the first model.
@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from weft.runtime.tensors import Array
-from weft.stitching.bodies.body import Body, Value
+from weft.stitching.bodies.body import Body, BodyValue
 from weft.stitching.bodies.joining import Fill
 from weft.stitching.graph import DYNAMIC
 
@@ -28,7 +28,7 @@ Answers = Callable[[int, Feed], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class BodySamples:
     """How to draw inputs."""
 
     body: Body
@@ -66,12 +66,12 @@ class Samples:
 def tables(body: Body, task: int) -> dict[str, int]:
     """The inputs that are looked up in a table, and how many lines it has."""
     found: dict[str, int] = {}
-    same = {Value(-1, place): name for place, name in enumerate(body.inputs)}
+    same = {BodyValue(-1, place): name for place, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
         if task not in step.contents:
             continue
         if step.node.op in ("Cast", "Identity") and step.inputs[0] in same:
-            same[Value(number, 0)] = same[step.inputs[0]]
+            same[BodyValue(number, 0)] = same[step.inputs[0]]
         if step.node.op == "Gather" and step.inputs[1] in same and step.contents[task][0] in body.constants.arrays:
             lines = len(body.constants.arrays[step.contents[task][0]])
             name = same[step.inputs[1]]
@@ -79,7 +79,7 @@ def tables(body: Body, task: int) -> dict[str, int]:
     return found
 
 
-def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> Samples:
+def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
     """How to draw, with the first fill that changes no answer of the first model."""
     known = tables(body, 0)
     whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
@@ -87,10 +87,10 @@ def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) ->
     for ways in product(_WAYS, repeat=len(masks)):
         usual = {name: float(way[0]) for name, way in zip(masks, ways, strict=True)}
         fill = dict.fromkeys(body.inputs, 0.0) | {name: float(way[1]) for name, way in zip(masks, ways, strict=True)}
-        drawn = Samples(body, usual, fill)
+        drawn = BodySamples(body, usual, fill)
         if all(_unmoved(drawn, answers, close)):
             return drawn
-    return Samples(body, dict.fromkeys(masks, 1.0), None)
+    return BodySamples(body, dict.fromkeys(masks, 1.0), None)
 
 
 def _elsewhere(body: Body) -> dict[str, None]:
@@ -99,10 +99,10 @@ def _elsewhere(body: Body) -> dict[str, None]:
     return {port.name: None for port in ports if port.name not in body.ports[0]}
 
 
-def _unmoved(drawn: Samples, answers: Answers, close: Callable[[Array, Array], bool]) -> Iterator[bool]:
+def _unmoved(drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]) -> Iterator[bool]:
     """Whether each answer is what it was, once its inputs are longer."""
     rng = np.random.default_rng(0)
-    plain = Samples(drawn.body, drawn.usual, None)
+    plain = BodySamples(drawn.body, drawn.usual, None)
     short = plain.draw(rng, 0, ROWS, SHORT)
     before, after = answers(0, short), answers(0, drawn.lengthened(0, short, LONG))
     for name, wanted in before.items():

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.bodies.body import Body, Crew, Value, align, crews
+from weft.stitching.bodies.body import Body, BodyValue, Crew, align, crews
 from weft.stitching.bodies.joining import Fill, alone, exposed, join, port_name
 from weft.stitching.bodies.places import see
-from weft.stitching.bodies.samples import Feed, Samples, find
+from weft.stitching.bodies.samples import BodySamples, Feed, find
 from weft.stitching.graph import Graph
 from weft.stitching.metadata import of_tasks, servable
 from weft.stitching.net import Array
 from weft.stitching.onnx_writer import to_onnx, write_onnx
-from weft.stitching.reading.onnx_program import Constants, Program, read_program
+from weft.stitching.reading.onnx_program import Constants, ModelProgram, read_program
 from weft.stitching.running.checking import Difference, relative_difference
 from weft.stitching.running.racing import answers, least_seconds, opened
 
@@ -126,7 +126,7 @@ def stitch_body(
     on_stage("looking for what is shared", 0, None)
     body = align(programs, constants)
     apart = sum(_held_bytes(each, constants) for each in programs)
-    bench = _Bench(body, [Path(file) for file in files], threads)
+    bench = _BodyBench(body, [Path(file) for file in files], threads)
     samples = find(body, bench.alone, lambda one, other: relative_difference(one, other) <= CLOSE)
     places = see(body, bench.values(samples))
     graph = join(body, places, samples.fill)
@@ -143,7 +143,7 @@ def stitch_body(
     return BodyStitching(body, paths, graph, samples.fill, apart, difference, times)
 
 
-def _held_bytes(program: Program, constants: Constants) -> int:
+def _held_bytes(program: ModelProgram, constants: Constants) -> int:
     """What a model stores, equal arrays once."""
     return sum(constants.arrays[key].nbytes for key in set(program.constants.values()) if key in constants.arrays)
 
@@ -158,7 +158,7 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
             yield SharedStep(step.names[task], step.node.op, size, crews(step.contents))
 
 
-class _Bench:
+class _BodyBench:
     """Runs the models and what is made of them."""
 
     def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
@@ -170,10 +170,10 @@ class _Bench:
         session = opened(self._files[task], self._threads, self._files[task].name, optimise=False)
         return dict(zip(names, answers(session, names, feed, self._body.names[task]), strict=True))
 
-    def values(self, samples: Samples) -> Callable[[int, int, int], dict[Value, Array]]:
+    def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
         """Runs that show all values of a model."""
 
-        def run(task: int, rows: int, length: int) -> dict[Value, Array]:
+        def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
             wanted = self._body.values(task)
             graph = alone(self._body, task, wanted)
             session = opened(to_onnx(graph).SerializeToString(), self._threads, graph.name, optimise=False)
@@ -183,7 +183,7 @@ class _Bench:
 
         return run
 
-    def difference(self, graph: Graph, samples: Samples) -> Difference:
+    def difference(self, graph: Graph, samples: BodySamples) -> Difference:
         """The largest over rows and lengths that differ as far as they may."""
         session = opened(to_onnx(graph).SerializeToString(), self._threads, graph.name, optimise=True)
         worst = Difference(0.0, "")
@@ -199,7 +199,7 @@ class _Bench:
                     worst = max(worst, Difference(relative_difference(found[name], wanted), name))
         return worst
 
-    def times_s(self, graph: Graph, samples: Samples) -> dict[str, float]:
+    def times_s(self, graph: Graph, samples: BodySamples) -> dict[str, float]:
         """A row of each model, one model after another and all as one body, in turns."""
         rng = np.random.default_rng(0)
         feeds = [samples.draw(rng, task, 1, USUAL_LENGTH) for task in range(self._body.tasks)]
@@ -216,7 +216,7 @@ class _Bench:
         return {port_name(self._body, task, name): array for name, array in feed.items()}
 
 
-def _lengths(samples: Samples, tasks: int) -> list[list[int]]:
+def _lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
     """Lengths of each model, to compare at."""
     if samples.fill is None:
         return [[6] * tasks, [9] * tasks]

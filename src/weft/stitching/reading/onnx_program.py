@@ -1,4 +1,4 @@
-"""ONNX files -> Program: nodes as the file has them, constants by what they hold; ``read_program``.
+"""ONNX files -> ModelProgram: nodes as the file has them, constants by what they hold; ``read_program``.
 
 Nothing is understood here. Whoever joins programs only needs to know which constants are equal, and what is computed
 from nothing else; so a model may be of any operators.
@@ -91,7 +91,7 @@ class Constants:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class ModelProgram:
     """One model."""
 
     name: str
@@ -124,7 +124,7 @@ def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
     return any(kind in WHOLE for name, kind in inputs.items() if name not in held)
 
 
-def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> Program:
+def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
     """The model in a file; what it holds goes to *constants*."""
     file = Path(path)
     try:
@@ -137,7 +137,7 @@ def read_program(path: str | os.PathLike[str], constants: Constants, name: str =
         raise kind(" ".join(f"{file.name or file}: {error}".split())) from error
 
 
-def _program(source: OnnxSource, constants: Constants, name: str) -> Program:
+def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
     known = {each: constants.keep(source.stored(each)) for each in source.tensors}
     nodes = []
     for each in source.nodes:
@@ -149,7 +149,7 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> Program:
             known.update(zip(node.outputs, keys, strict=False))
         else:
             nodes.append(node)
-    return Program(name, source.opset, tuple(nodes), _inputs(source), source.outputs, known)
+    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, known)
 
 
 def _node(node: SourceNode) -> ProgramNode:

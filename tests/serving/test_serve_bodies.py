@@ -1,0 +1,95 @@
+"""Encoders as one body, served under their own names: requests of several models and lengths in one batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.hosts import MS
+from tests.runtime.clocks import NO_LENGTH_S
+from tests.serving import live
+from tests.serving.test_serve_models import Refused, infer
+from tests.serving.test_serve_stitched import models
+from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders
+from weft.errors import BadRequest
+from weft.runtime.onnxruntime_cpu.model import CpuModel
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
+from weft.serving.tickets import ClientTicket
+from weft.stitching.bodies.whole_run import stitch_body
+
+NAMES = [f"tiny-encoder-{task}" for task in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classifiers and a tagger, apart and as one body."""
+    folder = tmp_path_factory.mktemp("encoders")
+    files = tiny_encoders(folder, full=0.5, classes=(2, 3, 4))
+    as_tagger(files[2])
+    stitch_body(files, measure=False).to_onnx(folder / "body.onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path) -> CpuModel:
+    return prepare(folder / "body.onnx", LoadOptions(grain_s=NO_LENGTH_S, max_batch=4))
+
+
+def check(outputs: Any, folder: Path, name: str, given: dict[str, np.ndarray]) -> None:
+    """An answer is what the model gives alone."""
+    wanted = answers(folder / f"{name}.onnx", given)
+    assert outputs.keys() == wanted.keys()
+    for key, each in wanted.items():
+        assert outputs[key].shape == each.shape
+        np.testing.assert_allclose(outputs[key], each, atol=1e-5)
+
+
+def ask(machine: Any, served: Any, given: dict[str, np.ndarray]) -> list[Any]:
+    found: list[Any] = []
+    ticket = ClientTicket(
+        served, dict(given), lambda ticket, outcome: found.append(outcome), machine.clock.ticks + 1000 * MS
+    )
+    machine.dispatcher.submit(ticket)
+    return found
+
+
+def test_requests_of_several_models_and_lengths_run_in_one_go(machine, prepared, folder):
+    one = machine()
+    served = models(one, prepared)
+    asked = [(2, sentences(1, 7, 0)), (0, sentences(1, 5, 1)), (2, sentences(1, 8, 2)), (1, sentences(1, 6, 3))]
+    found = [ask(one, served[task], given) for task, given in asked]
+    one.run()
+    assert len(served[0].loaded.ran) == 1
+    for (task, given), (outcome,) in zip(asked, found, strict=True):
+        check(outcome, folder, NAMES[task], given)
+
+
+def test_much_longer_requests_do_not_make_short_ones_wait(machine, prepared, folder):
+    one = machine()
+    served = models(one, prepared)
+    asked = [(0, sentences(1, 4, 0)), (1, sentences(1, 40, 1))]
+    found = [ask(one, served[task], given) for task, given in asked]
+    one.run()
+    assert len(served[0].loaded.ran) == 2
+    for (task, given), (outcome,) in zip(asked, found, strict=True):
+        check(outcome, folder, NAMES[task], given)
+
+
+def test_inputs_of_two_lengths_are_refused(machine, prepared):
+    one = machine()
+    served = models(one, prepared)
+    given = sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)}
+    with pytest.raises(BadRequest, match=r"must be of one length from 1 on, not \[5, 7\]"):
+        ask(one, served[0], given)
+
+
+def test_a_body_is_served_under_the_names_of_its_models(folder):
+    with live.running(folder / "body.onnx", grpc_port=None) as server:
+        for at, (name, length) in enumerate((name, length) for name in NAMES for length in (1, 16, 33)):
+            given = sentences(1 + at % 2, length, at)
+            check(infer(server, name, given), folder, name, given)
+        with pytest.raises(Refused, match="one length"):
+            infer(server, NAMES[0], sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)})
