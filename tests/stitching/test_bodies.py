@@ -279,3 +279,81 @@ def test_encoders_that_cannot_be_are_refused(tmp_path, options, message):
 
     found = CliRunner().invoke(app, ["models", "generate", "tiny-encoder", *options, "-o", str(tmp_path)])
     assert message in f"{found.output} {found.exception}"
+
+
+# --- weights that are near each other ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("based", [False, True])
+def test_merged_adapters_are_parts_of_their_rank(tmp_path, based):
+    """Twice of it where no base is given: the first model has an adapter, too."""
+    files = tiny_encoders(tmp_path, 4, rank=2)
+    (base,) = tiny_encoders(tmp_path / "base", 1)
+    made = stitched(files, tolerance=1e-6, base=base if based else None)
+    ranks = {each.name: each.rank for each in made.shared if each.rank}
+    adapted = [f"layer{layer}.{what}.product" for layer in (0, 1) for what in ("query", "value")]
+    assert ranks == dict.fromkeys(adapted, 2 if based else 4)
+    assert made.weight_bytes < stitched(files).weight_bytes
+    assert made.difference is not None and made.difference.relative < 1e-4
+    (path,) = made.to_onnx(tmp_path / "body.onnx")
+    feeds = [sentences(rows, length, 9 + rows) for rows, length in ((3, 4), (1, 9), (2, 2), (1, 12))]
+    for name, feed, found in zip(made.names, feeds, together(path, made.names, feeds), strict=True):
+        wanted = answers(made.files[name], feed)["logits"]
+        np.testing.assert_allclose(found["logits"], wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_what_has_no_low_rank_stays_a_model_s_own(tmp_path):
+    files = tiny_encoders(tmp_path, full=0.5)
+    made = stitched(files, tolerance=1e-6)
+    assert not any(each.rank for each in made.shared) and made.weight_bytes == stitched(files).weight_bytes
+
+
+def adapted(source: Path, target: Path, weight: str, seed: int) -> Path:
+    """A file whose *weight* has a part of rank one more."""
+    proto = onnx.load(source)
+    (product,) = [each for each in proto.graph.node if each.name == weight]
+    (stored,) = [each for each in proto.graph.initializer if each.name == product.input[1]]
+    held, rng = numpy_helper.to_array(stored), np.random.default_rng(seed)
+    part = rng.standard_normal((held.shape[0], 1)) @ rng.standard_normal((1, held.shape[1]))
+    stored.CopyFrom(numpy_helper.from_array((held + 0.05 * part).astype(np.float32), stored.name))
+    onnx.save(proto, target)
+    return target
+
+
+def flat(path: Path) -> Path:
+    """A model that lays the tokens of all rows one after another, and multiplies them by a weight."""
+    rng = np.random.default_rng(0)
+    held = {
+        "words": rng.standard_normal((50, 32)).astype(np.float32),
+        "weight": rng.standard_normal((32, 32)).astype(np.float32),
+        "each": np.array([-1, 32]),
+        "wide": np.array([32]),
+    }
+    nodes = [
+        node("Gather", ["words", "input_ids"], ["all"]),
+        node("Cast", ["attention_mask"], ["shown"], to=TensorProto.FLOAT),
+        node("Reshape", ["all", "each"], ["tokens"]),
+        node("MatMul", ["tokens", "weight"], ["product"], name="product"),
+        node("Shape", ["input_ids"], ["sizes"]),
+        node("Concat", ["sizes", "wide"], ["shape"], axis=0),
+        node("Reshape", ["product", "shape"], ["rows"]),
+        node("ReduceMax", ["rows"], ["most"], axes=[2], keepdims=0),
+        node("Mul", ["most", "shown"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "length"]) for name in sentences(1, 1)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", "length"])]
+    constants = [numpy_helper.from_array(each, name) for name, each in held.items()]
+    graph = helper.make_graph(nodes, "net", ports, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("pooler.product", 1), ("product", 1)])
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6])
+def test_rows_of_any_form_are_multiplied_by_weights_of_their_own(tmp_path, kind, rank, tolerance):
+    """One vector for each row, or all tokens of all rows after one another, which are split model by model."""
+    source = flat(tmp_path / "source.onnx") if kind == "product" else tiny_encoders(tmp_path, 1)[0]
+    files = [adapted(source, tmp_path / f"{name}.onnx", kind, at) for at, name in enumerate("abc")]
+    made = stitched(files, tolerance=tolerance)
+    assert {each.name: each.rank for each in made.shared if each.rank} == ({kind: 2 * rank} if tolerance else {})
+    equals_its_models(made, tmp_path, [(2, 3), (1, 5), (3, 4)])

@@ -33,7 +33,11 @@ def command(
     ] = None,
     shapes: Shapes = None,
     sharing: Annotated[str | None, what("--sharing", help="A map of what is shared, instead of looking.")] = None,
-    tolerance: Annotated[float, what("--tolerance", help="Weights that differ by no more are the same.")] = 0.0,
+    tolerance: Annotated[
+        float,
+        what("--tolerance", help="Weights that differ by no more are the same; of a body, what part may be lost."),
+    ] = 0.0,
+    base: Annotated[str | None, what("--base", help="The model that those of a body were made from.")] = None,
     body: Annotated[
         bool | None,
         what(
@@ -96,7 +100,7 @@ def command(
 
     if form == TORCH_ONLY:
         raise StitchError(f"--form {form} runs in torch on CUDA only; use weft.stitch(..., form='{form}')")
-    _keep_models([*models, *([sharing] if sharing else [])], [output, json_file, sharing_file])
+    _keep_models([*models, *filter(None, (sharing, base))], [output, json_file, sharing_file])
     with told_in_options(context), stage_bars() as show:
         options = options_of(
             StitchOptions,

@@ -10,7 +10,7 @@ from weft.stitching.bodies.whole_run import BodyStitching, SharedStep
 from weft.version import __version__
 
 WAYS = ("", "weights MB", "of separate", "measured ms", "speed-up")
-STEPS = ("step", "operator", "kB", "models", "shared by")
+STEPS = ("step", "operator", "kB", "models", "shared by", "own rank")
 _FEW = 4
 
 
@@ -31,6 +31,7 @@ def body_report(made: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
                 "name": each.name,
                 "op": each.op,
                 "bytes": each.bytes,
+                "rank": each.rank,
                 "shared_by": [[made.names[task] for task in crew] for crew in each.crews],
             }
             for each in made.shared
@@ -54,7 +55,7 @@ def way_rows(made: BodyStitching) -> list[tuple[str, ...]]:
 def step_rows(made: BodyStitching) -> list[tuple[str, ...]]:
     """Every step that has weights, and who shares them."""
     return [
-        (each.name, each.op, f"{each.bytes / 1e3:.1f}", str(sum(map(len, each.crews))), _who(made, each))
+        (each.name, each.op, f"{each.bytes / 1e3:.1f}", str(sum(map(len, each.crews))), _who(made, each), _rank(each))
         for each in made.shared
     ]
 
@@ -67,6 +68,10 @@ def body_sentences(made: BodyStitching) -> list[str]:
     more = f" and {len(own) - _FEW} more (--layers names them)" if len(own) > _FEW else ""
     rest = f"; not by all: {', '.join(own[:_FEW])}{more}" if own else ""
     told = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
+    if near := [each for each in made.shared if each.rank]:
+        told.append(
+            f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
+        )
     if made.fill is None:
         told.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
     else:
@@ -75,6 +80,10 @@ def body_sentences(made: BodyStitching) -> list[str]:
     if made.difference is not None:
         told.append(f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number")
     return told
+
+
+def _rank(step: SharedStep) -> str:
+    return str(step.rank) if step.rank else ""
 
 
 def _who(made: BodyStitching, step: SharedStep) -> str:

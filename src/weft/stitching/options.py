@@ -44,7 +44,9 @@ class StitchOptions:
     sharing: Sharing | str | os.PathLike[str] | None = None
     """What is shared, or a file that says so; it is found, if left out."""
     tolerance: float = 0.0
-    """Weights that differ by no more are the same."""
+    """Weights that differ by no more are the same; of a body, the part of a weight that may be lost."""
+    base: str | os.PathLike[str] | None = None
+    """The model that those of a body were made from; the first of them, if left out."""
     body: bool | None = None
     """Whether models of any operators share whole weights; if left out, where one takes whole numbers."""
     islands: bool = False
@@ -124,6 +126,10 @@ class StitchOptions:
             (
                 self.slabs and self.machine != HERE,
                 f"slabs = True does not apply to machine = {self.machine}: slabs are for the {HERE}",
+            ),
+            (
+                self.base is not None and not self.tolerance,
+                f"base = {self.base} does not apply to tolerance = 0: only what is equal is shared",
             ),
             (
                 self.threads is not None and not (self.measures or self.checks),

@@ -131,6 +131,8 @@ def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> 
     told = on_progress or (lambda progress: None)
     if options.as_body:
         return _body(options, told)
+    if options.base is not None:
+        raise StitchError(f"base = {options.base} is for a body; leave it out")
     family = _read(options, told)
     sharing = _shared(options, family, told)
     groups = _planned(options, family, sharing, told)
@@ -156,6 +158,8 @@ def _body(options: StitchOptions, told: OnProgress) -> BodyStitching:
     return stitch_body(
         options.models,
         options.names,
+        tolerance=options.tolerance,
+        base=options.base,
         check=options.checks,
         measure=options.measures,
         threads=options.used_threads,

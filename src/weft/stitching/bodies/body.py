@@ -1,4 +1,4 @@
-"""Which nodes of several programs are the same step, and for which of the models it can run once: ``align``, ``Body``.
+"""Which nodes of several programs are the same step, and for which of the models it can run once: ``Aligner``.
 
 A step is an operator with its attributes and what it reads: nodes that agree in this are the same step, the first of
 them in one model that of the first in another, and so on. Constants may differ. A step's *crews* are the models whose
@@ -8,11 +8,12 @@ constants there are equal, down to the last bit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.errors import StitchError
+from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.graph import GraphTensor
 from weft.stitching.reading.onnx_program import Constants, ModelProgram, ProgramNode
 
@@ -40,6 +41,8 @@ class BodyStep:
     """Model -> the keys of the constants that it reads there, empty where it reads a value."""
     names: dict[int, str] = field(default_factory=dict)
     """Model -> what its node is called."""
+    parts: dict[int, LowRank] = field(default_factory=dict)
+    """Model -> what is added to the weights that it reads there, of those that are near them only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,35 +75,43 @@ class Body:
         ]
 
 
-def align(programs: Sequence[ModelProgram], constants: Constants) -> Body:
-    """The steps of *programs*."""
-    if len({program.opset for program in programs}) > 1:
-        said = ", ".join(f"{program.name} {program.opset}" for program in programs)
-        raise StitchError(f"the models are of different operator sets: {said}; export them alike")
-    walk = _StepsWalk(list(dict.fromkeys(port.name for program in programs for port in program.inputs)))
-    outputs = [walk.over(task, program) for task, program in enumerate(programs)]
-    return Body(
-        tuple(program.name for program in programs),
-        programs[0].opset,
-        tuple(walk.steps),
-        tuple(walk.inputs),
-        tuple({port.name: port for port in program.inputs} for program in programs),
-        tuple(outputs),
-        constants,
-    )
-
-
-class _StepsWalk:
+class Aligner:
     """Programs are walked one after another; what was not there before is a new step."""
 
-    def __init__(self, inputs: list[str]) -> None:
-        self.inputs = inputs
+    def __init__(self, constants: Constants) -> None:
         self.steps: list[BodyStep] = []
+        self._constants = constants
+        self._programs: list[ModelProgram] = []
+        self._inputs: list[str] = []
+        self._outputs: list[dict[str, BodyValue]] = []
         self._numbers: dict[object, int] = {}
+
+    def add(self, program: ModelProgram) -> int:
+        """One more model; its number."""
+        first = self._programs[0] if self._programs else program
+        if program.opset != first.opset:
+            said = f"{first.name} {first.opset}, {program.name} {program.opset}"
+            raise StitchError(f"the models are of different operator sets: {said}; export them alike")
+        self._outputs.append(self.over(len(self._programs), program))
+        self._programs.append(program)
+        return len(self._programs) - 1
+
+    def body(self) -> Body:
+        """All that were added."""
+        return Body(
+            tuple(program.name for program in self._programs),
+            self._programs[0].opset,
+            tuple(self.steps),
+            tuple(self._inputs),
+            tuple({port.name: port for port in program.inputs} for program in self._programs),
+            tuple(self._outputs),
+            self._constants,
+        )
 
     def over(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
         """The outputs of *program*, whose nodes become steps."""
-        values = {port.name: BodyValue(-1, self.inputs.index(port.name)) for port in program.inputs}
+        self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
+        values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
         seen: Counter[object] = Counter()
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.bodies.body import Body, BodyValue, Crew, crews
+from weft.stitching.bodies.body import Body, BodyStep, BodyValue, Crew, crews
 from weft.stitching.bodies.places import BodyPlace
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 from weft.stitching.net import Array
@@ -66,6 +66,8 @@ class _Joiner:
         self._inputs: list[GraphTensor] = []
         self._sizes: dict[int, _Sized] = {}
         self._longest = ""
+        self._owners: dict[Crew, str] = {}
+        self._added: dict[tuple[int, int], tuple[str, ...]] = {}
         self._layer = ""
         self._keys: dict[tuple[int, int], int] = {}
         self._outlines: dict[tuple[int, int], int] = {}
@@ -107,7 +109,7 @@ class _Joiner:
             below = [
                 self._outline(each.step, task) if self._carries(each) else self._key(each.step, task) for each in read
             ]
-            self._keys[number, task] = self._numbered("key", number, step.contents[task], *below)
+            self._keys[number, task] = self._numbered("key", number, self._contents(number, task), *below)
         return self._keys[number, task]
 
     def _outline(self, number: int, task: int) -> int:
@@ -143,7 +145,7 @@ class _Joiner:
 
     def _run(self, number: int, crew: Crew) -> None:
         step = self.body.steps[number]
-        contents = step.contents[crew[0]]
+        contents = self._contents(number, crew[0])
         read = [
             self._stored_as(key) if value is None else self.tensor(value, crew)
             for value, key in zip(step.inputs, contents, strict=True)
@@ -151,8 +153,52 @@ class _Joiner:
         self._layer = step.names[crew[0]]
         made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
         self._steps.append(GraphStep(step.node.op, tuple(read), tuple(made), step.node.attributes, self._layer))
+        if self._stacks(step) and any(task in step.parts for task in crew):
+            made = [self.add("Add", made[0], self._parts(step, read[0], crew))]
         for place, name in enumerate(made):
             self._held.setdefault(BodyValue(number, place), {})[crew] = name
+
+    def _contents(self, number: int, task: int) -> tuple[str, ...]:
+        """What a model reads in a step that is constant; parts are added to it where rows cannot pick their own."""
+        step = self.body.steps[number]
+        contents, part = step.contents[task], step.parts.get(task)
+        if part is None or self._stacks(step):
+            return contents
+        if (number, task) not in self._added:
+            weight = self.body.constants.arrays[contents[1]] + part.down @ part.up
+            self._added[number, task] = (contents[0], self.body.constants.keep(weight))
+        return self._added[number, task]
+
+    def _stacks(self, step: BodyStep) -> bool:
+        """Whether each row that a step reads can be multiplied by weights of its own."""
+        read = step.inputs[0]
+        place = self.places.get(read) if read else None
+        return place is not None and place[2:5] == (0, 1, False) and len(place.sizes) in (2, 3)
+
+    def _parts(self, step: BodyStep, read: str, crew: Crew) -> str:
+        """What low-rank parts make of *read*: each row is multiplied by those of its model."""
+        found = [step.parts.get(task) for task in crew]
+        rank = max(part.rank for part in found if part)
+        weight = self.body.constants.arrays[step.contents[crew[0]][1]]
+        down = np.zeros((len(crew), weight.shape[0], rank), np.float32)
+        up = np.zeros((len(crew), rank, weight.shape[1]), np.float32)
+        for place, part in enumerate(found):
+            if part:
+                down[place, :, : part.rank], up[place, : part.rank] = part
+        whose, middle = self._whose(crew), self.numbers([1])
+        flat = step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
+        wide = self.add("Unsqueeze", read, middle) if flat else read
+        narrow = self.add("MatMul", wide, self.add("Gather", self.constant(down), whose))
+        found = self.add("MatMul", narrow, self.add("Gather", self.constant(up), whose))
+        return self.add("Squeeze", found, middle) if flat else found
+
+    def _whose(self, crew: Crew) -> str:
+        """The model of each row, by its number in the crew."""
+        if crew not in self._owners:
+            sizes = [self._sizes[task].rows for task in crew]
+            each = [self.add("Expand", self.numbers([place]), size) for place, size in enumerate(sizes)]
+            self._owners[crew] = self.add("Concat", *each, axis=0)
+        return self._owners[crew]
 
     # Rows from crew to crew
 
@@ -197,12 +243,11 @@ class _Joiner:
                 called = port_name(self.body, task, name)
                 self._inputs.append(replace(port, name=called, length=self._length_name(task)))
                 self._held.setdefault(BodyValue(-1, self.body.inputs.index(name)), {})[task,] = called
-            if len(self.tasks) > 1:
-                self._sizes[task] = self._sized(task)
+            self._sizes[task] = self._sized(task)
         lengths = [each.length for each in self._sizes.values() if each.length]
-        if lengths:
+        if len(lengths) > 1:
             self._longest = self.add("Max", *lengths)
-        if lengths and fill is not None:
+        if len(lengths) > 1 and fill is not None:
             for task in self.tasks:
                 for name, port in self.body.ports[task].items():
                     if port.long:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.bodies.body import Body, BodyValue, Crew, align, crews
+from weft.stitching.bodies.body import Aligner, Body, BodyValue, Crew, crews
 from weft.stitching.bodies.joining import Fill, alone, exposed, join, port_name
+from weft.stitching.bodies.nearness import Reference
 from weft.stitching.bodies.places import see
 from weft.stitching.bodies.samples import BodySamples, Feed, find
 from weft.stitching.graph import Graph
@@ -26,6 +27,8 @@ from weft.stitching.running.racing import answers, least_seconds, opened
 
 CLOSE = 1e-5
 """By so much of its largest number an output may differ from the model's own."""
+BASE = -1
+"""The number of the model that the others were made from, where it is given."""
 USUAL_LENGTH = 16
 """Of inputs that are timed, and that a server warms up at."""
 
@@ -42,6 +45,8 @@ class SharedStep:
     bytes: int
     """Of the weights of one model."""
     crews: tuple[Crew, ...]
+    rank: int = 0
+    """The highest of what models add to them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,30 +114,26 @@ def stitch_body(
     files: Sequence[str | os.PathLike[str]],
     names: Sequence[str] | None = None,
     *,
+    tolerance: float = 0.0,
+    base: str | os.PathLike[str] | None = None,
     check: bool = True,
     measure: bool = True,
     threads: int = 1,
     on_stage: OnStage = lambda stage, done, of: None,
 ) -> BodyStitching:
-    """Make one body of models that share whole weights."""
-    constants = Constants()
-    programs = []
-    for number, file in enumerate(files):
-        on_stage("reading", number, len(files))
-        programs.append(read_program(file, constants, names[number] if names else ""))
-    called = [program.name for program in programs]
-    if strange := [name for name in called if not servable(name) or called.count(name) > 1]:
-        raise StitchError(f"{strange[0]!r} is no name for one model, or for two; give names = a,b,c")
-    on_stage("looking for what is shared", 0, None)
-    body = align(programs, constants)
-    apart = sum(_held_bytes(each, constants) for each in programs)
+    """Make one body of models that share whole weights.
+
+    tolerance: the part of a weight that may be lost where models differ from *base*, or from the first of them, by
+    something of low rank; 0: only what is equal is shared, and answers are the models' own.
+    """
+    body, apart = _read(files, names, tolerance, base, on_stage)
     bench = _BodyBench(body, [Path(file) for file in files], threads)
     samples = find(body, bench.alone, lambda one, other: relative_difference(one, other) <= CLOSE)
     places = see(body, bench.values(samples))
     graph = join(body, places, samples.fill)
     on_stage("comparing with the models", 0, None)
     difference = bench.difference(graph, samples) if check else None
-    if difference and difference.relative > CLOSE:
+    if difference and difference.relative > CLOSE and not tolerance:
         raise StitchError(
             f"{difference.output} differs by {difference.relative:.2g} of its largest number from the model alone, "
             f"{CLOSE:g} is allowed; nothing is made of it (check = False takes it all the same)"
@@ -143,6 +144,37 @@ def stitch_body(
     return BodyStitching(body, paths, graph, samples.fill, apart, difference, times)
 
 
+def _read(
+    files: Sequence[str | os.PathLike[str]],
+    names: Sequence[str] | None,
+    tolerance: float,
+    base: str | os.PathLike[str] | None,
+    on_stage: OnStage,
+) -> tuple[Body, int]:
+    """The body of the models, and what they hold apart."""
+    constants, apart = Constants(), 0
+    aligner = Aligner(constants)
+    reference = None
+    if base is not None:
+        aligner.over(BASE, read_program(base, constants))
+        reference = Reference(aligner.steps, BASE, constants)
+    called: list[str] = []
+    for number, file in enumerate(files):
+        on_stage("reading", number, len(files))
+        program = read_program(file, constants, names[number] if names else "")
+        if not servable(program.name) or program.name in called:
+            raise StitchError(f"{program.name!r} is no name for one model, or for two; give names = a,b,c")
+        called.append(program.name)
+        apart += _held_bytes(program, constants)
+        task = aligner.add(program)
+        if reference and tolerance:
+            reference.bring_near(aligner.steps, task, tolerance)
+        reference = reference or Reference(aligner.steps, task, constants)
+    for step in aligner.steps:
+        step.contents.pop(BASE, None)
+    return aligner.body(), apart
+
+
 def _held_bytes(program: ModelProgram, constants: Constants) -> int:
     """What a model stores, equal arrays once."""
     return sum(constants.arrays[key].nbytes for key in set(program.constants.values()) if key in constants.arrays)
@@ -151,11 +183,14 @@ def _held_bytes(program: ModelProgram, constants: Constants) -> int:
 def _shared_steps(body: Body) -> Iterator[SharedStep]:
     arrays = body.constants.arrays
     for step in body.steps:
+        if not step.contents:
+            continue
         task = min(step.contents)
         held = [arrays[key] for key in step.contents[task] if key in arrays and arrays[key].dtype.kind == "f"]
         size = sum(each.nbytes for each in held if each.ndim)
         if size:
-            yield SharedStep(step.names[task], step.node.op, size, crews(step.contents))
+            rank = max((part.rank for part in step.parts.values()), default=0)
+            yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank)
 
 
 class _BodyBench:

@@ -7,7 +7,7 @@ from nothing else; so a model may be of any operators.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -80,6 +80,11 @@ class Constants:
         for place in range(len(node.outputs)):
             self.derived[f"{told}.{place}"] = Derived(node, inputs, place)
             yield f"{told}.{place}"
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Arrays that nobody reads any more."""
+        for key in keys:
+            self.arrays.pop(key, None)
 
     def outline(self, key: str) -> object:
         """The same for constants of the same sizes; whole numbers may be sizes themselves."""
