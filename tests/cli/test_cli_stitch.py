@@ -702,6 +702,18 @@ def test_the_commands_of_the_page_run(weft: Run) -> None:
     assert serving == ["weft stitch cats.onnx dogs.onnx birds.onnx --dynamic -o pets.onnx", "weft serve pets.onnx"]
 
 
+def test_the_commands_for_encoders_run(weft: Run) -> None:
+    """With smaller models; serving is another test's."""
+    lines = [line[2:] for block in blocks() for line in block.splitlines() if "tuned" in line]
+    assert [line.split()[1] for line in lines] == ["models", "stitch"]
+    for line in lines:
+        words = line.replace("encoder --tasks 8 --rank 16", "tiny-encoder --tasks 2 --rank 2").split()[1:]
+        given = [sorted(map(str, Path().glob(word))) if word.endswith("/*.onnx") else [word] for word in words]
+        answer = weft(*(each for some in given for each in some))
+        assert answer.code == 0, answer.error
+    assert "2 models as one body" in answer.out and Path("one.onnx").exists()
+
+
 def test_the_page_names_every_form_and_every_setting(weft: Run) -> None:
     text = page("stitching.md")
     assert [form for form in FORMS if f"| `{form}` |" not in text] == []

@@ -144,9 +144,12 @@ class StitchOptions:
         """Whether nodes are left as they are, and weights are shared as a whole or not at all."""
         if self.body is not None:
             return self.body
+        files = [model for model in self.models if isinstance(model, str | os.PathLike)]
+        if not files:
+            return False
         from weft.stitching.reading.onnx_program import takes_whole_numbers
 
-        return any(takes_whole_numbers(model) for model in self.models if isinstance(model, str | os.PathLike))
+        return any(map(takes_whole_numbers, files))
 
     def check_body(self) -> None:
         """Refuse what does not apply to a body."""

@@ -177,12 +177,12 @@ class _Joiner:
 
     def _parts(self, step: BodyStep, read: str, crew: Crew) -> str:
         """What low-rank parts make of *read*: each row is multiplied by those of its model."""
-        found = [step.parts.get(task) for task in crew]
-        rank = max(part.rank for part in found if part)
+        parts = [step.parts.get(task) for task in crew]
+        rank = max(part.rank for part in parts if part)
         weight = self.body.constants.arrays[step.contents[crew[0]][1]]
         down = np.zeros((len(crew), weight.shape[0], rank), np.float32)
         up = np.zeros((len(crew), rank, weight.shape[1]), np.float32)
-        for place, part in enumerate(found):
+        for place, part in enumerate(parts):
             if part:
                 down[place, :, : part.rank], up[place, : part.rank] = part
         whose, middle = self._whose(crew), self.numbers([1])
