@@ -699,7 +699,8 @@ def test_the_commands_of_the_page_run(weft: Run) -> None:
     columns = [line.split() for text in (shown, told) for line in text.splitlines() if "weights MB" in line]
     assert set(columns[0]) - {"measured"} <= set(columns[1]) and {"total", "predicted"} <= set(columns[0])
     serving = [line for line in lines if "serve" in line or "--dynamic" in line]
-    assert serving == ["weft stitch cats.onnx dogs.onnx birds.onnx --dynamic -o pets.onnx", "weft serve pets.onnx"]
+    pets = ["weft stitch cats.onnx dogs.onnx birds.onnx --dynamic -o pets.onnx", "weft serve pets.onnx"]
+    assert serving == [*pets, "weft serve one.onnx"]
 
 
 def test_the_commands_for_encoders_run(weft: Run) -> None:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from weft.errors import StitchError
-from weft.stitching.bodies.body import Aligner, Body, BodyValue, Crew, crews
-from weft.stitching.bodies.joining import Fill, alone, exposed, join, port_name
+from weft.stitching.bodies.bench import BodyBench
+from weft.stitching.bodies.body import Aligner, Body, Crew, crews
+from weft.stitching.bodies.joining import Fill, join, port_name
 from weft.stitching.bodies.nearness import Reference
 from weft.stitching.bodies.places import see
-from weft.stitching.bodies.samples import BodySamples, Feed, find
+from weft.stitching.bodies.samples import find
 from weft.stitching.graph import Graph
 from weft.stitching.metadata import of_tasks, servable
-from weft.stitching.net import Array
-from weft.stitching.onnx_writer import to_onnx, write_onnx
+from weft.stitching.onnx_writer import write_onnx
 from weft.stitching.reading.onnx_program import Constants, ModelProgram, read_program
 from weft.stitching.running.checking import Difference, relative_difference
-from weft.stitching.running.racing import answers, least_seconds, opened
 
 CLOSE = 1e-5
 """By so much of its largest number an output may differ from the model's own."""
@@ -127,7 +124,7 @@ def stitch_body(
     something of low rank; 0: only what is equal is shared, and answers are the models' own.
     """
     body, apart = _read(files, names, tolerance, base, on_stage)
-    bench = _BodyBench(body, [Path(file) for file in files], threads)
+    bench = BodyBench(body, [Path(file) for file in files], threads)
     samples = find(body, bench.alone, lambda one, other: relative_difference(one, other) <= CLOSE)
     places = see(body, bench.values(samples))
     graph = join(body, places, samples.fill)
@@ -139,7 +136,7 @@ def stitch_body(
             f"{CLOSE:g} is allowed; nothing is made of it (check = False takes it all the same)"
         )
     on_stage("racing", 0, None)
-    times = bench.times_s(graph, samples) if measure else {}
+    times = bench.times_s(graph, samples, USUAL_LENGTH) if measure else {}
     paths = dict(zip(body.names, map(Path, files), strict=True))
     return BodyStitching(body, paths, graph, samples.fill, apart, difference, times)
 
@@ -191,68 +188,3 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
         if size:
             rank = max((part.rank for part in step.parts.values()), default=0)
             yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank)
-
-
-class _BodyBench:
-    """Runs the models and what is made of them."""
-
-    def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
-        self._body, self._files, self._threads = body, files, threads
-
-    def alone(self, task: int, feed: Feed) -> dict[str, Array]:
-        """What a model's own file answers."""
-        names = list(self._body.outputs[task])
-        session = opened(self._files[task], self._threads, self._files[task].name, optimise=False)
-        return dict(zip(names, answers(session, names, feed, self._body.names[task]), strict=True))
-
-    def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
-        """Runs that show all values of a model."""
-
-        def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
-            wanted = self._body.values(task)
-            graph = alone(self._body, task, wanted)
-            session = opened(to_onnx(graph).SerializeToString(), self._threads, graph.name, optimise=False)
-            drawn = samples.draw(np.random.default_rng(0), task, rows, length)
-            found = answers(session, [exposed(value) for value in wanted], self._named(task, drawn), graph.name)
-            return dict(zip(wanted, found, strict=True))
-
-        return run
-
-    def difference(self, graph: Graph, samples: BodySamples) -> Difference:
-        """The largest over rows and lengths that differ as far as they may."""
-        session = opened(to_onnx(graph).SerializeToString(), self._threads, graph.name, optimise=True)
-        worst = Difference(0.0, "")
-        for seed, lengths in enumerate(_lengths(samples, self._body.tasks)):
-            rng = np.random.default_rng(seed)
-            feeds = [samples.draw(rng, task, 1 + (task + seed) % 3, each) for task, each in enumerate(lengths)]
-            joined = {name: array for task, feed in enumerate(feeds) for name, array in self._named(task, feed).items()}
-            names = [each.name for each in graph.outputs]
-            found = dict(zip(names, answers(session, names, joined, graph.name), strict=True))
-            for task, feed in enumerate(feeds):
-                for port, wanted in self.alone(task, feed).items():
-                    name = port_name(self._body, task, port)
-                    worst = max(worst, Difference(relative_difference(found[name], wanted), name))
-        return worst
-
-    def times_s(self, graph: Graph, samples: BodySamples) -> dict[str, float]:
-        """A row of each model, one model after another and all as one body, in turns."""
-        rng = np.random.default_rng(0)
-        feeds = [samples.draw(rng, task, 1, USUAL_LENGTH) for task in range(self._body.tasks)]
-        sessions = [opened(file, self._threads, file.name, optimise=True) for file in self._files]
-        whole = opened(to_onnx(graph).SerializeToString(), self._threads, graph.name, optimise=True)
-        joined = {name: array for task, feed in enumerate(feeds) for name, array in self._named(task, feed).items()}
-        contenders: dict[str, list[Callable[[], object]]] = {
-            "sequential": [partial(each.run, None, feed) for each, feed in zip(sessions, feeds, strict=True)],
-            "stitched": [partial(whole.run, None, joined)],
-        }
-        return least_seconds(contenders, threads=self._threads)
-
-    def _named(self, task: int, feed: Feed) -> Feed:
-        return {port_name(self._body, task, name): array for name, array in feed.items()}
-
-
-def _lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
-    """Lengths of each model, to compare at."""
-    if samples.fill is None:
-        return [[6] * tasks, [9] * tasks]
-    return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]
