@@ -357,3 +357,14 @@ def test_rows_of_any_form_are_multiplied_by_weights_of_their_own(tmp_path, kind,
     made = stitched(files, tolerance=tolerance)
     assert {each.name: each.rank for each in made.shared if each.rank} == ({kind: 2 * rank} if tolerance else {})
     equals_its_models(made, tmp_path, [(2, 3), (1, 5), (3, 4)])
+
+
+def test_outputs_are_told_with_the_sizes_of_their_own_models(tmp_path):
+    made = stitched(
+        [*tiny_encoders(tmp_path, 2, classes=(2, 4)), as_tagger(tiny_encoders(tmp_path / "t", 1)[0])], names=list("abc")
+    )
+    assert [(each.name, each.shape) for each in made.graph.outputs] == [
+        ("a.logits", (-1, 2)),
+        ("b.logits", (-1, 4)),
+        ("c.layer1.output.norm", (-1, -1, 32)),
+    ]

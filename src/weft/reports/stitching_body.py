@@ -72,9 +72,9 @@ def body_sentences(made: BodyStitching) -> list[str]:
         told.append(
             f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
         )
-    if made.fill is None:
+    if made.long and made.fill is None:
         told.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
-    else:
+    elif made.long and made.fill is not None:
         filled = ", ".join(f"{name} with {number:g}" for name, number in made.fill.items())
         told.append(f"lengths: any in one run; shorter rows are filled, {filled}")
     if made.difference is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.stitching.bodies.body import Body, BodyValue
 from weft.stitching.bodies.joining import alone, exposed, port_name
+from weft.stitching.bodies.places import BodyPlace, see_outputs
 from weft.stitching.bodies.samples import BodySamples, Feed
 from weft.stitching.graph import Graph
 from weft.stitching.net import Array
@@ -51,6 +52,18 @@ class BodyBench:
             return dict(zip(wanted, found, strict=True))
 
         return run
+
+    def outputs(self, samples: BodySamples) -> dict[str, BodyPlace]:
+        """Where rows and lengths are in the outputs of every model, by the graph's names."""
+
+        def run(task: int, rows: int, length: int) -> dict[str, Array]:
+            return self.alone(task, samples.draw(np.random.default_rng(0), task, rows, length))
+
+        return {
+            port_name(self._body, task, name): place
+            for task in range(self._body.tasks)
+            for name, place in see_outputs(self._body, task, run).items()
+        }
 
     def difference(self, graph: Graph, samples: BodySamples) -> Difference:
         """The largest over rows and lengths that differ as far as they may."""

@@ -21,6 +21,7 @@ from weft.stitching.net import Array
 
 Fill = Mapping[str, float]
 """Input -> the number by which it is made longer."""
+Places = Mapping[BodyValue, BodyPlace]
 
 
 def port_name(body: Body, task: int, port: str) -> str:
@@ -28,16 +29,18 @@ def port_name(body: Body, task: int, port: str) -> str:
     return f"{body.names[task]}.{port}"
 
 
-def join(body: Body, places: Mapping[BodyValue, BodyPlace], fill: Fill | None) -> Graph:
-    """All models of *body* as one graph; without a *fill* they must be given inputs of one length."""
-    joiner = _Joiner(body, tuple(range(body.tasks)), places)
-    outputs = joiner.write(fill)
-    return joiner.graph("+".join(body.names), outputs)
+def join(body: Body, places: Places, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> Graph:
+    """All models of *body* as one graph; without a *fill* they must be given inputs of one length.
+
+    outputs: the places of the models' own outputs, by the graph's names.
+    """
+    joiner = _Joiner(body, tuple(range(body.tasks)), places, outputs)
+    return joiner.graph("+".join(body.names), joiner.write(fill))
 
 
 def alone(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
     """One of the models, which also gives out *values*, under names that ``exposed`` has."""
-    joiner = _Joiner(body, (task,), {})
+    joiner = _Joiner(body, (task,), {}, {})
     outputs = joiner.write(None)
     outputs += [joiner.output(joiner.tensor(value, (task,)), exposed(value), ()) for value in values]
     return joiner.graph(body.names[task], outputs)
@@ -57,8 +60,8 @@ class _Sized(NamedTuple):
 class _Joiner:
     """Writes a graph for some models of a body."""
 
-    def __init__(self, body: Body, tasks: Crew, places: Mapping[BodyValue, BodyPlace]) -> None:
-        self.body, self.tasks, self.places = body, tasks, places
+    def __init__(self, body: Body, tasks: Crew, places: Places, outputs: Mapping[str, BodyPlace]) -> None:
+        self.body, self.tasks, self.places, self._outputs = body, tasks, places, outputs
         self._steps: list[GraphStep] = []
         self._constants: dict[str, Array] = {}
         self._stored: dict[str, str] = {}
@@ -272,19 +275,17 @@ class _Joiner:
         return self.add("Pad", tensor, pads, self.constant(np.array(fill, port.dtype)))
 
     def _write_output(self, task: int, port: str, fill: Fill | None) -> GraphTensor:
-        value = self.body.outputs[task][port]
-        tensor, place = self.tensor(value, (task,)), self.places.get(value)
+        name = port_name(self.body, task, port)
+        tensor, place = self.tensor(self.body.outputs[task][port], (task,)), self._outputs.get(name)
         if place is None:
-            return self.output(tensor, port_name(self.body, task, port), ())
-        if place.rows != 0 or place.each != 1 or place.by_length:
-            raise StitchError(f"{self.body.names[task]}: its output {port} has no row for each row that goes in")
-        sizes = [DYNAMIC, *place.sizes[1:]]
-        if place.length is not None:
-            sizes[place.length] = DYNAMIC
-            if len(self.tasks) > 1 and fill is not None:
-                ends = (self.numbers([0]), self._sizes[task].length, self.numbers([place.length]))
-                tensor = self.add("Slice", tensor, *ends)
-        made = self.output(tensor, port_name(self.body, task, port), tuple(sizes), place.dtype)
+            return self.output(tensor, name, ())
+        sizes = tuple(DYNAMIC if axis in (0, *place.long) else size for axis, size in enumerate(place.sizes))
+        if place.long and len(self.tasks) > 1 and fill is not None:
+            if not place.as_long:
+                raise StitchError(f"{name} is not as long as the inputs; it cannot be cut to the length of a row")
+            for axis in place.long:
+                tensor = self.add("Slice", tensor, self.numbers([0]), self._sizes[task].length, self.numbers([axis]))
+        made = self.output(tensor, name, sizes, place.dtype)
         return replace(made, length=self._length_name(task))
 
     def _length_name(self, task: int) -> str:

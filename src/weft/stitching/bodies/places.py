@@ -27,15 +27,22 @@ class BodyPlace(NamedTuple):
     each: int = 1
     """Numbers along that axis for each row, and for each of its positions with *by_length*."""
     by_length: bool = False
-    length: int | None = None
-    """The axis that is as long as the inputs; None where there is none, or not only one."""
+    long: tuple[int, ...] = ()
+    """All other axes that grow with the length of the inputs."""
+
+    @property
+    def as_long(self) -> bool:
+        """Whether those axes are as long as the inputs."""
+        return all(self.sizes[axis] == SMALL[1] for axis in self.long)
 
 
-Runs = Callable[[int, int, int], Mapping[BodyValue, Array]]
+ValueRuns = Callable[[int, int, int], Mapping[BodyValue, Array]]
 """A model, rows, a length -> all its values."""
+OutputRuns = Callable[[int, int, int], Mapping[str, Array]]
+"""The same for its outputs."""
 
 
-def see(body: Body, runs: Runs) -> dict[BodyValue, BodyPlace]:
+def see(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
     """The place of every value; models are run as long as they have values that others lack."""
     found: dict[BodyValue, BodyPlace] = {}
     for task in range(body.tasks):
@@ -43,31 +50,38 @@ def see(body: Body, runs: Runs) -> dict[BodyValue, BodyPlace]:
             continue
         small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
         for value, array in small.items():
-            shapes = [each[value].shape for each in (small, more, longer)]
             if value not in found:
-                found[value] = _place(body, value, shapes, str(array.dtype))
+                node = body.steps[value.step].node
+                shapes = [each[value].shape for each in (small, more, longer)]
+                found[value] = _place(f"{node.name} ({node.op})", shapes, str(array.dtype))
     return found
 
 
-def _place(body: Body, value: BodyValue, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
+def see_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
+    """The places of a model's outputs, whose sizes may be its own; each must have a row for each that goes in."""
+    small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
+    found = {}
+    for name, array in small.items():
+        place = _place(f"output {name}", [each[name].shape for each in (small, more, longer)], str(array.dtype))
+        if place[2:5] != (0, 1, False):
+            raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
+        found[name] = place
+    return found
+
+
+def _place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
     one, more, longer = shapes
     if len(one) != len(more) or len(one) != len(longer):
-        raise StitchError(f"{_named(body, value)} has other dimensions for other sizes; it cannot be stitched")
+        raise StitchError(f"{name} has other dimensions for other sizes; it cannot be stitched")
     grown = [axis for axis, pair in enumerate(zip(one, more, strict=True)) if pair[0] != pair[1]]
     long = [axis for axis, pair in enumerate(zip(one, longer, strict=True)) if pair[0] != pair[1]]
-    length = long[0] if len(long) == 1 and (one[long[0]], longer[long[0]]) == (SMALL[1], LONGER[1]) else None
     if not grown:
-        return BodyPlace(one, dtype, None, length=length)
+        return BodyPlace(one, dtype, None, long=tuple(long))
     axis = grown[0]
     if len(grown) > 1 or one[axis] * MORE[0] != more[axis] * SMALL[0]:
-        raise StitchError(f"{_named(body, value)} mixes rows: it is {one} for {SMALL[0]} of them, {more} for {MORE[0]}")
-    each = one[axis] // SMALL[0]
-    by_length = axis in long
+        raise StitchError(f"{name} mixes rows: it is {one} for {SMALL[0]} of them, {more} for {MORE[0]}")
+    each, by_length = one[axis] // SMALL[0], axis in long
     if by_length and longer[axis] * SMALL[1] != one[axis] * LONGER[1]:
-        raise StitchError(f"{_named(body, value)} has {one} and {longer} numbers for rows of other lengths")
-    return BodyPlace(one, dtype, axis, each // SMALL[1] if by_length else each, by_length, length)
-
-
-def _named(body: Body, value: BodyValue) -> str:
-    node = body.steps[value.step].node
-    return f"{node.name} ({node.op})"
+        raise StitchError(f"{name} is {one} and {longer} for rows of other lengths; it cannot be split by rows")
+    rest = tuple(at for at in long if at != axis)
+    return BodyPlace(one, dtype, axis, each // SMALL[1] if by_length else each, by_length, rest)

@@ -21,6 +21,8 @@ ROWS, SHORT, LONG = 2, 5, 7
 """Of the runs that look for a fill."""
 _WAYS = ((1, 0), (0, 1), (0, 0), (1, 1))
 """What a mask holds where there is something, and where there is nothing."""
+_FEW = 3
+"""Masks of which every one may be of another way."""
 
 Feed = dict[str, Array]
 Answers = Callable[[int, Feed], Mapping[str, Array]]
@@ -84,13 +86,18 @@ def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) ->
     known = tables(body, 0)
     whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
     masks = [name for name in {**dict.fromkeys(whole), **_elsewhere(body)} if name not in known]
-    for ways in product(_WAYS, repeat=len(masks)):
+    for ways in _ways(len(masks)):
         usual = {name: float(way[0]) for name, way in zip(masks, ways, strict=True)}
         fill = dict.fromkeys(body.inputs, 0.0) | {name: float(way[1]) for name, way in zip(masks, ways, strict=True)}
         drawn = BodySamples(body, usual, fill)
         if all(_unmoved(drawn, answers, close)):
             return drawn
     return BodySamples(body, dict.fromkeys(masks, 1.0), None)
+
+
+def _ways(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Ways for each of so many masks; where they are many, all alike."""
+    return product(_WAYS, repeat=masks) if masks <= _FEW else ((way,) * masks for way in _WAYS)
 
 
 def _elsewhere(body: Body) -> dict[str, None]:

@@ -68,6 +68,11 @@ class BodyStitching:
         return self.body.names
 
     @property
+    def long(self) -> bool:
+        """Whether rows may be of any length."""
+        return any(port.long for ports in self.body.ports for port in ports.values())
+
+    @property
     def weight_bytes(self) -> int:
         """What the graph holds."""
         return sum(each.nbytes for each in self.graph.constants.values())
@@ -89,7 +94,7 @@ class BodyStitching:
             "inputs": {port: port_name(self.body, task, port) for port in ports},
             "outputs": {port: port_name(self.body, task, port) for port in outputs},
         }
-        if any(port.long for port in ports.values()):
+        if self.long:
             told["length"] = USUAL_LENGTH
             told["fill"] = None if self.fill is None else {port: self.fill[port] for port in ports}
         return told
@@ -127,7 +132,8 @@ def stitch_body(
     bench = BodyBench(body, [Path(file) for file in files], threads)
     samples = find(body, bench.alone, lambda one, other: relative_difference(one, other) <= CLOSE)
     places = see(body, bench.values(samples))
-    graph = join(body, places, samples.fill)
+    outputs = bench.outputs(samples)
+    graph = join(body, places, samples.fill, outputs)
     on_stage("comparing with the models", 0, None)
     difference = bench.difference(graph, samples) if check else None
     if difference and difference.relative > CLOSE and not tolerance:
