@@ -37,10 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="onnxruntime", help="what servers run models on: onnxruntime or process")
 
 
+def pytest_collection() -> None:
+    """Garbage is not looked for while tests are collected: there is little, and each look takes longer."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is there before the first test stays: to look through all of it takes a third of a second each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -102,6 +102,39 @@ def test_stitched_models_are_captured_and_give_what_the_cpu_gives(gpu: Any, form
         check_mix(launched.made[0].answers, body, given)
 
 
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02)])
+@pytest.mark.parametrize("architecture", ["tinynet", "tiny-dense", "tiny-mobile"])
+def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
+    gpu: Any, architecture: str, precision: str, near: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.runtime.cuda.test_fused_models import is_fused, told
+    from weft.runtime.cuda.onnx_files import OnnxFile
+    from weft.runtime.cuda.preparing import prepare_on
+
+    monkeypatch.setattr(OnnxFile, "_quicker", lambda file, blueprint: file._fused())  # whatever is quicker
+    path, cache = told(tmp_path / "body.onnx", architecture), tmp_path / "cache"
+    options = replace(FINE, max_batch=8, precision=precision)
+    body = prepare(path, LoadOptions(max_batch=2))
+    learned = prepare_on(gpu, path, options, cache)
+    for model in (learned, prepare_on(gpu, path, options, cache, learn=False)):
+        assert is_fused(model) and not model.uncaptured()
+        assert (len(model.segments) > 1) == (architecture != "tiny-mobile")
+        for mix in ((1, 1, 1), (0, 2, 0), (3, 0, 1), (0, 5, 2)):
+            given = samples(model, mix)
+            parts = [BatchPart(each) for each in given]
+            with gpu.on():
+                for segment in range(len(model.segments)):
+                    launched = model.launch(Step(segment, parts, sum(mix)))
+                    parts = [BatchPart(launched.made[0].values)]
+                launched.answered.wait()
+                model.leave()
+                model.come_back()
+            for name, right in body.run(body.gather(given)).items():
+                found = launched.made[0].answers[name]
+                assert found.shape == right.shape
+                assert not right.size or np.abs(found - right).max() < near * np.abs(right).max()
+
+
 def test_batches_in_turns_keep_what_is_theirs(gpu: Any, tmp_path: Path) -> None:
     path = chain(tmp_path / "chain.onnx")
     feeds = [drawn(3, seed) for seed in range(4)]

@@ -26,7 +26,7 @@ from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, converted, is_half
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
-from weft.runtime.cuda.rounds import file_at, rung_sizes, segments_at
+from weft.runtime.cuda.rounds import SHAPES, file_at, rung_sizes, segments_at
 from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on, open_segments
 from weft.runtime.cuda.workshop import Unfit, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
@@ -75,15 +75,56 @@ class OnnxFile:
         """The model as the device will serve it."""
         free = self.device.memory()[0]
         blueprint, wanted, host = self._meaning()
+        workshop = self._quicker(blueprint) if blueprint.tasks else self._workshop(blueprint)
+        apart = workshop.model is not self  # of which it is known that rows are
+        verdict = Verdict(None) if apart else self._verdict(blueprint, host)
+        return workshop.built(blueprint, verdict, wanted, free)
+
+    def _workshop(self, blueprint: Blueprint) -> Workshop:
+        """The model as ONNX Runtime runs it."""
         self.graph = self._optimised()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
             self._take_rounds(blueprint)
         else:
             self.tensors = self._seen(blueprint)
-        verdict = self._verdict(blueprint, host)
-        workshop = Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
-        return workshop.built(blueprint, verdict, wanted, free)
+        return Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
+
+    def _quicker(self, blueprint: Blueprint) -> Workshop:
+        """A stitched model as torch runs it, with one kernel for each layer of all tasks, or as ONNX Runtime does."""
+        try:
+            fused = self._fused()
+            fused_s = fused.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
+            mine = self._workshop(blueprint)
+            mine.remarks.append(f"not in the form fused: {first_line(error)}")
+            return mine
+        if self.allowance.half_gone():
+            fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
+            return fused
+        try:
+            mine = self._workshop(blueprint)
+            mine_s = mine.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # what it cannot run, the other can
+            fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
+            return fused
+        told = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * mine_s:.3g} with ONNX Runtime"
+        if fused_s > mine_s:
+            mine.remarks.append(f"not in the form fused: {told}")
+            return mine
+        fused.remarks.append(f"in the form fused: {told}")
+        self.graph, self.tensors, self.rounds = ModelProto(), {}, None
+        return fused
+
+    def _fused(self) -> Workshop:
+        from weft.runtime.cuda.torch_rounds import FusedFile  # torch is an extra, and takes long to import
+
+        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
+        return Workshop(self.device, file, self.options, self.allowance)
 
     # What the file means
 
@@ -228,8 +269,8 @@ class OnnxFile:
 
     def clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
-        sizes = rung_sizes(blueprint)
-        kept = {LOCK, WEIGHTS, *(each.file for rows in sizes for each in segments_at(blueprint, rows))}
+        files = {each.file for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)}
+        kept = {LOCK, SHAPES} if files == {None} else {LOCK, WEIGHTS, *files}
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:

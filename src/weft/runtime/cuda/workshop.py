@@ -93,6 +93,11 @@ class Workshop:
         model.memory_bytes, model.remarks = used, model.blueprint.remarks
         return model
 
+    def round_s(self, blueprint: Blueprint) -> float:
+        """What a row of each task takes, in one piece."""
+        whole = self.model.in_pieces(blueprint.model_copy(update={"batchable": True, "round_rows": 1}), ())
+        return self.model.opened(whole).rung(1).timed(0)
+
     # How far it is batched
 
     def _climbed(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
@@ -176,7 +181,10 @@ class Workshop:
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
         weight_s = _weight_s(whole, sizes[1], sizes[max(sizes)])
-        if self.model.whole_because() or not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
+        if not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
+            return whole
+        if (reason := self.model.whole_because()) is not None:
+            self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
         guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
         cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
