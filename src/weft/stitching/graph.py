@@ -84,9 +84,9 @@ class Graph:
     """Whether weights are few different numbers, which ``codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one, rounded to a number format."""
+    origins: tuple[Origin, ...] = ()
     opset: int | None = None
     """Of its operators, where it is not the one that they are written for."""
-    origins: tuple[Origin, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
