@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.engine.hosts import MS
 from tests.runtime.clocks import NO_LENGTH_S
 from tests.serving import live
-from tests.serving.test_serve_models import Refused, infer
+from tests.serving.test_serve_models import Refused, infer, send, until
 from tests.serving.test_serve_stitched import models
 from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders
 from weft.errors import BadRequest
@@ -93,3 +94,47 @@ def test_a_body_is_served_under_the_names_of_its_models(folder):
             check(infer(server, name, given), folder, name, given)
         with pytest.raises(Refused, match="one length"):
             infer(server, NAMES[0], sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)})
+
+
+def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
+    """A body stitched anew takes the place of the old one with no request lost: one model comes, then another goes."""
+    files = tiny_encoders(tmp_path / "models", full=0.5)
+    path = tmp_path / "served" / "body.onnx"
+    path.parent.mkdir()
+    stitch_body(files[:2], measure=False).to_onnx(path)
+    wanted = {length: answers(files[0], sentences(1, length)) for length in (4, 7)}
+    stop, failed, counts = threading.Event(), [], [0, 0]
+
+    def ask_on(server: live.Live, at: int, length: int) -> None:
+        while not stop.is_set() and not failed:
+            try:
+                found = infer(server, NAMES[0], sentences(1, length))
+                np.testing.assert_allclose(found["logits"], wanted[length]["logits"], atol=1e-5)
+            except (Refused, OSError, AssertionError) as error:
+                failed.append(error)
+            counts[at] += 1
+
+    def swapped(server: live.Live, chosen: list[Path], by: str) -> None:
+        """A few requests before, during and after."""
+        stitch_body(chosen, measure=False).to_onnx(path)
+        assert send(server, "POST", f"/v2/repository/models/{by}/load").status == 200
+        seen = list(counts)
+        until(lambda: failed or min(now - then for now, then in zip(counts, seen, strict=True)) >= 3, "more answers")
+
+    with live.running(path.parent, grpc_port=None) as server:
+        threads = [threading.Thread(target=ask_on, args=(server, *each)) for each in enumerate((4, 7))]
+        for each in threads:
+            each.start()
+        try:
+            swapped(server, files, NAMES[2])
+            check(infer(server, NAMES[2], sentences(2, 5)), tmp_path / "models", NAMES[2], sentences(2, 5))
+            swapped(server, [files[0], files[2]], NAMES[0])
+        finally:
+            stop.set()
+            for each in threads:
+                each.join()
+        assert not failed, failed[0]
+        with pytest.raises(Refused, match="404"):
+            infer(server, NAMES[1], sentences(1, 5))
+        library = server.server.service.library
+        until(lambda: library.used_bytes == library.find(NAMES[0]).served.loaded.memory_bytes, "the old body to leave")
