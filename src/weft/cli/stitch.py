@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(help="ONNX files of one structure: a.onnx b.onnx ...")],
+    models: Annotated[
+        list[str], typer.Argument(help="ONNX files of one structure, a.onnx b.onnx ..., or folders of adapters.")
+    ],
     output: Annotated[
         str, file_option("--output", "-o", suffixes=(".onnx",), panel=None, help="The .onnx file to write.")
     ],
@@ -37,7 +39,9 @@ def command(
         float,
         what("--tolerance", help="Weights that differ by no more are the same; of a body, what part may be lost."),
     ] = 0.0,
-    base: Annotated[str | None, what("--base", help="The model that those of a body were made from.")] = None,
+    base: Annotated[
+        str | None, what("--base", help="The model that those of a body, or adapters, were made from.")
+    ] = None,
     body: Annotated[
         bool | None,
         what(

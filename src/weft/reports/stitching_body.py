@@ -26,6 +26,7 @@ def body_report(made: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
         "fill": made.fill,
         "weight_bytes": {"sequential": made.apart_bytes, "stitched": made.weight_bytes},
         "measured_s": dict(made.times_s),
+        "reordered": made.reordered,
         "steps": [
             {
                 "name": each.name,
@@ -72,6 +73,8 @@ def body_sentences(made: BodyStitching) -> list[str]:
         told.append(
             f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
         )
+    if made.reordered:
+        told.append(f"order: {made.reordered} products are another model's, with heads or channels in another order")
     if made.long and made.fill is None:
         told.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
     elif made.long and made.fill is not None:

@@ -32,7 +32,7 @@ class StitchOptions:
     """One stitching. The fields are the arguments of ``stitch`` and the options of ``weft stitch``."""
 
     models: Sequence[Any]
-    """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, in any mixture."""
+    """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, adapters, in any mixture."""
     names: Sequence[str] | None = None
     """What the models are called; after their files, if left out."""
     batches: int | Sequence[int] | None = None
@@ -128,7 +128,7 @@ class StitchOptions:
                 f"slabs = True does not apply to machine = {self.machine}: slabs are for the {HERE}",
             ),
             (
-                self.base is not None and not self.tolerance,
+                self.base is not None and not self.tolerance and not self.adapters,
                 f"base = {self.base} does not apply to tolerance = 0: only what is equal is shared",
             ),
             (
@@ -140,10 +140,17 @@ class StitchOptions:
                 raise StitchError(f"{why}; leave out one of them")
 
     @property
+    def adapters(self) -> list[str | os.PathLike[str]]:
+        """The models that are folders of adapters, which add to *base*."""
+        from weft.stitching.bodies.adapters import is_adapter
+
+        return [each for each in self.models if isinstance(each, str | os.PathLike) and is_adapter(each)]
+
+    @property
     def as_body(self) -> bool:
         """Whether nodes are left as they are, and weights are shared as a whole or not at all."""
-        if self.body is not None:
-            return self.body
+        if self.body is not None or self.adapters:
+            return self.body is not False
         files = [model for model in self.models if isinstance(model, str | os.PathLike)]
         if not files:
             return False
@@ -157,6 +164,8 @@ class StitchOptions:
         for name in _OF_CHANNELS:
             if getattr(self, name) != getattr(plain, name):
                 raise StitchError(f"{name} = {getattr(self, name)} is for stitching by channels, not for a body")
+        if self.adapters and self.base is None:
+            raise StitchError(f"{self.adapters[0]} is an adapter; give base = the ONNX file of what it was trained on")
         if strange := [model for model in self.models if not isinstance(model, str | os.PathLike)]:
             raise StitchError(f"{type(strange[0]).__name__} is no file; a body is made of ONNX files")
 

@@ -40,7 +40,7 @@ class BodyStep:
     contents: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Model -> the keys of the constants that it reads there, empty where it reads a value."""
     names: dict[int, str] = field(default_factory=dict)
-    """Model -> what its node is called."""
+    """Model -> what its node is called to people."""
     parts: dict[int, LowRank] = field(default_factory=dict)
     """Model -> what is added to the weights that it reads there, of those that are near them only."""
 
@@ -85,6 +85,8 @@ class Aligner:
         self._inputs: list[str] = []
         self._outputs: list[dict[str, BodyValue]] = []
         self._numbers: dict[object, int] = {}
+        self.walked: dict[int, tuple[int, ...]] = {}
+        """Model -> the step of each of its nodes."""
 
     def add(self, program: ModelProgram) -> int:
         """One more model; its number."""
@@ -113,15 +115,18 @@ class Aligner:
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
         values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
         seen: Counter[object] = Counter()
+        walked = []
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)
             kind = (node.signature, read, *(tuple(map(bool, names)) for names in (node.inputs, node.outputs)))
             number = self._step(node, read, (kind, seen[kind]))
             seen[kind] += 1
+            walked.append(number)
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
-            step.names[task] = node.name
+            step.names[task] = node.where
             values |= {name: BodyValue(number, place) for place, name in enumerate(node.outputs) if name}
+        self.walked[task] = tuple(walked)
         for name in program.outputs:
             if name not in values:
                 raise StitchError(f"{program.name}: its output {name} does not depend on its inputs")

@@ -70,7 +70,7 @@ class _Joiner:
         self._sizes: dict[int, _Sized] = {}
         self._longest = ""
         self._owners: dict[Crew, str] = {}
-        self._added: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._added: dict[str, Array] = {}
         self._layer = ""
         self._keys: dict[tuple[int, int], int] = {}
         self._outlines: dict[tuple[int, int], int] = {}
@@ -167,10 +167,10 @@ class _Joiner:
         contents, part = step.contents[task], step.parts.get(task)
         if part is None or self._stacks(step):
             return contents
-        if (number, task) not in self._added:
-            weight = self.body.constants.arrays[contents[1]] + part.down @ part.up
-            self._added[number, task] = (contents[0], self.body.constants.keep(weight))
-        return self._added[number, task]
+        key = f"added {number} {task}"
+        if key not in self._added:
+            self._added[key] = self.body.constants.arrays[contents[1]] + part.down @ part.up
+        return contents[0], key
 
     def _stacks(self, step: BodyStep) -> bool:
         """Whether each row that a step reads can be multiplied by weights of its own."""
@@ -216,24 +216,52 @@ class _Joiner:
             del left[: len(mine)]
         if len(parts) == 1:
             return parts[0]
-        return self.add("Concat", *parts, axis=self._axis(value))
+        if not self._inner(value):
+            return self.add("Concat", *parts, axis=self._axis(value))
+        joined = self.add("Concat", *(self._rows_apart(value, each) for each in parts), axis=self._axis(value) + 1)
+        return self._rows_beside(value, joined)
 
     def _single(self, value: BodyValue, task: int) -> str:
         held = self._held[value]
         if (task,) not in held:
             crew = next(each for each in held if task in each)
             sizes = self.add("Concat", *(self._sizes[each].rows for each in crew), axis=0)
-            place = self.places[value] if value.step >= 0 else None
-            if place and place.each != 1:
+            inner, place = self._inner(value), self.places[value] if value.step >= 0 else None
+            if place and place.each != 1 and not inner:
                 sizes = self.add("Mul", sizes, self.numbers([place.each]))
-            if place and place.by_length:
+            if place and place.by_length and not inner:
                 sizes = self.add("Mul", sizes, self._longest)
             names = [self._fresh("Rows") for _ in crew]
-            self._steps.append(
-                GraphStep("Split", (held[crew], sizes), tuple(names), {"axis": self._axis(value)}, self._layer)
-            )
-            held |= {(each,): name for each, name in zip(crew, names, strict=True) if (each,) not in held}
+            read = (self._rows_apart(value, held[crew]) if inner else held[crew], sizes)
+            axis = self._axis(value) + inner
+            self._steps.append(GraphStep("Split", read, tuple(names), {"axis": axis}, self._layer))
+            made = [self._rows_beside(value, each) for each in names] if inner else names
+            held |= {(each,): name for each, name in zip(crew, made, strict=True) if (each,) not in held}
         return held[task,]
+
+    def _inner(self, value: BodyValue) -> bool:
+        """Whether the rows of a value lie side by side."""
+        return value.step >= 0 and self.places[value].inner
+
+    def _rows_apart(self, value: BodyValue, tensor: str) -> str:
+        """A value whose rows lie side by side with an axis of their own, behind the one that they lay along."""
+        place = self.places[value]
+        each = self.numbers([place.each])
+        if place.by_length:
+            each = self.add("Mul", each, self._longest)
+        return self._reshaped(place, tensor, each, self.numbers([-1]))
+
+    def _rows_beside(self, value: BodyValue, tensor: str) -> str:
+        """The same back."""
+        return self._reshaped(self.places[value], tensor, self.numbers([-1]))
+
+    def _reshaped(self, place: BodyPlace, tensor: str, *sizes: str) -> str:
+        axis = place.rows or 0
+        if any(long > axis for long in place.long):
+            raise StitchError(f"{self._layer} has rows side by side in front of a length; it cannot be stitched")
+        ends = self.numbers(place.sizes[axis + 1 :])
+        shape = self.add("Concat", self.numbers([0] * axis), *sizes, ends, axis=0)
+        return self.add("Reshape", tensor, shape)
 
     def _axis(self, value: BodyValue) -> int:
         return 0 if value.step < 0 else self.places[value].rows or 0
@@ -314,7 +342,7 @@ class _Joiner:
             found = self.body.constants.derived.get(key)
             if found is None:
                 name = self._stored[key] = f"constant_{len(self._stored)}"
-                self._constants[name] = self.body.constants.arrays[key]
+                self._constants[name] = self._added[key] if key in self._added else self.body.constants.arrays[key]
             else:
                 read = tuple(self._stored_as(each) for each in found.inputs)
                 made = tuple(self._fresh(found.node.op) for _ in found.node.outputs)

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import StitchError
+from weft.stitching.bodies.adapters import LoraAdapter, is_adapter, read_adapter
+from weft.stitching.bodies.adapting import AdaptedBase
 from weft.stitching.bodies.bench import BodyBench
 from weft.stitching.bodies.body import Aligner, Body, Crew, crews
 from weft.stitching.bodies.joining import Fill, join, port_name
 from weft.stitching.bodies.nearness import Reference
+from weft.stitching.bodies.orders import put_in_order
 from weft.stitching.bodies.places import see
 from weft.stitching.bodies.samples import find
 from weft.stitching.graph import Graph
 from weft.stitching.metadata import of_tasks, servable
+from weft.stitching.net import Array
 from weft.stitching.onnx_writer import write_onnx
 from weft.stitching.reading.onnx_program import Constants, ModelProgram, read_program
 from weft.stitching.running.checking import Difference, relative_difference
@@ -52,7 +56,7 @@ class BodyStitching:
 
     body: Body
     files: Mapping[str, Path]
-    """The models' files by their names."""
+    """The models' files, or the folders of their adapters, by their names."""
     graph: Graph
     fill: Fill | None
     """What makes the inputs of a model longer; None where all must be of one length."""
@@ -62,6 +66,8 @@ class BodyStitching:
     """The largest to the models alone."""
     times_s: Mapping[str, float]
     """A row of each model, one after another and as one body; empty where nothing was measured."""
+    reordered: int = 0
+    """Products of models that hold what another does, in another order."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,13 +131,15 @@ def stitch_body(
 ) -> BodyStitching:
     """Make one body of models that share whole weights.
 
+    files: ONNX files, and folders of adapters of *base*, which is then needed.
     tolerance: the part of a weight that may be lost where models differ from *base*, or from the first of them, by
     something of low rank; 0: only what is equal is shared, and answers are the models' own.
     """
     body, apart = _read(files, names, tolerance, base, on_stage)
     bench = BodyBench(body, [Path(file) for file in files], threads)
-    samples = find(body, bench.alone, lambda one, other: relative_difference(one, other) <= CLOSE)
+    samples = find(body, bench.alone, _close)
     places = see(body, bench.values(samples))
+    reordered = put_in_order(body, places, lambda task: bench.unchanged(task, samples, _close))
     outputs = bench.outputs(samples)
     graph = join(body, places, samples.fill, outputs)
     on_stage("comparing with the models", 0, None)
@@ -144,7 +152,11 @@ def stitch_body(
     on_stage("racing", 0, None)
     times = bench.times_s(graph, samples, USUAL_LENGTH) if measure else {}
     paths = dict(zip(body.names, map(Path, files), strict=True))
-    return BodyStitching(body, paths, graph, samples.fill, apart, difference, times)
+    return BodyStitching(body, paths, graph, samples.fill, apart, difference, times, reordered)
+
+
+def _close(one: Array, other: Array) -> bool:
+    return relative_difference(one, other) <= CLOSE
 
 
 def _read(
@@ -157,20 +169,26 @@ def _read(
     """The body of the models, and what they hold apart."""
     constants, apart = Constants(), 0
     aligner = Aligner(constants)
-    reference = None
+    reference = adapted = None
     if base is not None:
-        aligner.over(BASE, read_program(base, constants))
+        program = read_program(base, constants)
+        aligner.over(BASE, program)
         reference = Reference(aligner.steps, BASE, constants)
+        adapted = AdaptedBase(program, aligner.walked[BASE], constants)
     called: list[str] = []
     for number, file in enumerate(files):
         on_stage("reading", number, len(files))
-        program = read_program(file, constants, names[number] if names else "")
+        adapter = read_adapter(Path(file)) if adapted and is_adapter(file) else None
+        name = names[number] if names else ""
+        program = adapted.named(name or Path(file).name) if adapted and adapter else read_program(file, constants, name)
         if not servable(program.name) or program.name in called:
             raise StitchError(f"{program.name!r} is no name for one model, or for two; give names = a,b,c")
         called.append(program.name)
         apart += _held_bytes(program, constants)
         task = aligner.add(program)
-        if reference and tolerance:
+        if adapted and adapter:
+            _adapt(adapted, aligner, task, adapter, file)
+        elif reference and tolerance:
             reference.bring_near(aligner.steps, task, tolerance)
         reference = reference or Reference(aligner.steps, task, constants)
     for step in aligner.steps:
@@ -178,9 +196,16 @@ def _read(
     return aligner.body(), apart
 
 
+def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter, file: str | os.PathLike[str]) -> None:
+    try:
+        base.adapt(aligner.steps, task, adapter)
+    except StitchError as error:
+        raise StitchError(f"{file}: {error}") from error
+
+
 def _held_bytes(program: ModelProgram, constants: Constants) -> int:
     """What a model stores, equal arrays once."""
-    return sum(constants.arrays[key].nbytes for key in set(program.constants.values()) if key in constants.arrays)
+    return sum(constants.arrays[key].nbytes for key in constants.behind(program.constants.values()))
 
 
 def _shared_steps(body: Body) -> Iterator[SharedStep]:

@@ -7,6 +7,7 @@ from nothing else; so a model may be of any operators.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -27,6 +28,8 @@ from weft.stitching.reading.onnx_source import FLOATS, WHOLE, OnnxSource, Source
 OLDEST = 13
 """The first operator set whose ``Split`` takes sizes that are known at run time only."""
 LENGTH = "length"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""The names of the modules around a node, the innermost last but one, as a list of Python."""
 _GRAPH, _INITIALIZER, _INPUT, _NAME = 7, 5, 11, 8
 """Fields of a model, of its graph, and of a tensor."""
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -44,6 +47,13 @@ class ProgramNode:
     attributes: Mapping[str, Any]
     signature: str
     """The operator and its attributes; nodes of equal signatures do the same."""
+    module: str = ""
+    """The part of the torch model that it comes from, where its exporter says so."""
+
+    @property
+    def where(self) -> str:
+        """What it is called to people."""
+        return self.name if self.name.startswith("/") else self.module or self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +96,13 @@ class Constants:
         for key in keys:
             self.arrays.pop(key, None)
 
+    def behind(self, keys: Iterable[str]) -> set[str]:
+        """The arrays that constants are, or are made of."""
+        found: set[str] = set()
+        for key in keys:
+            found |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
+        return found
+
     def outline(self, key: str) -> object:
         """The same for constants of the same sizes; whole numbers may be sizes themselves."""
         if key in self.derived:
@@ -107,7 +124,9 @@ class ModelProgram:
     """Rows come first; all other open sizes are one length."""
     outputs: tuple[str, ...]
     constants: Mapping[str, str]
-    """Names of tensors -> keys."""
+    """Names of tensors that nodes read -> keys."""
+    turned: Mapping[str, str] = field(default_factory=dict)
+    """Names of matrices that are stored ones, transposed -> what those are called."""
 
 
 def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
@@ -143,18 +162,37 @@ def read_program(path: str | os.PathLike[str], constants: Constants, name: str =
 
 
 def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
-    known = {each: constants.keep(source.stored(each)) for each in source.tensors}
+    known: dict[str, str] = {}
+    turned: dict[str, str] = {}
+
+    def key(read: str) -> str:
+        """Of a constant that is read; empty for what is none."""
+        if read not in known and read in source.tensors:
+            known[read] = constants.keep(source.stored(read))
+        return known.get(read, "")
+
     nodes = []
     for each in source.nodes:
         node = _node(each)
         if node.op == "Constant":
             known[node.outputs[0]] = constants.keep(constant_node(each, source.folder))
-        elif all(read in known for read in node.inputs if read):
-            keys = constants.derive(node, tuple(known[read] if read else "" for read in node.inputs))
+        elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
+            turned[node.outputs[0]] = node.inputs[0]
+            held = source.stored(node.inputs[0])
+            known[node.outputs[0]] = constants.keep(held.transpose(node.attributes.get("perm")))
+        elif all(read in known or read in source.tensors for read in node.inputs if read):
+            keys = constants.derive(node, tuple(map(key, node.inputs)))
             known.update(zip(node.outputs, keys, strict=False))
         else:
             nodes.append(node)
-    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, known)
+    read = {each: key(each) for node in nodes for each in node.inputs if key(each)}
+    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned)
+
+
+def _is_matrix(source: OnnxSource, name: str) -> bool:
+    """Whether a tensor is a stored matrix of floats, as exporters transpose for a product."""
+    found = source.tensors.get(name)
+    return found is not None and len(found.dims) == 2 and found.data_type in FLOATS
 
 
 def _node(node: SourceNode) -> ProgramNode:
@@ -165,7 +203,16 @@ def _node(node: SourceNode) -> ProgramNode:
     attributes = {key: helper.get_attribute_value(each) for key, each in sorted(node.attributes.items())}
     said = b"\0".join(_plain(each).SerializeToString(deterministic=True) for _, each in sorted(node.attributes.items()))
     signature = f"{node.op} {len(node.outputs)} {blake2b(said, digest_size=16).hexdigest()}"
-    return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature)
+    return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))
+
+
+def _module(node: SourceNode) -> str:
+    """torch's newer exporter writes it down, and its older one makes names of it: /encoder/layer.0/dense/MatMul."""
+    for each in node.proto.metadata_props:
+        if each.key == _SCOPES:
+            scopes = re.findall(r"'([^']*)'", each.value)
+            return scopes[-2] if len(scopes) > 1 else ""
+    return ".".join(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
 
 
 def _plain(attribute: AttributeProto) -> AttributeProto:
