@@ -425,3 +425,29 @@ def test_channels_that_change_their_heads_are_not_taken_for_the_same(tmp_path):
     assert made.reordered == 0
     assert made.difference.relative <= 1e-5
     equals_its_models(made, tmp_path, [(1, 4), (2, 9)])
+
+
+def test_a_bias_that_an_exporter_left_out_is_zero(tmp_path):
+    """What follows is the same step in both models, and shared."""
+    rng = np.random.default_rng(0)
+    held = {name: rng.standard_normal((6, 6)).astype(np.float32) for name in ("w", "rest")}
+    files = []
+    for name in "ab":
+        nodes = [
+            node("Cast", ["ids"], ["x"], to=TensorProto.FLOAT),
+            node("Gemm", ["x", "w", *(["bias"] if name == "b" else [])], ["h"], transB=1),
+            node("MatMul", ["h", "rest"], ["y"], name="rest"),
+        ]
+        constants = held | ({"bias": np.ones(6, np.float32)} if name == "b" else {})
+        graph = helper.make_graph(
+            nodes,
+            "net",
+            [helper.make_tensor_value_info("ids", TensorProto.INT64, ["rows", 6])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 6])],
+            [numpy_helper.from_array(each, key) for key, each in constants.items()],
+        )
+        files.append(tmp_path / f"{name}.onnx")
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), files[-1])
+    made = stitched(files)
+    assert {each.name: each.crews for each in made.shared}["rest"] == ((0, 1),)
+    assert made.weight_bytes == 2 * 4 * 6 * 6 + 2 * 4 * 6

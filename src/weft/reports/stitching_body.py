@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from weft.version import __version__
 
 WAYS = ("", "weights MB", "of separate", "measured ms", "speed-up")
 STEPS = ("step", "operator", "kB", "models", "shared by", "own rank")
-_FEW = 4
+_FEW = 8
+_NUMBERED = re.compile(r"(.*?(?:\.|layer|block)_?\d+)(?=[./]|$)")
 
 
 def body_report(made: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
@@ -65,8 +67,8 @@ def body_sentences(made: BodyStitching) -> list[str]:
     """What is shared, what is not, and how exact it is."""
     whole = sum(each.bytes for each in made.shared)
     common = sum(each.bytes for each in made.shared if _who(made, each) == "all")
-    own = [each.name for each in made.shared if _who(made, each) != "all"]
-    more = f" and {len(own) - _FEW} more (--layers names them)" if len(own) > _FEW else ""
+    own = list(dict.fromkeys(_layer(each.name) for each in made.shared if _who(made, each) != "all"))
+    more = f" and {len(own) - _FEW} more (--layers names all steps)" if len(own) > _FEW else ""
     rest = f"; not by all: {', '.join(own[:_FEW])}{more}" if own else ""
     told = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
     if near := [each for each in made.shared if each.rank]:
@@ -83,6 +85,13 @@ def body_sentences(made: BodyStitching) -> list[str]:
     if made.difference is not None:
         told.append(f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number")
     return told
+
+
+def _layer(name: str) -> str:
+    """The layer of a step, by the first number in its name, else the part of the model that it belongs to."""
+    if found := _NUMBERED.match(name):
+        return found[1]
+    return name.rpartition("/")[0] if name.startswith("/") else name
 
 
 def _rank(step: SharedStep) -> str:

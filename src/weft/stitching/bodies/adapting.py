@@ -60,7 +60,8 @@ class AdaptedBase:
         if len(near) != 1:
             like = near or get_close_matches(parameter, self._places, n=3, cutoff=0.4)
             has = f"it has {', '.join(like[:3])}" if like else "names of torch's modules are lost in it"
-            raise StitchError(f"{parameter} is not found in {self._program.name}: {has}; export the base by torch.onnx")
+            way = "dynamo = False, which keeps biases of zeros" if parameter.endswith(".bias") else "torch.onnx"
+            raise StitchError(f"{parameter} is not found in {self._program.name}: {has}; export the base by {way}")
         return self._places[near[0]]
 
     def _add(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, part: LowRank, module: str) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -184,9 +184,24 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgra
             keys = constants.derive(node, tuple(map(key, node.inputs)))
             known.update(zip(node.outputs, keys, strict=False))
         else:
-            nodes.append(node)
+            nodes.append(_with_bias(node, constants, known, key) if node.op == "Gemm" else node)
     read = {each: key(each) for node in nodes for each in node.inputs if key(each)}
     return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned)
+
+
+def _with_bias(
+    node: ProgramNode, constants: Constants, known: dict[str, str], key: Callable[[str], str]
+) -> ProgramNode:
+    """A product and sum, which exporters write without a bias where that is zero, with one all the same.
+
+    So it is the same step as that of a model whose bias is not.
+    """
+    weight = constants.arrays.get(key(node.inputs[1]))
+    if any(node.inputs[2:]) or weight is None or weight.ndim != 2:
+        return node
+    called = f"{node.inputs[1].removesuffix('.weight')}.bias"
+    known[called] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
+    return replace(node, inputs=(*node.inputs[:2], called))
 
 
 def _is_matrix(source: OnnxSource, name: str) -> bool:
