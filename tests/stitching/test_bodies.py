@@ -21,6 +21,7 @@ from weft.runtime.stitched import tasks_in
 from weft.stitching.bodies.whole_run import BodyStitching, stitch_body
 from weft.stitching.making import encoders
 from weft.stitching.making.encoders import EncoderRecipe, EncoderSize
+from weft.stitching.onnx_writer import to_onnx
 
 node = helper.make_node
 
@@ -451,3 +452,38 @@ def test_a_bias_that_an_exporter_left_out_is_zero(tmp_path):
     made = stitched(files)
     assert {each.name: each.crews for each in made.shared}["rest"] == ((0, 1),)
     assert made.weight_bytes < 0.6 * made.apart_bytes
+
+
+# --- what nobody reads ------------------------------------------------------------------------------------------------
+
+
+def positions(made: BodyStitching, folder: Path, layer: str, length: int) -> list[int]:
+    """For how many positions the products of a layer are computed."""
+    proto = to_onnx(made.graph, made.metadata)
+    step = next(each for each in made.graph.steps if each.layer == layer and each.op == "MatMul")
+    proto.graph.output.append(onnx.ValueInfoProto(name=step.outputs[0]))
+    onnx.save(proto, folder / "shown.onnx")
+    feeds = [sentences(1, length, task) for task in range(len(made.names))]
+    joined = {
+        f"{name}.{port}": each for name, feed in zip(made.names, feeds, strict=True) for port, each in feed.items()
+    }
+    return list(answers(folder / "shown.onnx", joined)[step.outputs[0]].shape[:2])
+
+
+@pytest.mark.parametrize("tuned", [{}, {"rank": 2}])
+def test_a_last_layer_is_computed_for_the_token_that_is_read(tmp_path, tuned):
+    """Keys and values are needed of all."""
+    made = stitched(tiny_encoders(tmp_path, **tuned), tolerance=1e-6 if tuned else 0.0)
+    for what in ("query", "mixed", "up", "down"):
+        assert positions(made, tmp_path, f"layer1.{what}.product", 9) == [3, 1]
+        assert positions(made, tmp_path, f"layer0.{what}.product", 9) == [3, 9]
+    assert positions(made, tmp_path, "layer1.key.product", 9) == [3, 9]
+    if not tuned:
+        equals_its_models(made, tmp_path, [(1, 4), (2, 9), (3, 11)])
+
+
+def test_a_last_layer_is_computed_whole_where_one_model_reads_it_all(tmp_path):
+    files = tiny_encoders(tmp_path)
+    as_tagger(files[1])
+    made = stitched(files)
+    assert positions(made, tmp_path, "layer1.up.product", 9) == [3, 9]

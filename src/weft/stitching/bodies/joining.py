@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.errors import StitchError
 from weft.stitching.bodies.body import Body, BodyStep, BodyValue, Crew, crews
+from weft.stitching.bodies.narrowing import narrowed
 from weft.stitching.bodies.places import BodyPlace
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 from weft.stitching.net import Array
@@ -35,7 +36,7 @@ def join(body: Body, places: Places, fill: Fill | None, outputs: Mapping[str, Bo
     outputs: the places of the models' own outputs, by the graph's names.
     """
     joiner = _Joiner(body, tuple(range(body.tasks)), places, outputs)
-    return joiner.graph("+".join(body.names), joiner.write(fill))
+    return narrowed(joiner.graph("+".join(body.names), joiner.write(fill)))
 
 
 def alone(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
@@ -70,6 +71,7 @@ class _Joiner:
         self._sizes: dict[int, _Sized] = {}
         self._longest = ""
         self._owners: dict[Crew, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._added: dict[str, Array] = {}
         self._layer = ""
         self._keys: dict[tuple[int, int], int] = {}
@@ -91,7 +93,7 @@ class _Joiner:
         constants = {name: array for name, array in self._constants.items()}
         weights = frozenset(name for name, array in constants.items() if array.ndim > 1 and array.dtype.kind == "f")
         steps, opset = tuple(self._steps), self.body.opset
-        return Graph(name, tuple(self._inputs), tuple(outputs), steps, constants, weights, opset=opset)
+        return Graph(name, tuple(self._inputs), tuple(outputs), steps, constants, weights, self._shapes, opset=opset)
 
     def crews(self, number: int) -> tuple[Crew, ...]:
         """The models for which a step runs once."""
@@ -157,9 +159,17 @@ class _Joiner:
         made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
         self._steps.append(GraphStep(step.node.op, tuple(read), tuple(made), step.node.attributes, self._layer))
         if self._stacks(step) and any(task in step.parts for task in crew):
-            made = [self.add("Add", made[0], self._parts(step, read[0], crew))]
+            added = self._parts(step, read[0], crew)
+            self._see(BodyValue(number, 0), made[0], added)
+            made = [self.add("Add", made[0], added)]
         for place, name in enumerate(made):
             self._held.setdefault(BodyValue(number, place), {})[crew] = name
+            self._see(BodyValue(number, place), name)
+
+    def _see(self, value: BodyValue, *tensors: str) -> None:
+        """Note the sizes of what holds a value, as they were seen."""
+        if value in self.places:
+            self._shapes |= dict.fromkeys(tensors, self.places[value].sizes)
 
     def _contents(self, number: int, task: int) -> tuple[str, ...]:
         """What a model reads in a step that is constant; parts are added to it where rows cannot pick their own."""
@@ -192,6 +202,8 @@ class _Joiner:
         flat = step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
         wide = self.add("Unsqueeze", read, middle) if flat else read
         narrow = self.add("MatMul", wide, self.add("Gather", self.constant(down), whose))
+        if step.inputs[0] is not None and not flat:
+            self._shapes[narrow] = (*self.places[step.inputs[0]].sizes[:-1], rank)
         found = self.add("MatMul", narrow, self.add("Gather", self.constant(up), whose))
         return self.add("Squeeze", found, middle) if flat else found
 
@@ -217,7 +229,9 @@ class _Joiner:
         if len(parts) == 1:
             return parts[0]
         if not self._inner(value):
-            return self.add("Concat", *parts, axis=self._axis(value))
+            joined = self.add("Concat", *parts, axis=self._axis(value))
+            self._see(value, joined)
+            return joined
         joined = self.add("Concat", *(self._rows_apart(value, each) for each in parts), axis=self._axis(value) + 1)
         return self._rows_beside(value, joined)
 
@@ -236,6 +250,7 @@ class _Joiner:
             axis = self._axis(value) + inner
             self._steps.append(GraphStep("Split", read, tuple(names), {"axis": axis}, self._layer))
             made = [self._rows_beside(value, each) for each in names] if inner else names
+            self._see(value, *made)
             held |= {(each,): name for each, name in zip(crew, made, strict=True) if (each,) not in held}
         return held[task,]
 
