@@ -40,8 +40,10 @@ def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: C
 def _taken_over(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
     """Have *task* hold what a model before it does, at the steps that are told."""
     for number, step in enumerate(body.steps):
-        for other in range(task) if task in step.contents else ():
-            if other in step.contents and (changes := _changes(body, places, number, task, other)):
+        mine = step.contents.get(task)
+        others = {step.contents[other]: other for other in range(task) if other in step.contents}
+        for other in (other for held, other in others.items() if mine and held != mine):
+            if changes := _changes(body, places, number, task, other):
                 for at, contents in changes.items():
                     body.steps[at].contents[task] = contents
                 yield from changes
