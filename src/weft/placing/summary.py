@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from weft.errors import PlacingError, unknown_name
-from weft.placing.attaining import share_on_time
 from weft.placing.filling import Filling
 from weft.placing.judging import OnTimeJudge
 from weft.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
@@ -135,6 +134,6 @@ def make_placement(
         value=value,
         bound=bound,
         bound_by=bound_by,
-        attainment=None if judge is None else share_on_time(filling, judge),
+        attainment=None if judge is None else judge.share_on_time(filling),
         notes=tuple(notes),
     )
