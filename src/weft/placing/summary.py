@@ -91,7 +91,11 @@ def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
     waits = [_waiting(problem, kind, one, numbers) for one in numbers]
     used["deadline"], takes["deadline"] = max(waits), waits
     limit = max(used, key=lambda key: used[key])
-    return limit, numbers[int(np.argmax(takes[limit]))]
+    who = numbers[int(np.argmax(takes[limit]))]
+    own, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
+    if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ own[numbers]:
+        limit = "other"  # what overlaps with nothing
+    return limit, who
 
 
 def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
