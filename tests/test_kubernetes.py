@@ -15,9 +15,11 @@ import pytest
 from tests import ROOT
 from tests.serving import live
 from tests.test_deploy import KNOWN, last_stage
+from weft.planning.across import KIND
 from weft.serving.config import ServerConfig, is_loopback
 from weft.serving.ending import GRACE_S
 from weft.serving.environment import settings_in
+from weft.serving.routes import PROBES
 
 yaml = pytest.importorskip("yaml", reason="reads manifests; openapi-spec-validator of .[dev] brings it")
 
@@ -30,15 +32,16 @@ KSERVE_CRD = os.environ.get("KSERVE_CRD", "")
 
 @cache
 def manifests() -> dict[str, dict[str, Any]]:
-    """Kind -> manifest; each kind is there once."""
+    """KIND/NAME -> manifest; a patch is none."""
     parts = [part for file in sorted(FOLDER.glob("*.yaml")) for part in yaml.safe_load_all(file.read_text())]
-    found = {part["kind"]: part for part in parts if "kind" in part}
-    assert len(found) == len([part for part in parts if "kind" in part])
+    whole = [part for part in parts if "kind" in part]
+    found = {f"{part['kind']}/{part['metadata']['name']}": part for part in whole}
+    assert len(found) == len(whole)
     return found
 
 
-def spec_of(kind: str) -> dict[str, Any]:
-    spec: dict[str, Any] = manifests()[kind]["spec"]
+def spec_of(which: str) -> dict[str, Any]:
+    spec: dict[str, Any] = manifests()[which]["spec"]
     return spec
 
 
@@ -57,8 +60,8 @@ class ServingPod(NamedTuple):
 
 
 def serving_pods() -> dict[str, ServingPod]:
-    deployed, runtime = spec_of("Deployment")["template"]["spec"], spec_of("ClusterServingRuntime")
-    predictor = spec_of("InferenceService")["predictor"]
+    deployed, runtime = spec_of("Deployment/weft")["template"]["spec"], spec_of("ClusterServingRuntime/weft")
+    predictor = spec_of("InferenceService/models")["predictor"]
     (container,), (of_runtime,) = deployed["containers"], runtime["containers"]
     return {
         "deployment": ServingPod(deployed, container),
@@ -97,7 +100,7 @@ def test_on_kserve_it_listens_where_kserve_looks() -> None:
     pods = serving_pods()
     assert (pods["runtime"].config.http_port, pods["runtime"].config.grpc_port) == (8080, 9000)
     assert "ports" not in pods["runtime"].container and len(pods["service"].container["ports"]) == 2
-    told = spec_of("ClusterServingRuntime")["annotations"]
+    told = spec_of("ClusterServingRuntime/weft")["annotations"]
     assert told == {"prometheus.kserve.io/port": "8080", "prometheus.kserve.io/path": "/metrics"}
 
 
@@ -108,11 +111,18 @@ def probes(served: ServingPod) -> dict[str, dict[str, Any]]:
 def test_probes_ask_for_what_they_decide(served: ServingPod) -> None:
     asked = {name: probe["path"].rpartition("/")[2] for name, probe in probes(served).items()}
     assert asked == {"startup": "live", "readiness": "ready", "liveness": "live"}
+    for name in asked:
+        assert set(served.container[f"{name}Probe"]) <= {
+            "httpGet",
+            "periodSeconds",
+            "timeoutSeconds",
+            "failureThreshold",
+        }
 
 
 def test_the_server_answers_every_probe_without_a_key_and_metrics(tmp_path: Path) -> None:
     paths = {probe["path"] for served in serving_pods().values() for probe in probes(served).values()}
-    metrics = spec_of("ClusterServingRuntime")["annotations"]["prometheus.kserve.io/path"]
+    metrics = spec_of("ClusterServingRuntime/weft")["annotations"]["prometheus.kserve.io/path"]
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with live.running(live.mlp(tmp_path / "m.onnx"), grpc_port=None, learn_s=0.0, api_key="secret") as server:
         for path in paths:
@@ -172,13 +182,13 @@ def test_no_service_sets_the_servers_variables() -> None:
 
 
 def test_all_that_selects_the_pods_of_the_deployment_finds_them() -> None:
-    labels = spec_of("Deployment")["template"]["metadata"]["labels"]
-    chosen = [spec_of(kind)["selector"]["matchLabels"] for kind in ("Deployment", "PodDisruptionBudget")]
-    chosen += [spec_of("Service")["selector"], spec_of("NetworkPolicy")["podSelector"]["matchLabels"]]
+    labels = spec_of("Deployment/weft")["template"]["metadata"]["labels"]
+    chosen = [spec_of(f"{kind}/weft")["selector"]["matchLabels"] for kind in ("Deployment", "PodDisruptionBudget")]
+    chosen += [spec_of("Service/weft")["selector"], spec_of("NetworkPolicy/weft")["podSelector"]["matchLabels"]]
     assert chosen == [labels] * 4
     named = {port["name"] for port in serving_pods()["deployment"].container["ports"]}
-    assert {port["targetPort"] for port in spec_of("Service")["ports"]} == named
-    (rule,) = spec_of("NetworkPolicy")["ingress"]
+    assert {port["targetPort"] for port in spec_of("Service/weft")["ports"]} == named
+    (rule,) = spec_of("NetworkPolicy/weft")["ingress"]
     assert {port["port"] for port in rule["ports"]} == named
 
 
@@ -191,13 +201,69 @@ def test_a_gpu_is_given_to_the_container_that_is_there() -> None:
 
 
 def test_the_inference_service_asks_for_the_runtime_and_what_it_serves() -> None:
-    runtime, model = spec_of("ClusterServingRuntime"), spec_of("InferenceService")["predictor"]["model"]
-    assert model["runtime"] == manifests()["ClusterServingRuntime"]["metadata"]["name"]
+    runtime, model = spec_of("ClusterServingRuntime/weft"), spec_of("InferenceService/models")["predictor"]["model"]
+    assert model["runtime"] == manifests()["ClusterServingRuntime/weft"]["metadata"]["name"]
     formats = {each["name"]: each["autoSelect"] for each in runtime["supportedModelFormats"]}
     assert formats == {"weft": True, "onnx": False} and model["modelFormat"]["name"] in formats
     assert model["protocolVersion"] in runtime["protocolVersions"] == ["v2", "grpc-v2"]
     (container,) = runtime["containers"]
     assert (container["name"], container["args"][1]) == ("kserve-container", "/mnt/models")
+
+
+# On Ray
+
+
+def on_ray() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What Serve runs, the only group of workers, and their container."""
+    spec = spec_of("RayService/weft")
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    return application, group, container
+
+
+def test_ray_has_a_server_and_a_gate_on_each_worker() -> None:
+    application, group, container = on_ray()
+    told, cores = application["args"], int(container["resources"]["limits"]["cpu"])
+    assert told["gates"] == group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    assert told["actors"] == {KIND: {"num_cpus": cores}} and told["server"] == {"lanes": cores - 1}
+
+
+def test_clients_find_the_gates_of_ray() -> None:
+    application, group, container = on_ray()
+    (inside,), (outside,) = container["ports"], spec_of("Service/weft-gates")["ports"]
+    assert inside["containerPort"] == outside["port"] == application["args"]["port"]
+    assert inside["name"] == outside["targetPort"] == container["readinessProbe"]["httpGet"]["port"]
+    assert container["readinessProbe"]["httpGet"]["path"] in PROBES
+    assert spec_of("Service/weft-gates")["selector"] == group["template"]["metadata"]["labels"]
+    taken = {
+        6379,
+        8080,
+        8265,
+        10001,
+        yaml.safe_load(spec_of("RayService/weft")["serveConfigV2"])["http_options"]["port"],
+    }
+    assert inside["containerPort"] not in taken, "what Ray and KubeRay listen on"
+
+
+def test_ray_knows_its_own_by_a_token_and_runs_as_nobody_in_particular() -> None:
+    cluster = spec_of("RayService/weft")["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["rayVersion"] in (ROOT / "deploy/Containerfile.ray").read_text()
+    for each in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = each["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] is True and pod["enableServiceLinks"] is False
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert re.findall(r"^USER (.*)", (ROOT / "deploy/Containerfile.ray").read_text(), re.M)[-1] == "1000"
+
+
+def test_weft_on_ray_takes_what_the_manifest_says() -> None:
+    settings = pytest.importorskip("weft.ray.settings", reason="weft.ray is not there")
+    application, _, container = on_ray()
+    assert application["import_path"] == "weft.ray:app"
+    assert settings.parse_settings(application["args"]).gates == application["args"]["gates"]
+    assert [each["name"] for each in container["env"]] == [settings.KEY_VARIABLE]
 
 
 # Schemas
@@ -216,7 +282,7 @@ def test_the_runtime_is_what_kserve_takes() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     quickly = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     (crd,) = (part for part in yaml.load_all(Path(KSERVE_CRD).read_text(), quickly) if part)
-    runtime = manifests()["ClusterServingRuntime"]
+    runtime = manifests()["ClusterServingRuntime/weft"]
     group, version = runtime["apiVersion"].split("/")
     (schema,) = (each["schema"]["openAPIV3Schema"] for each in crd["spec"]["versions"] if each["name"] == version)
     assert (crd["spec"]["group"], crd["spec"]["names"]["kind"]) == (group, runtime["kind"])
