@@ -14,7 +14,7 @@ import pytest
 
 from tests import ROOT
 from tests.serving import live
-from tests.test_deploy import KNOWN, last_stage
+from tests.test_deploy import KNOWN, instructions, last_stage
 from weft.planning.across import KIND
 from weft.serving.config import ServerConfig, is_loopback
 from weft.serving.ending import GRACE_S
@@ -249,13 +249,13 @@ def test_clients_find_the_gates_of_ray() -> None:
 def test_ray_knows_its_own_by_a_token_and_runs_as_nobody_in_particular() -> None:
     cluster = spec_of("RayService/weft")["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token"}
-    assert cluster["rayVersion"] in (ROOT / "deploy/Containerfile.ray").read_text()
     for each in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = each["template"]["spec"]
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["enableServiceLinks"] is False
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert re.findall(r"^USER (.*)", (ROOT / "deploy/Containerfile.ray").read_text(), re.M)[-1] == "1000"
+    image = instructions("Containerfile.ray")
+    assert image[0] == ("ARG", f"RAY={cluster['rayVersion']}-py312") and image[-1] == ("USER", "1000")
 
 
 def test_weft_on_ray_takes_what_the_manifest_says() -> None:
