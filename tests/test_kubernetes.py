@@ -226,7 +226,9 @@ def test_ray_has_a_server_and_a_gate_on_each_worker() -> None:
     application, group, container = on_ray()
     told, cores = application["args"], int(container["resources"]["limits"]["cpu"])
     assert told["gates"] == group["replicas"] == group["minReplicas"] == group["maxReplicas"]
-    assert told["actors"] == {KIND: {"num_cpus": cores}} and told["server"] == {"lanes": cores - 1}
+    assert told["actors"] == {KIND: {"num_cpus": cores - 1}} and told["server"] == {"lanes": cores - 1}
+    assert told["gate_actor"] == {"num_cpus": 1} and 2 * (cores - 1) > cores, "no pod has room for two servers"
+    assert spec_of("RayService/weft")["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
 def test_clients_find_the_gates_of_ray() -> None:
