@@ -101,7 +101,10 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
     files = tiny_encoders(tmp_path / "models", full=0.5)
     path = tmp_path / "served" / "body.onnx"
     path.parent.mkdir()
-    stitch_body(files[:2], measure=False).to_onnx(path)
+    bodies = {}
+    for name, chosen in (("first", files[:2]), ("more", files), ("fewer", [files[0], files[2]])):
+        (bodies[name],) = stitch_body(chosen, measure=False).to_onnx(tmp_path / f"{name}.onnx")
+    bodies["first"].replace(path)
     wanted = {length: answers(files[0], sentences(1, length)) for length in (4, 7)}
     stop, failed, counts = threading.Event(), [], [0, 0]
 
@@ -113,10 +116,11 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
             except (Refused, OSError, AssertionError) as error:
                 failed.append(error)
             counts[at] += 1
+            stop.wait(0.01)
 
-    def swapped(server: live.Live, chosen: list[Path], by: str) -> None:
+    def swapped(server: live.Live, body: Path, by: str) -> None:
         """A few requests before, during and after."""
-        stitch_body(chosen, measure=False).to_onnx(path)
+        body.replace(path)
         assert send(server, "POST", f"/v2/repository/models/{by}/load").status == 200
         seen = list(counts)
         until(lambda: failed or min(now - then for now, then in zip(counts, seen, strict=True)) >= 3, "more answers")
@@ -126,9 +130,9 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
         for each in threads:
             each.start()
         try:
-            swapped(server, files, NAMES[2])
+            swapped(server, bodies["more"], NAMES[2])
             check(infer(server, NAMES[2], sentences(2, 5)), tmp_path / "models", NAMES[2], sentences(2, 5))
-            swapped(server, [files[0], files[2]], NAMES[0])
+            swapped(server, bodies["fewer"], NAMES[0])
         finally:
             stop.set()
             for each in threads:
