@@ -155,7 +155,7 @@ class _OnnxWalk:
     def _refusal(self, node: SourceNode, why: str) -> str:
         way_out = "it cannot be kept as an island"
         if not self._islands:
-            way_out = "body = True shares whole weights around any operator, islands = True runs it model by model"
+            way_out = "islands = True runs it model by model, body = True shares whole weights around any operator"
         return f"{node.name} is the operator {node.op}: {why}; {way_out}"
 
 
