@@ -56,7 +56,9 @@ class _Narrower:
             return self._graph
         for step in self._graph.steps:
             self._write(step)
-        return replace(self._graph, steps=tuple(self._steps), constants=self._constants)
+        read = {name for step in self._steps for name in step.inputs}
+        constants = {name: each for name, each in self._constants.items() if name in read}
+        return replace(self._graph, steps=tuple(self._steps), constants=constants)
 
     def _ask(self, step: GraphStep) -> None:
         wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
