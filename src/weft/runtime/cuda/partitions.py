@@ -1,0 +1,64 @@
+"""Disjoint parts of a GPU's multiprocessors, cut by the driver, each with streams of its own.
+
+A part is a green context. torch makes those as well, but takes every one from the whole device, so two of them lie on
+the same multiprocessors; here the driver cuts once, and gives both what was asked for and what is left. Memory, its
+bandwidth and the caches are everybody's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+LOW, HIGH = range(2)
+"""Places of a part's streams."""
+
+
+class NoPartitions(Exception):
+    """This driver or this card does not cut; says why."""
+
+
+class Part(NamedTuple):
+    """Some of the multiprocessors, which no other part of the same cut has."""
+
+    sms: int
+    streams: tuple[int, int]
+    """Handles of a stream of low and one of high priority; what is captured on one stays on this part."""
+    context: Any
+    """The green context, which is there as long as it is referred to."""
+
+
+def cut(index: int, sms: int) -> tuple[Part, Part]:
+    """A GPU in two: a part of *sms* multiprocessors, or a few more as the card divides, and what is left.
+
+    The primary context of the GPU must be there (torch makes it). ``NoPartitions`` where it cannot be done.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoPartitions("cuda-bindings is not installed") from error
+    if not hasattr(driver, "cuDevSmResourceSplitByCount"):
+        raise NoPartitions("cuda-bindings is older than partitions")
+    (device,) = _asked(driver.cuDeviceGet(index))
+    (whole,) = _asked(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    groups, _, rest = _asked(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
+    if not rest.sm.smCount:
+        raise NoPartitions(f"nothing is left of {whole.sm.smCount} multiprocessors when {sms} are cut off")
+    return _part(driver, device, groups[0]), _part(driver, device, rest)
+
+
+def _part(driver: Any, device: Any, resource: Any) -> Part:
+    (described,) = _asked(driver.cuDevResourceGenerateDesc([resource], 1))
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    (context,) = _asked(driver.cuGreenCtxCreate(described, device, flags))
+    least, greatest = _asked(driver.cuCtxGetStreamPriorityRange())
+    apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    streams = [_asked(driver.cuGreenCtxStreamCreate(context, apart, each))[0] for each in (least, greatest)]
+    return Part(resource.sm.smCount, (int(streams[LOW]), int(streams[HIGH])), context)
+
+
+def _asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the driver says besides that all went well."""
+    result, *found = answer
+    if int(result):
+        raise NoPartitions(f"the driver says {result.name}")
+    return tuple(found)
