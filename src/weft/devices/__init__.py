@@ -3,6 +3,7 @@
 from weft.devices.host import HOST, Host, HostModel, is_measured, parse_host, read_host, write_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
+from weft.devices.shares import Contention, Likeness, Share, Shares
 from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
 from weft.devices.tiled import (
     Board,
@@ -21,12 +22,16 @@ __all__ = [
     "HOST",
     "BandwidthSharing",
     "Board",
+    "Contention",
     "Host",
     "HostModel",
     "Lanes",
+    "Likeness",
     "Npu",
     "Pccs",
     "PeShape",
+    "Share",
+    "Shares",
     "Soc",
     "TiledNpu",
     "Unit",

@@ -101,6 +101,10 @@ def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
     return lanes if candidate.home < 0 else [lane for lane in lanes if lane.index == candidate.home]
 
 
-def awaited(batch: BatchKey, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]]) -> list[Q]:
-    """What a segment that is given to a lane goes on from, and runs on others."""
-    return [task for other in lanes if other is not lane for task in other.tasks if task.batch == batch]
+def awaited(batch: BatchKey, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:
+    """What a segment that is given to a lane goes on from, and runs on others.
+
+    shares: lanes have one memory, in which a stream has one place: batches of a stream follow each other.
+    """
+    others = [task for other in lanes if other is not lane for task in other.tasks]
+    return [task for task in others if task.batch == batch or (shares and task.batch[0] == batch[0])]

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from weft.errors import InputError, unknown_name
+from weft.policies.abreast import Abreast
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Setting, Start, Traits, View
 from weft.policies.batching import Adaptive, LazyBatching, Serial
 from weft.policies.edf import EarliestDeadline
 from weft.policies.fairness import Band
 from weft.policies.fluid import Fluid
+from weft.policies.gpu_rivals import FixedSplit, Orion, PriorityStreams, Reef, Streams, TimeSlices
 from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.layerweaver_plus import LayerweaverPlus
@@ -41,6 +43,13 @@ POLICIES: dict[str, type[Policy]] = {
     "lazy-batching": LazyBatching,
     "fluid": Fluid,
     "top-up": TopUp,
+    "abreast": Abreast,
+    "streams": Streams,
+    "priority-streams": PriorityStreams,
+    "split": FixedSplit,
+    "orion": Orion,
+    "reef": Reef,
+    "slices": TimeSlices,
 }
 """To add a policy, write it and add one line here."""
 

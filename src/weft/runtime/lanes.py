@@ -23,7 +23,7 @@ from typing import Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import Candidate, Running, Start
+from weft.policies.base import Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
 log = logging.getLogger("weft.engine")
@@ -129,8 +129,10 @@ class LaneExecutor:
         wake: Callable[[], None],
         *,
         pin: bool = False,
+        shares: bool = False,
     ) -> None:
-        self.backend, self.now = backend, backend.now
+        """shares: lanes are shares of one device, and the policy says which takes what."""
+        self.backend, self.now, self._shares = backend, backend.now, shares
         self._work_of, self._wake = work_of, wake
         self._thread = get_ident()
         self._starting = False
@@ -140,6 +142,7 @@ class LaneExecutor:
         """How many segments a lane takes besides the one that it computes."""
         self.apart = any(lane.device.apart for lane in self.lanes)
         """Whether batches stay on their lanes."""
+        self.apart &= not shares
         self._idle, self._pin = list(reversed(self.lanes)), pin
         self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         self.watch: Callable[[int, Completion], None] | None = None
@@ -180,6 +183,18 @@ class LaneExecutor:
     def _roomy(self) -> list[Lane]:
         """The lanes that take something more."""
         return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
+
+    def held(self) -> tuple[LaneState, ...]:
+        if not self._shares:
+            return ()
+        return tuple(
+            LaneState(
+                tuple([task.candidate for task in lane.tasks]),
+                self._lane_rest(lane),
+                not lane.leaving and has_room(lane, lane.device.ahead),
+            )
+            for lane in self.lanes
+        )
 
     def rooms(self) -> list[int]:
         return [lane.index for lane in self._roomy()]
@@ -245,18 +260,18 @@ class LaneExecutor:
         candidate = start.candidate
         task = LaneTask(candidate, self._work_of(candidate))
         if self.ahead:
-            self._queue(task)
+            self._queue(task, start.lane)
             return
         lane = self._idle.pop()
         lane.tasks.append(task)
         self._start(lane, task)
 
-    def _queue(self, task: LaneTask) -> None:
+    def _queue(self, task: LaneTask, chosen: int) -> None:
         """Give a segment to the lane that is to take it."""
         open_to = at_home(task.candidate, self._roomy())
         able = [lane for lane in open_to if lane.device.able]
-        lane = lane_for(task.batch, able or open_to, self._lane_rest)
-        task.after = awaited(task.batch, lane, self.lanes)
+        lane = self.lanes[chosen] if chosen >= 0 else lane_for(task.batch, able or open_to, self._lane_rest)
+        task.after = awaited(task.batch, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
