@@ -47,7 +47,7 @@ class StreamQueue:
     served: int = 0
     """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
     lately: float = 0.0
-    """The part of the device's time that it was given lately, when it was last looked at."""
+    """The part of the device's time that it was given lately, while it had work; at least its fair part when it came."""
     looked_at: int = 0
 
     def __post_init__(self) -> None:
@@ -168,6 +168,8 @@ class Queues:
         if queue.idle:
             others = self.busy()
             queue.served = max(queue.served, min([each.served for each in others], default=0))
+            queue.lately = max(queue.lately, 1 / (len(others) + 1))
+            queue.looked_at = max(queue.looked_at, ticket.arrival)
             self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
         self.count(ticket, 1)

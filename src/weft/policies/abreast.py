@@ -12,22 +12,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from weft.devices.shares import Shares
 from weft.errors import InputError
-from weft.policies.base import Candidate, LaneState, Policy, Start, Traits, View
-from weft.policies.punctual import DueWork, Punctual, in_order
-from weft.policies.ways import NOWHERE, ways
+from weft.policies.base import Candidate, Policy, Start, Traits, View
+from weft.policies.punctual import Punctual, in_order
+from weft.policies.ways import NOWHERE, Way, ways
 
-Floats = npt.NDArray[np.float64]
-
-URGE = 8.0
+URGE = 20.0
 """By how many times its lack, in fair shares, whoever lacks one counts for more."""
 STAY = 0.97
-"""What another way than the present one counts for: to change costs a segment that nobody runs beside."""
+"""What another way than the present one counts for: until all have changed, nobody runs as that way says."""
 MOST_HELD = 2
-"""A lane is given no more than this: one that runs, and one behind it."""
+"""A lane is given no more than one segment that runs and one behind it; so long a decision binds."""
 
 
 class _Work(NamedTuple):
@@ -39,6 +35,11 @@ class _Work(NamedTuple):
     """The lane that holds something of it, or ``NOWHERE``."""
     rest: int
     """Ticks until that has ended."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether all that is left of it is on its lane, and stays there."""
+        return not self.offered and self.head.remaining <= self.head.compute
 
 
 @dataclass(frozen=True)
@@ -61,70 +62,91 @@ class Abreast(Policy):
     def _one_by_one(self) -> Punctual:
         return Punctual(self.setting, self.margin)
 
+    @cached_property
+    def _shares(self) -> Shares:
+        assert self.setting.shares
+        return self.setting.shares
+
     def burden(self, candidate: Candidate, now: int) -> float:
         return self._one_by_one.burden(candidate, now)
 
     def decide(self, view: View) -> Start | None:
-        assert self.setting.shares
         works = _works(view)
-        known = ways(self.setting.shares, tuple([work.head.program for work in works]))
-        lanes, speeds = known
-        score = speeds @ self._weights(works)
-        whole = self.setting.shares.whole
-        present = np.array([whole[0] if work.lane in whole else work.lane for work in works])
-        score[((lanes != present) & (present != NOWHERE)).any(axis=1)] *= STAY
-        score[~self._punctual(works, speeds, view.device.channel_free)] = -1.0
-        chosen = lanes[int(score.argmax())]
-        return self._start(works, [int(lane) for lane in chosen], view)
-
-    def _weights(self, works: list[_Work]) -> Floats:
-        """What a unit of each one's work counts for."""
-        all_of_them = sum([work.head.priority for work in works])
-        fair = [work.head.priority / all_of_them for work in works]
-        lacks = [max(0.0, self.floor / 100 - work.head.lately / part) for work, part in zip(works, fair, strict=True)]
-        return np.array([1.0 + URGE * lack for lack in lacks])
-
-    def _punctual(self, works: list[_Work], speeds: Floats, now: int) -> npt.NDArray[np.bool_]:
-        """The ways after one step of which everybody who can be on time still can, one by one by deadlines."""
-        plans = [self._due_work(work, now) for work in works]
-        saved = self._one_by_one.savable(sorted(plans, key=in_order), now)
-        if not saved:
-            return np.ones(len(speeds), np.bool_)
-        place = {plan.candidate.stream: at for at, plan in enumerate(plans)}
-        order = [place[plan.candidate.stream] for plan in saved]
-        slack, end = [], now
-        for plan in saved:
-            end += plan.need
-            slack.append(plan.due - end)
-        compute = np.array([float(work.head.compute) for work in works])
-        step = MOST_HELD * np.divide(compute, speeds, out=np.zeros_like(speeds), where=speeds > 0).max(axis=1)
-        done = speeds[:, order].cumsum(axis=1)
-        kept: npt.NDArray[np.bool_] = (np.array(slack) >= step[:, None] * (1.0 - done)).all(axis=1)
-        first = order[0]  # alone, it is what punctual would do
-        return kept if kept.any() else np.arange(len(speeds)) == first
-
-    def _due_work(self, work: _Work, now: int) -> DueWork:
-        plan = self._one_by_one.plan(work.head, now)
-        return plan._replace(need=plan.need + work.rest) if work.offered else plan
-
-    def _start(self, works: list[_Work], chosen: list[int], view: View) -> Start | None:
-        """The first, by deadline, of those who are on offer and have room on their lane."""
-        first = sorted(zip(works, chosen, strict=True), key=lambda each: each[0].head.deadline)
-        for work, lane in first:
-            if lane == NOWHERE or not work.offered:
-                continue
-            free = self._free(lane, work, view.lanes)
-            if free != NOWHERE:
-                return Start(work.head, lane=free)
+        way = self._way(works, view.device.channel_free)
+        if way is None:
+            return None
+        for lane, work in sorted(zip(way.lanes, works, strict=True), key=lambda each: each[1].head.deadline):
+            if work.offered and lane != NOWHERE:
+                free = self._free(lane, work, view)
+                if free != NOWHERE:
+                    return Start(work.head, lane=free)
         return None
 
-    def _free(self, lane: int, work: _Work, lanes: tuple[LaneState, ...]) -> int:
+    def _way(self, works: list[_Work], now: int) -> Way | None:
+        """The way in which most is done, weighted by who lacks it, among those that leave everybody on time."""
+        slacks, weights = self._slacks(works, now), self._weights(works)
+        whole, most = self._shares.whole, max(weights)
+        present = [whole[0] if work.lane in whole else work.lane for work in works]
+        known = ways(self._shares, tuple([work.head.program for work in works]))
+        best, best_score = None, 0.0
+        for way in known:
+            if way.total * most <= best_score:
+                break
+            if any([work.ends and lane != there for work, there, lane in zip(works, present, way.lanes, strict=True)]):
+                continue
+            score = sum([weight * speed for weight, speed in zip(weights, way.speeds, strict=True)])
+            if any([now_on not in (NOWHERE, lane) for now_on, lane in zip(present, way.lanes, strict=True)]):
+                score *= STAY
+            if score > best_score and _keeps(way, works, slacks):
+                best, best_score = way, score
+        if best or any([work.ends for work in works]):
+            return best
+        return _alone(slacks[0][0], known)
+
+    def _weights(self, works: list[_Work]) -> list[float]:
+        """What a unit of each one's work counts for."""
+        everybody = sum([work.head.priority for work in works])
+        lacks = [self.floor / 100 - work.head.lately * everybody / work.head.priority for work in works]
+        return [1.0 + URGE * max(0.0, lack) for lack in lacks]
+
+    def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
+        """Those who can be on time, by deadlines and by their places in *works*, and the ticks that each has to spare
+        if they are served one by one."""
+        rules, plans = self._one_by_one, []
+        for place, work in enumerate(works):
+            plan = rules.plan(work.head, now)
+            given = work.rest if work.offered else work.rest - work.head.compute
+            plans.append((plan._replace(need=plan.need + given), place))
+        plans.sort(key=lambda each: in_order(each[0]))
+        places = {id(plan): place for plan, place in plans}
+        found, end = [], now
+        for plan in rules.savable([plan for plan, _ in plans], now):
+            end += plan.need
+            found.append((places[id(plan)], plan.due - end))
+        return found
+
+    def _free(self, lane: int, work: _Work, view: View) -> int:
         """The lane that takes a work: of the streams of the whole GPU its own, or one with nothing to do."""
-        assert self.setting.shares
-        whole = self.setting.shares.whole
+        lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
             lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
         return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
+
+
+def _keeps(way: Way, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
+    """Whether all who can be on time still can, one by one, after a step this way."""
+    step = MOST_HELD * max([work.head.compute / speed for work, speed in zip(works, way.speeds, strict=True) if speed])
+    done = 0.0
+    for place, slack in slacks:
+        done += way.speeds[place]
+        if slack < step * (1.0 - done):
+            return False
+    return True
+
+
+def _alone(place: int, known: tuple[Way, ...]) -> Way:
+    """The way in which a work has most of the GPU."""
+    return max(known, key=lambda way: way.speeds[place])
 
 
 def _works(view: View) -> list[_Work]:
@@ -137,7 +159,7 @@ def _works(view: View) -> list[_Work]:
     for each in view.candidates:
         if each.stream not in heads or _sooner(each, heads[each.stream]):
             heads[each.stream] = each
-    found = [_Work(head, True, *on.get(stream, (NOWHERE, 0))[:2]) for stream, head in heads.items()]
+    found = [_Work(head, True, *on[stream][:2] if stream in on else (NOWHERE, 0)) for stream, head in heads.items()]
     return found + [_Work(held, False, at, rest) for stream, (at, rest, held) in on.items() if stream not in heads]
 
 

@@ -7,35 +7,41 @@ from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from weft.devices.shares import Shares
 
 NOWHERE = -1
 
 
-class Ways(NamedTuple):
-    """Ways to share a GPU among some works: a row for each way, a column for each work."""
+class Way(NamedTuple):
+    """A way to share a GPU among some works, which are known by their places."""
 
-    lanes: npt.NDArray[np.int64]
-    """The lane that a work is on, or ``NOWHERE``; the first stream of the whole GPU stands for all of those."""
-    speeds: npt.NDArray[np.float64]
-    """Its speed, over that alone on the whole GPU; 0 where it waits."""
+    lanes: tuple[int, ...]
+    """The lane that each is on, or ``NOWHERE``; the first stream of the whole GPU stands for all of those."""
+    speeds: tuple[float, ...]
+    """How fast each goes, over its speed alone on the whole GPU; 0 where it waits."""
+    total: float
+    """The sum of the speeds."""
 
 
 @lru_cache(maxsize=4096)
-def ways(shares: Shares, programs: tuple[int, ...]) -> Ways:
-    """All that are worth a thought: one alone, two on the sides of a cut, and two or more on streams of the whole."""
-    rows, speeds = [], []
-    for members, lanes in _settled(shares, len(programs)):
-        row, speed = [NOWHERE] * len(programs), [0.0] * len(programs)
-        found = shares.speeds([programs[each] for each in members], lanes)
-        for member, lane, fast in zip(members, lanes, found, strict=True):
-            row[member], speed[member] = shares.whole[0] if lane in shares.whole else lane, fast
-        rows.append(row)
-        speeds.append(speed)
-    return Ways(np.array(rows, np.int64), np.array(speeds))
+def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[Way, ...]:
+    """Those in which nobody can go faster without another going slower, the highest total first.
+
+    One runs alone, two on the sides of a cut, or two and more on streams of the whole.
+    """
+    found = []
+    for members, on in _settled(shares, len(programs)):
+        lanes, speeds = [NOWHERE] * len(programs), [0.0] * len(programs)
+        fast = shares.speeds([programs[each] for each in members], on)
+        for member, lane, speed in zip(members, on, fast, strict=True):
+            lanes[member], speeds[member] = shares.whole[0] if lane in shares.whole else lane, speed
+        found.append(Way(tuple(lanes), tuple(speeds), sum(fast)))
+    found.sort(key=lambda way: -way.total)
+    kept: list[Way] = []
+    for way in found:
+        if not any(all(a >= b for a, b in zip(other.speeds, way.speeds, strict=True)) for other in kept):
+            kept.append(way)
+    return tuple(kept)
 
 
 def _settled(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
