@@ -15,11 +15,10 @@ from weft.devices.shares import Contention, Likeness, Shares, ladder
 from weft.engine import SimulatedHost, request_engine
 from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.errors import InputError, InvalidStart
-from weft.policies import POLICIES, Candidate, Option, Policy, Setting, Start, View, make_policy
+from weft.policies import ON_SHARES, Candidate, Option, Policy, Setting, Start, View, make_policy
 from weft.policies.base import LaneState, Traits
 from weft.policies.ways import ways
 
-ON_SHARES = sorted(name for name, each in POLICIES.items() if each.traits.shares)
 COMPUTE = Likeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
 MEMORY = Likeness(speeds={84: 0.97, 48: 0.88}, kernel_us=10, memory=0.6)
 SMALL = Likeness(speeds={84: 1.0, 48: 0.97}, kernel_us=5, memory=0.05)

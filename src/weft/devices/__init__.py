@@ -1,5 +1,6 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
 
+from weft.devices.gpu_pairs import gpus
 from weft.devices.host import HOST, Host, HostModel, is_measured, parse_host, read_host, write_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
@@ -38,6 +39,7 @@ __all__ = [
     "as_toml",
     "check_activations",
     "check_platform",
+    "gpus",
     "is_measured",
     "load_any",
     "load_device",

@@ -79,19 +79,19 @@ class Likeness(BaseModel, extra="forbid", frozen=True):
 class Contention(BaseModel, extra="forbid", frozen=True):
     """What running together costs, as it was fitted: each a part of the time that work takes alone."""
 
-    beside: float = 0.05
+    beside: float = 0.1673
     """For anybody beside anybody."""
-    turns: float = 0.1
+    turns: float = 0.0166
     """Waiting for a kernel of the other on the same SMs, where neither fills them."""
-    filled: float = 0.7
+    filled: float = 0.9363
     """The same where both do, in addition."""
-    order: float = 1.0
+    order: float = 1.3268
     """How far the lengths of kernels decide who waits more."""
-    favour: float = 1.0
+    favour: float = 0.25
     """By which part of its waiting one of high priority waits less for one of low, which waits so much more."""
-    memory: float = 3.0
+    memory: float = 0.6855
     """The memory: times what the other takes of it, and times what one takes oneself and ``reach``."""
-    reach: float = 0.1
+    reach: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

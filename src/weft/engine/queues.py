@@ -47,7 +47,7 @@ class StreamQueue:
     served: int = 0
     """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
     lately: float = 0.0
-    """The part of the device's time that it was given lately, while it had work; at least its fair part when it came."""
+    """The part of the device's time that it was given lately, while it had work; its fair part when it came."""
     looked_at: int = 0
 
     def __post_init__(self) -> None:

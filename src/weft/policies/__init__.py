@@ -1,4 +1,5 @@
-"""Policies: each decides which layer of which model goes next. ``POLICIES`` holds the names a user may write."""
+"""Policies: each decides which layer of which model goes next. ``POLICIES`` and ``ON_SHARES`` hold the names a user
+may write."""
 
 from __future__ import annotations
 
@@ -43,6 +44,10 @@ POLICIES: dict[str, type[Policy]] = {
     "lazy-batching": LazyBatching,
     "fluid": Fluid,
     "top-up": TopUp,
+}
+"""To add a policy, write it and add one line here."""
+
+ON_SHARES: dict[str, type[Policy]] = {
     "abreast": Abreast,
     "streams": Streams,
     "priority-streams": PriorityStreams,
@@ -51,7 +56,9 @@ POLICIES: dict[str, type[Policy]] = {
     "reef": Reef,
     "slices": TimeSlices,
 }
-"""To add a policy, write it and add one line here."""
+"""Those that choose shares of a GPU, and need a device that has some."""
+
+_ALL = {**POLICIES, **ON_SHARES}
 
 Option = bool | int | float
 
@@ -65,7 +72,10 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
             raise InputError(f"{name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
         if type(value) is not type(known[key]) and not (isinstance(known[key], float) and type(value) is int):
             raise InputError(f"{name}: option {key} = {value!r} must be of the kind of its default, {known[key]!r}")
-    return POLICIES[name](setting, **(options or {}))
+    policy = _ALL[name](setting, **(options or {}))
+    if policy.traits.shares and setting.shares is None:
+        raise InputError(f"{name} chooses shares of a GPU, and this device has none; weft devices show h200 is one")
+    return policy
 
 
 def make_request_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
@@ -78,20 +88,26 @@ def make_request_policy(name: str, setting: Setting, options: Mapping[str, Optio
     return policy
 
 
+def policy_called(name: str) -> type[Policy]:
+    """The policy of a name that is known."""
+    check_policy(name)
+    return _ALL[name]
+
+
 def check_policy(name: str) -> None:
     """Refuse a name nobody registered."""
-    if name not in POLICIES:
-        raise InputError(unknown_name("policy", name, POLICIES))
+    if name not in _ALL:
+        raise InputError(unknown_name("policy", name, _ALL))
 
 
 def options_of(name: str) -> dict[str, Option]:
     """The options of a policy and their defaults."""
-    return {f.name: f.default for f in fields(POLICIES[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
+    return {f.name: f.default for f in fields(_ALL[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
 
 
 def described(policy: Policy) -> str:
     """A registered policy by its name, and by its options where they are not the defaults."""
-    name = next(name for name, kind in POLICIES.items() if kind is type(policy))
+    name = next(name for name, kind in _ALL.items() if kind is type(policy))
     changed = [
         f"{key}={getattr(policy, key)}" for key, usual in options_of(name).items() if getattr(policy, key) != usual
     ]
@@ -99,6 +115,7 @@ def described(policy: Policy) -> str:
 
 
 __all__ = [
+    "ON_SHARES",
     "POLICIES",
     "Band",
     "Candidate",
@@ -113,4 +130,5 @@ __all__ = [
     "make_policy",
     "make_request_policy",
     "options_of",
+    "policy_called",
 ]

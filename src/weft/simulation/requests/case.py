@@ -51,7 +51,9 @@ class Case:
     def setting_of(self, policy: type[Policy]) -> Setting:
         if policy.traits.shares:
             if self.on_shares is None:
-                raise WorkloadError(f"{policy.__name__} chooses shares of a GPU, and {self.device.name} has none")
+                raise WorkloadError(
+                    f"{policy.__name__} chooses shares of a GPU, and {self.device.name} has none; h200 is one that has"
+                )
             return self.on_shares
         return self.setting if policy.traits.by_layer else self.at_exits
 
