@@ -120,6 +120,10 @@ class Shares:
         sides = [(at, each) for at, each in enumerate(self.lanes) if each.sms < self.sms and not each.high]
         return tuple((a, b) for a, one in sides for b, two in sides if a < b and one.sms + two.sms == self.sms)
 
+    def ticks(self, kind: int, lane: int, ticks: int) -> int:
+        """How long work that takes so many ticks on the whole GPU takes on a lane, nobody beside it."""
+        return round(ticks / self.kinds[kind].speed(self.lanes[lane].sms, self.sms))
+
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """How fast each of those that run goes, by the kinds of work and the lanes they are on; 1 is alone on all."""
         shares, works = [self.lanes[lane] for lane in lanes], [self.kinds[kind] for kind in kinds]

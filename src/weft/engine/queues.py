@@ -47,7 +47,8 @@ class StreamQueue:
     served: int = 0
     """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
     lately: float = 0.0
-    """The part of the device's time that it was given lately, while it had work; its fair part when it came."""
+    """The part of the device's time that it was given lately, while it had work; when another comes, no more than what
+    is fair from then on."""
     looked_at: int = 0
 
     def __post_init__(self) -> None:
@@ -74,6 +75,13 @@ class StreamQueue:
         for batch in batches:
             if batch.late:
                 batch.late, batch.deadline = False, min(ticket.due for ticket in batch.members)
+
+    def join(self, others: Sequence[StreamQueue], now: int) -> None:
+        """It has work again: nobody is owed for the time before, and nobody owes more."""
+        fair = 1 / (len(others) + 1)
+        self.lately, self.looked_at = fair, max(self.looked_at, now)
+        for each in others:
+            each.lately = min(each.lately, fair)
 
     def remember(self, now: int, ticks: int = 0) -> None:
         """Time has passed, and it was given so many ticks of work."""
@@ -168,8 +176,7 @@ class Queues:
         if queue.idle:
             others = self.busy()
             queue.served = max(queue.served, min([each.served for each in others], default=0))
-            queue.lately = max(queue.lately, 1 / (len(others) + 1))
-            queue.looked_at = max(queue.looked_at, ticket.arrival)
+            queue.join(others, ticket.arrival)
             self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
         self.count(ticket, 1)

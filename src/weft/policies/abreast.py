@@ -115,8 +115,8 @@ class Abreast(Policy):
         rules, plans = self._one_by_one, []
         for place, work in enumerate(works):
             plan = rules.plan(work.head, now)
-            given = work.rest if work.offered else work.rest - work.head.compute
-            plans.append((plan._replace(need=plan.need + given), place))
+            given = self._shares.ticks(work.head.program, work.lane, work.rest) if work.rest else 0
+            plans.append((plan._replace(need=plan.need + given - (0 if work.offered else work.head.compute)), place))
         plans.sort(key=lambda each: in_order(each[0]))
         places = {id(plan): place for plan, place in plans}
         found, end = [], now

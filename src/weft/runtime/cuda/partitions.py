@@ -36,9 +36,12 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
         from cuda.bindings import driver
     except ImportError as error:
         raise NoPartitions("cuda-bindings is not installed") from error
+    try:
+        (device,) = _asked(driver.cuDeviceGet(index))
+    except RuntimeError as error:
+        raise NoPartitions(f"the driver cannot be used: {error}") from error
     if not hasattr(driver, "cuDevSmResourceSplitByCount"):
         raise NoPartitions("cuda-bindings is older than partitions")
-    (device,) = _asked(driver.cuDeviceGet(index))
     (whole,) = _asked(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
     groups, _, rest = _asked(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
     if not rest.sm.smCount:
