@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import mul
 from typing import ClassVar, NamedTuple
 
 from weft.devices.shares import Shares
@@ -22,6 +23,8 @@ URGE = 20.0
 """By how many times its lack, in fair shares, whoever lacks one counts for more."""
 STAY = 0.97
 """What another way than the present one counts for: until all have changed, nobody runs as that way says."""
+PLENTY = 3
+"""Whoever is due in more than so many times what all together take one by one is in no danger."""
 MOST_HELD = 2
 """A lane is given no more than one segment that runs and one behind it; so long a decision binds."""
 
@@ -84,24 +87,28 @@ class Abreast(Policy):
 
     def _way(self, works: list[_Work], now: int) -> Way | None:
         """The way in which most is done, weighted by who lacks it, among those that leave everybody on time."""
-        slacks, weights = self._slacks(works, now), self._weights(works)
-        whole, most = self._shares.whole, max(weights)
-        present = [whole[0] if work.lane in whole else work.lane for work in works]
         known = ways(self._shares, tuple([work.head.program for work in works]))
-        best, best_score = None, 0.0
+        if len(works) == 1:
+            return known[0]
+        slacks, weights, whole = self._slacks(works, now), self._weights(works), self._shares.whole
+        held = [(at, whole[0] if work.lane in whole else work.lane) for at, work in enumerate(works) if work.rest]
+        ending = [(at, lane) for at, lane in held if works[at].ends]
+        most, best, best_score = max(weights), None, 0.0
         for way in known:
             if way.total * most <= best_score:
                 break
-            if any([work.ends and lane != there for work, there, lane in zip(works, present, way.lanes, strict=True)]):
+            lanes, speeds, score = way
+            if ending and any([lanes[at] != lane for at, lane in ending]):
                 continue
-            score = sum([weight * speed for weight, speed in zip(weights, way.speeds, strict=True)])
-            if any([now_on not in (NOWHERE, lane) for now_on, lane in zip(present, way.lanes, strict=True)]):
-                score *= STAY
+            if most > 1.0:
+                score = sum(map(mul, weights, speeds))
+            for at, lane in held:
+                if lanes[at] != lane:
+                    score *= STAY
+                    break
             if score > best_score and _keeps(way, works, slacks):
                 best, best_score = way, score
-        if best or any([work.ends for work in works]):
-            return best
-        return _alone(slacks[0][0], known)
+        return best if best or ending else _alone(slacks[0][0], known)
 
     def _weights(self, works: list[_Work]) -> list[float]:
         """What a unit of each one's work counts for."""
@@ -111,12 +118,15 @@ class Abreast(Policy):
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
         """Those who can be on time, by deadlines and by their places in *works*, and the ticks that each has to spare
-        if they are served one by one."""
+        if they are served one by one; none where all have plenty."""
+        rests = [self._shares.ticks(work.head.program, work.lane, work.rest) if work.rest else 0 for work in works]
+        most = sum([work.head.remaining for work in works]) * (100 + self.margin) // 100 + sum(rests)
+        if min([work.head.deadline for work in works]) - now > PLENTY * most:
+            return []
         rules, plans = self._one_by_one, []
-        for place, work in enumerate(works):
+        for place, (work, rest) in enumerate(zip(works, rests, strict=True)):
             plan = rules.plan(work.head, now)
-            given = self._shares.ticks(work.head.program, work.lane, work.rest) if work.rest else 0
-            plans.append((plan._replace(need=plan.need + given - (0 if work.offered else work.head.compute)), place))
+            plans.append((plan._replace(need=plan.need + rest - (0 if work.offered else work.head.compute)), place))
         plans.sort(key=lambda each: in_order(each[0]))
         places = {id(plan): place for plan, place in plans}
         found, end = [], now
