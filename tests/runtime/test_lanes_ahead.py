@@ -108,11 +108,17 @@ class Work:
 class Bench:
     """Lanes that take segments ahead, the batches on them, and what was said of these."""
 
-    def __init__(self, lanes: int = 1, ahead: int = 1) -> None:
+    def __init__(self, lanes: int = 1, ahead: int = 1, *, shares: bool = False) -> None:
         self.backend = FakeBackend(ahead)
         self.works: dict[int, Work] = {}
         self.woken = 0
-        self.lanes = LaneExecutor(self.backend, lanes, self._work_of, self._wake)  # type: ignore[arg-type]
+        self.lanes = LaneExecutor(
+            self.backend,  # type: ignore[arg-type]
+            lanes,
+            self._work_of,
+            self._wake,
+            shares=shares,
+        )
         self.lanes.watch = lambda lane, completion: self.watched.append((lane, completion))
         self.watched: list[tuple[int, Completion]] = []
 
@@ -120,11 +126,13 @@ class Bench:
         self.works[batch] = Work(batch, segments, exits)
         return self.works[batch]
 
-    def give(self, batch: int, layer: int = 0, ticks: int = TICKS, home: int = -1) -> Candidate:
-        candidate = Candidate(0, batch, layer, 0, ticks, -1, program=0, home=home)
+    def give(
+        self, batch: int, layer: int = 0, ticks: int = TICKS, home: int = -1, stream: int = 0, lane: int = -1
+    ) -> Candidate:
+        candidate = Candidate(stream, batch, layer, 0, ticks, -1, program=0, home=home)
         if batch not in self.works:
             self.work(batch)
-        self.lanes.submit(Start(candidate))
+        self.lanes.submit(Start(candidate, lane=lane))
         return candidate
 
     def told(self) -> list[tuple[int, int]]:
@@ -650,3 +658,45 @@ def test_which_lane_takes_the_next_segment():
     assert chosen(8, late, soon) is soon
     assert awaited((0, 1), idle, [own, idle, soon]) == list(own.tasks)
     assert awaited((0, 1), own, [own, idle, soon]) == []
+
+
+# Lanes that are shares of one device
+
+
+def test_a_segment_goes_to_the_share_that_the_policy_chose() -> None:
+    one = Bench(lanes=3, shares=True)
+    assert [state.room for state in one.lanes.held()] == [True] * 3
+    given = one.give(7, lane=2)
+    other = one.give(8, stream=1, lane=1)
+    assert [state.holds for state in one.lanes.held()] == [(), (other,), (given,)]
+    assert [state.rest for state in one.lanes.held()] == [0, TICKS, TICKS]
+    assert sorted(one.told()) == [(7, 0), (8, 0)]
+    one.give(7, 1, lane=2)
+    assert not one.lanes.held()[2].room and one.lanes.held()[1].room
+
+
+def test_what_a_stream_has_on_one_share_ends_before_it_goes_on_on_another() -> None:
+    one = Bench(lanes=2, shares=True)
+    one.give(7, lane=0)
+    assert one.told() == [(7, 0)]
+    one.give(7, 1, lane=1)
+    assert one.started(0) == [(7, 0)] and one.started(1) == []
+    one.end(0)
+    assert one.started(1) == [(7, 1)]
+
+
+def test_the_next_batch_of_a_stream_waits_for_the_last_one_on_another_share() -> None:
+    one = Bench(lanes=2, shares=True)
+    one.work(7, segments=1)
+    one.give(7, lane=0)
+    one.give(8, lane=1)
+    one.give(9, stream=1, lane=1)
+    assert one.started(1) == [], "one memory for a stream, and steps of a lane begin in order"
+    one.end(0)
+    assert one.started(1) == [(8, 0), (9, 0)]
+
+
+def test_elsewhere_nobody_is_shown_what_lanes_hold() -> None:
+    one = Bench(lanes=2)
+    one.give(7)
+    assert one.lanes.held() == ()
