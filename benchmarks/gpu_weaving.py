@@ -61,11 +61,16 @@ def h200() -> Host:
 
 
 def run(
-    streams: list[dict[str, Any]], rule: str, options: dict[str, Option], seconds: float, seed: int = 1
+    streams: list[dict[str, Any]],
+    rule: str,
+    options: dict[str, Option],
+    seconds: float,
+    seed: int = 1,
+    late: str = "weave",
 ) -> RequestReport:
     raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": [{"max_batch": 1, **each} for each in streams]}
     case = prepare(Workload.model_validate(raw), h200())
-    return simulate_requests(case, rule.split()[0], options=options, seed=seed).report
+    return simulate_requests(case, rule.split()[0], late=late, options=options, seed=seed).report
 
 
 def endless(model: str) -> dict[str, Any]:
@@ -108,15 +113,19 @@ def urgent(model: str, beside: str, load: float, seconds: float) -> dict[str, An
 
 
 def deadlines(load: float, seconds: float) -> dict[str, Any]:
+    """With late requests as the rule has them, or after all others, whichever is better for it."""
     streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
-    found = {}
-    for rule, options in ONE_FOR_ALL.items():
-        reports = [run(streams, rule, options, seconds, seed) for seed in SEEDS]
-        missed, worst = (
-            mean(getattr(each, what) for each in reports) for what in ("violation_rate", "worst_violation_rate")
-        )
-        found[rule] = {"missed": round(missed, 4), "worst": round(worst, 4)}
-    return found
+
+    def missed(rule: str, options: dict[str, Option], late: str) -> dict[str, float]:
+        reports = [run(streams, rule, options, seconds, seed, late) for seed in SEEDS]
+        worst = mean(each.worst_violation_rate for each in reports)
+        return {"missed": round(mean(each.violation_rate for each in reports), 4), "worst": round(worst, 4)}
+
+    def best(rule: str, options: dict[str, Option]) -> dict[str, float]:
+        rules = ("weave",) if rule == "abreast" else ("weave", "demote")
+        return min((missed(rule, options, late) for late in rules), key=lambda found: found["missed"])
+
+    return {rule: best(rule, options) for rule, options in ONE_FOR_ALL.items()}
 
 
 def model_error() -> dict[str, Any]:

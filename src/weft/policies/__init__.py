@@ -3,6 +3,7 @@ may write."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -58,7 +59,7 @@ ON_SHARES: dict[str, type[Policy]] = {
 }
 """Those that choose shares of a GPU, and need a device that has some."""
 
-_ALL = {**POLICIES, **ON_SHARES}
+_ALL = ChainMap(POLICIES, ON_SHARES)
 
 Option = bool | int | float
 

@@ -14,14 +14,14 @@ from typing import ClassVar
 from weft.devices.shares import Shares
 from weft.errors import InputError
 from weft.kernels import rules
-from weft.policies.base import Candidate, LaneState, Policy, Start, Traits, View
+from weft.policies.base import Candidate, LaneState, LateWork, Policy, Start, Traits, View
 
 
 @dataclass(frozen=True)
 class Streams(Policy):
     """Every model on a stream of its own, and the GPU sorts it out."""
 
-    traits: ClassVar[Traits] = Traits(for_deadlines=True, shares=True)
+    traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS, shares=True)
 
     @property
     def shares(self) -> Shares:
