@@ -342,6 +342,23 @@ time.sleep(60)
 """
 
 
+def test_the_driver_cuts_the_gpu_in_two_and_both_parts_compute(gpu: Any) -> None:
+    import torch
+
+    from weft.runtime.cuda.partitions import cut
+
+    parts = cut(0, 48)
+    assert sum(part.sms for part in parts) == torch.cuda.get_device_properties(0).multi_processor_count
+    given = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
+    torch.cuda.synchronize()
+    made = []
+    for handle in [each for part in parts for each in part.streams]:
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+            made.append(given * 2 + 1)
+    torch.cuda.synchronize()
+    assert all(torch.equal(each, given * 2 + 1) for each in made)
+
+
 def test_a_fault_of_the_device_ends_the_process(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 70 and "weft: cuda:0 was lost: " in done.stderr
