@@ -57,7 +57,7 @@ class Likeness(BaseModel, extra="forbid", frozen=True):
         return self
 
     def speed(self, sms: int, whole: int) -> float:
-        """Alone on a share: as measured, or as the nearest one that was, its time in proportion to the SMs it fills."""
+        """Alone on a share: as measured, or as follows from how much of the GPU it fills."""
         if sms >= whole:
             return 1.0
         if sms in self.speeds:
