@@ -6,9 +6,10 @@ Every row is kept in the results as soon as it is there, and not run again when 
 `model` how far the model of pairs is from those it was not fitted to; `saturated/A+B` models that have endless work:
 the speed of each over that alone, and their sum; `urgent/U beside H/LOAD` requests of an urgent model at random times,
 due in twice what it takes alone, beside one that never stops: its p50 and p99 in times of its own length, and the speed
-of the other; `deadlines/LOAD` five models, due in 2, 5 and 10 times what they take, at a load of what one at a time can
-do: missed deadlines, over all and of the worst model, the mean of some seeds. Orion's and REEF's rules know one urgent
-model, so they are not asked about others. `fifo`, `edf`, `punctual` and `priority` compute one at a time.
+of the other; `measured/U beside H` the same as it was measured on an H200, and simulated; `deadlines/LOAD` five models,
+due in 2, 5 and 10 times what they take, at a load of what one at a time can do: missed deadlines, over all and of the
+worst model, the mean of some seeds. Orion's and REEF's rules know one urgent model, so they are not asked about
+others. `fifo`, `edf`, `punctual` and `priority` compute one at a time.
 """
 
 from __future__ import annotations
@@ -50,6 +51,25 @@ FIVE = {"resnet50-b8": 5, "bertlarge-b1": 2, "llm1b-b1": 5, "resnet50-b1": 2, "e
 ONE_FOR_ALL: Mapping[str, dict[str, Option]] = {
     "fifo": {}, "edf": {}, "punctual": {}, "streams": {}, "slices": {}, "abreast": {},
 }  # fmt: skip
+MEASURED = {
+    ("llm1b-b1", "resnet50-b32"): {"streams": (2.2, 4.4, 0.86), "high": (1.9, 3.7, 0.85), "paused": (1.15, 2.2, 0.72)},
+    ("bertlarge-b1", "resnet50-b32"): {
+        "streams": (2.4, 4.8, 0.95),
+        "high": (2.1, 4.0, 0.94),
+        "paused": (1.2, 2.3, 0.83),
+    },
+    ("bertlarge-b1", "encoder-b16"): {
+        "streams": (4.4, 8.1, 0.92),
+        "high": (3.7, 7.1, 0.92),
+        "paused": (1.25, 2.35, 0.83),
+    },
+    ("resnet50-b1", "encoder-b64"): {"streams": (18, 24, 0.94), "high": (7.7, 12, 0.95), "paused": (2.2, 4.0, 0.88)},
+}
+"""Urgent model and one that never stops -> p50 and p99 in the urgent one's lengths and the other's speed, measured on
+an H200 without weft: requests every 6 ms on average, two segments of the other queued at most; paused: the other rests
+between segments while an urgent one is there. The segments of the last row were .73 ms long, not .25."""
+APART_S = 6e-3
+RULES = {"streams": "streams", "high": "priority-streams", "paused": "abreast"}
 SEEDS = (1, 2, 3)
 WARM_S = 0.1
 
@@ -112,6 +132,18 @@ def urgent(model: str, beside: str, load: float, seconds: float) -> dict[str, An
     return found
 
 
+def beside_measured(model: str, other: str, seconds: float) -> dict[str, Any]:
+    """What was measured, and the same simulated; due in 1.5 lengths, so that the other is paused."""
+    alone_s, found = h200().models[model].total_s(1), {}
+    for how, measured in MEASURED[model, other].items():
+        asked = at_random(model, alone_s / APART_S, 1.5, priority=9)
+        report = run([asked, endless(other)], RULES[how], {}, seconds)
+        first = report.streams[0]
+        simulated = [first.p50_s / alone_s, first.p99_s / alone_s, rates(report, seconds)[1]]
+        found[how] = {"measured": measured, "simulated": [round(each, 2) for each in simulated]}
+    return found
+
+
 def deadlines(load: float, seconds: float) -> dict[str, Any]:
     """With late requests as the rule has them, or after all others, whichever is better for it."""
     streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
@@ -139,6 +171,7 @@ def rows(seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
     found |= {f"saturated/{'+'.join(each)}": partial(saturated, each, seconds) for each in TOGETHER}
     for load in (0.1, 0.2, 0.4):
         found |= {f"urgent/{u} beside {h}/{load:g}": partial(urgent, u, h, load, 2 * seconds) for u, h in BESIDE}
+    found |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}
     return found | {f"deadlines/{load:g}": partial(deadlines, load, seconds) for load in (0.5, 0.65, 0.8, 0.95)}
 
 
