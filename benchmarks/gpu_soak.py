@@ -7,7 +7,8 @@ Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md):
 Two models (ResNet50 and BERT-base in fp16) are asked without pause by clients that each do one thing: one row and eight
 over HTTP, one row in system shared memory, half of them with strict deadlines, inputs of the wrong shape, and requests
 whose client hangs up. After a third of the time the worker is killed. A request is answered, refused (429, 503, 504), a
-client's fault that is told as such (400), or lost. Memory is that of the device and of the server's process, sampled
+client's fault that is told as such (400), on the worker that was killed without the time for another try, which is told
+(500), or lost. Memory is that of the device and of the server's process, sampled
 every second; compared are the fourth and the last sixth of the time, both of the second worker's life.
 """
 
@@ -76,8 +77,8 @@ class Soak:
             while time.perf_counter() < self._until_s:
                 try:
                     told[ask(connection)] += 1
-                except OSError:
-                    told["lost"] += 1
+                except OSError as error:
+                    told[f"lost: {error}"] += 1
                     connection = connected(self._port)
 
         self._threads.append(threading.Thread(target=run))
@@ -88,8 +89,12 @@ class Soak:
             each.join()
 
 
-def judged(status: int) -> str:
-    return {200: "answered", 400: "told", 429: "refused", 503: "refused", 504: "refused"}.get(status, "lost")
+def judged(status: int, body: bytes) -> str:
+    """What became of a request; one that was on a worker which died is told so where it has no time for another."""
+    if status == 500 and b"worker" in body:
+        return "told that its worker died"
+    said = f"lost: {status} {body[:200].decode(errors='replace')}"
+    return {200: "answered", 400: "told", 429: "refused", 503: "refused", 504: "refused"}.get(status, said)
 
 
 def resident_bytes(pid: int) -> int:
@@ -114,7 +119,7 @@ def soaked(seconds: float) -> dict[str, Any]:
                 ("shared memory", shared),
                 ("wrong shape", of_wrong_shape(one)),
             ):
-                soak.add(f"{name}, {label}", lambda connection, r=request: judged(exchanged(connection, r)[0]))
+                soak.add(f"{name}, {label}", lambda connection, r=request: judged(*exchanged(connection, r)))
             soak.add(f"{name}, hangs up", lambda connection, r=one: _hung_up(server.port, r))
         killed = False
         while time.perf_counter() < began_s + seconds:
@@ -135,6 +140,7 @@ def soaked(seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "requests": sum(total.values()),
         **total,
+        "lost": sum(count for told, count in total.items() if told.startswith("lost")),
         "clients": {name: dict(told) for name, told in soak.told.items()},
         "worker_deaths": deaths,
         "in_flight_at_the_end": pending,

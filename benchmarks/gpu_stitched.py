@@ -10,8 +10,9 @@ Needs one NVIDIA GPU, torch, triton and onnxruntime-gpu (docs/gpu.md). Rows are 
     python benchmarks/gpu_stitched.py [--form split] [--precision fp16] [--results FILE]
     python benchmarks/gpu_stitched.py --net tinynet --tasks 3 --device cuda:twin --precision fp32 --results tiny.json
 
-The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, how many segments
-there are and could not be captured, the longest of them, and how far the two answers are apart.
+The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, in which form weft
+runs (``runs``: the form fused in torch, read from the file, or ONNX Runtime), how many segments there are and could not
+be captured, the longest of them, and how far the two answers are apart.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
+from weft.stitching.described import described
 from weft.stitching.family import Family
 from weft.stitching.lowering import lower
 from weft.stitching.making.generator import FamilyRecipe
@@ -81,7 +83,8 @@ def generated(net: str, tasks: int) -> Models:
 
 def written(models: Models, form: str, path: Path) -> Path:
     graph = lower(models.family, models.sharing, form, dynamic=True)
-    write_onnx(graph, path, metadata(models.family, models.family.batches))
+    told = metadata(models.family, models.family.batches) | described(models.family, models.sharing, graph)
+    write_onnx(graph, path, told)
     return path
 
 
@@ -110,6 +113,7 @@ def served(
             rung.run(segment)
 
     about = {
+        "runs": "fused" if model.blueprint.segments[0].nodes is not None else "onnxruntime",
         "segments": len(segments),
         "uncaptured": len(model.uncaptured()),
         "longest_ms": max(model.times_s[1]) * 1e3,

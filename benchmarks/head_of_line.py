@@ -70,13 +70,13 @@ def measure(policy: str, seconds: float, seed: int, heavy_s: float, cache: str) 
     }
 
 
-def alone_s(cache: str) -> float:
+def alone_s(cache: str, seconds: float) -> float:
     """One heavy request at a time, for a moment: what it takes alone on this machine today."""
     print("loading the models, and timing the heavy one alone", flush=True)
     alone = parse_workload(
         {
-            "duration_s": 3.0,
-            "warmup_s": 0.5,
+            "duration_s": seconds,
+            "warmup_s": seconds / 6,
             "stream": [
                 {"model": HEAVY, "arrival": "closed", "clients": 1, "deadline_ms": 60_000.0, "shapes": SHAPES[HEAVY]}
             ],
@@ -157,7 +157,7 @@ def main() -> None:
     arguments = parser.parse_args()
     policies = arguments.policies.split(",")
     with tempfile.TemporaryDirectory() as cache:
-        heavy_s = alone_s(cache)
+        heavy_s = alone_s(cache, min(3.0, arguments.seconds))
         rows = [
             measure(policy, arguments.seconds, seed, heavy_s, cache)
             for seed in range(arguments.repeats)

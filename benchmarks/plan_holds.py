@@ -7,19 +7,25 @@ real, and the ten options that the simulator ranks next are served in the plan's
 none of them should keep the deadlines. The speed of a shared machine changes: the machine is measured again after a
 mix, and a mix is done again if the largest load that follows from that is another one.
 
-    python benchmarks/plan_holds.py [--mixes light,heavy] [--seconds 12]
+    python benchmarks/plan_holds.py [--mixes "heavy;one"] [--seconds 12] [--client-cores 1]
+
+Whoever sends the load takes time, too, 600 KB at a time for pictures. With ``--client-cores`` that happens on so many
+of the cores, as if the clients were elsewhere, and planner and server have the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +70,43 @@ MIXES: dict[str, tuple[str, ...]] = {
 console = Console(width=120)
 
 
+class Cores(NamedTuple):
+    """Who computes where; the same cores where they are not divided."""
+
+    server: frozenset[int]
+    client: frozenset[int]
+
+
+def divided(for_client: int) -> Cores:
+    """This process's cores, the last so many for the client."""
+    there = sorted(os.sched_getaffinity(0))
+    if not 0 <= for_client < len(there):
+        sys.exit(f"--client-cores {for_client}: there are {len(there)} cores, and the server needs one")
+    at = len(there) - for_client
+    return Cores(frozenset(there[:at]), frozenset(there[at:] or there))
+
+
+@contextmanager
+def on(cores: frozenset[int]) -> Iterator[None]:
+    """What is started in the block stays on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def served(folder: Path, cores: Cores) -> Iterator[str]:
+    """The address of a server of a plan; in the block this process is a client."""
+    with ExitStack() as stack:
+        with on(cores.server):
+            server = stack.enter_context(ServerProcess(str(folder)))
+        stack.enter_context(on(cores.client))
+        yield server.url
+
+
 class Seen(NamedTuple):
     """What the streams of a run saw."""
 
@@ -71,12 +114,13 @@ class Seen(NamedTuple):
     p99_ms: tuple[float | None, ...]
 
 
-def planned(streams: tuple[str, ...], folder: Path, cache: Path) -> tuple[Plan, float]:
+def planned(streams: tuple[str, ...], folder: Path, cache: Path, cores: Cores) -> tuple[Plan, float]:
     """The plan of a mix, and the seconds that it took."""
     options = [part for stream in streams for part in ("-s", stream)]
     began_s = time.perf_counter()
     command = [WEFT, "plan", *options, "-o", str(folder), "--cache", str(cache)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with on(cores.server):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"weft plan {' '.join(options)}: {done.stderr or done.stdout}")
     return read_plan(folder), time.perf_counter() - began_s
@@ -100,30 +144,30 @@ def measured(plan: Plan, url: str, workload: Workload) -> Seen:
     return Seen(tuple(1 - (each.met_share or 0.0) for each in figures), p99_ms)
 
 
-def driven(plan: Plan, folder: Path, seconds: float) -> dict[str, Any]:
+def driven(plan: Plan, folder: Path, seconds: float, cores: Cores) -> dict[str, Any]:
     """A served plan at all loads, and the largest one."""
     host, promised = planned_host(folder), plan.predicted.sustainable_factor or 1.0
     rows = []
-    with ServerProcess(str(folder)) as server:
-        measured(plan, server.url, at_load(folder, 0.2, 2.0))
+    with served(folder, cores) as url:
+        measured(plan, url, at_load(folder, 0.2, 2.0))
         for share in LOADS:
             workload = at_load(folder, share * promised, seconds)
-            says, is_so = predicted(plan, host, workload), measured(plan, server.url, workload)
+            says, is_so = predicted(plan, host, workload), measured(plan, url, workload)
             rows.append({"load": share, "predicted": says._asdict(), "measured": is_so._asdict()})
         carried = largest(
-            lambda factor: max(measured(plan, server.url, at_load(folder, factor, seconds)).missed) <= LIMIT, promised
+            lambda factor: max(measured(plan, url, at_load(folder, factor, seconds)).missed) <= LIMIT, promised
         )
     return {"loads": rows, "promised": promised, "carried": carried}
 
 
-def better_ones(plan: Plan, folder: Path, carried: float, seconds: float) -> dict[str, Any]:
+def better_ones(plan: Plan, folder: Path, carried: float, seconds: float, cores: Cores) -> dict[str, Any]:
     """The options next to the best, and those of them that keep the deadlines at more than the plan carries."""
     rivals = plan.options[1 : 1 + RIVALS]
-    better = [option.label for option in rivals if keeps(plan, option, folder, MORE * carried, seconds)]
+    better = [option.label for option in rivals if keeps(plan, option, folder, MORE * carried, seconds, cores)]
     return {"rivals": len(rivals), "better": better}
 
 
-def keeps(plan: Plan, option: PlanOption, folder: Path, factor: float, seconds: float) -> bool:
+def keeps(plan: Plan, option: PlanOption, folder: Path, factor: float, seconds: float, cores: Cores) -> bool:
     """Whether a server with the settings of an option keeps the deadlines at a load, twice."""
     with tempfile.TemporaryDirectory() as base:
         copy = Path(shutil.copytree(folder, Path(base) / "option"))
@@ -131,9 +175,9 @@ def keeps(plan: Plan, option: PlanOption, folder: Path, factor: float, seconds: 
         change(copy / "weft.toml", settings)
         for name, choice in option.models.items():
             change(copy / "models" / name / "weft.toml", {"max_batch": choice.max_batch, "grain_ms": choice.grain_ms})
-        with ServerProcess(str(copy)) as server:
-            measured(plan, server.url, at_load(folder, 0.2, 2.0))
-            runs = (measured(plan, server.url, at_load(folder, factor, seconds)) for _ in range(2))
+        with served(copy, cores) as url:
+            measured(plan, url, at_load(folder, 0.2, 2.0))
+            runs = (measured(plan, url, at_load(folder, factor, seconds)) for _ in range(2))
             return all(max(each.missed) <= LIMIT for each in runs)
 
 
@@ -142,21 +186,29 @@ def change(file: Path, keys: dict[str, Any]) -> None:
     file.write_text(as_toml({**tomllib.loads(file.read_text()), **keys}))
 
 
-def mix_driven(name: str, seconds: float, most_tries: int) -> dict[str, Any]:
+def mix_driven(name: str, seconds: float, most_tries: int, cores: Cores) -> dict[str, Any]:
     """A mix, planned and driven; again where the machine was another one afterwards."""
     for tries in range(1, most_tries + 1):
         with tempfile.TemporaryDirectory() as base:
             folder = Path(base) / "plan"
-            plan, took_s = planned(MIXES[name], folder, Path(base) / "cache")
-            found = driven(plan, folder, seconds)
-            found |= better_ones(plan, folder, found["carried"], seconds)
-            after, _ = planned(MIXES[name], Path(base) / "after", Path(base) / "cache2")
+            plan, took_s = planned(MIXES[name], folder, Path(base) / "cache", cores)
+            found = driven(plan, folder, seconds, cores)
+            found |= better_ones(plan, folder, found["carried"], seconds, cores)
+            after, _ = planned(MIXES[name], Path(base) / "after", Path(base) / "cache2", cores)
         later = (after.predicted.sustainable_factor or 1.0) / found["promised"]
         steady = 1 / (1 + STEADY) <= later <= 1 + STEADY
         if steady or tries == most_tries:
             break
     settings = plan.settings.model_dump(mode="json")
-    row = {"mix": name, "plan_s": took_s, "settings": settings, "machine_after": later, "steady": steady}
+    row = {
+        "mix": name,
+        "cores": len(cores.server),
+        "client_cores": len(cores.client),
+        "plan_s": took_s,
+        "settings": settings,
+        "machine_after": later,
+        "steady": steady,
+    }
     return row | {"tries": tries, **found, **judged(found)}
 
 
@@ -222,15 +274,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of every run")
     parser.add_argument("--tries", type=int, default=TRIES, help="of a mix, where the machine changes meanwhile")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--client-cores", type=int, default=0, help="for who sends the load, and nobody else")
     parser.add_argument("--fresh", action="store_true", help="do again what the results have already")
     asked = parser.parse_args()
+    cores = divided(asked.client_cores)
     about, rows = machine("onnxruntime"), list[dict[str, Any]]()
     if asked.results.exists() and not asked.fresh:
         rows = json.loads(asked.results.read_text())["rows"]
     for name in asked.mixes.split(";"):
         if name in {row["mix"] for row in rows}:
             continue
-        rows.append(mix_driven(name, asked.seconds, asked.tries))
+        rows.append(mix_driven(name, asked.seconds, asked.tries, cores))
         write_json(asked.results, {"machine": about, "rows": rows, "verdicts": verdicts(rows)})
         show(rows)
     show(rows)

@@ -24,8 +24,9 @@ from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a commit passes or fails once and for all.
 # To look for new ones: pytest --hypothesis-profile=explore
+# Few examples where a test says no number, as all tests together shall take minutes.
 patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("steady", derandomize=True, **patient)
+settings.register_profile("steady", derandomize=True, max_examples=50, **patient)
 settings.register_profile("explore", **patient)
 settings.load_profile("steady")
 
@@ -37,10 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="onnxruntime", help="what servers run models on: onnxruntime or process")
 
 
+def pytest_collection() -> None:
+    """Garbage is not looked for while tests are collected: there is little, and each look takes longer."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is there before the first test stays: to look through all of it takes a third of a second each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,9 +2,9 @@
 
 Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
 them under a policy and returns what happened (``Trace``) and what it came to (``Report``). ``map_models`` places
-models on the units of a ``Soc``, ``stitch`` makes one graph of models that share weights, ``tune`` finds number formats
-for one; what is behind them is ``weft.mapping``, ``weft.stitching``, ``weft.tuning``. The server is ``weft.serving``,
-its load generator ``weft.load``.
+models on the units of a ``Soc``, ``place`` on the machines of a cluster, ``stitch`` makes one graph of models that
+share weights, ``tune`` finds number formats for one; what is behind them is ``weft.mapping``, ``weft.placing``,
+``weft.stitching``, ``weft.tuning``. The server is ``weft.serving``, its load generator ``weft.load``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from weft.errors import (
     InvalidStart,
     ModelError,
     NumberError,
+    PlacingError,
     PolicyError,
     ProfileError,
     RequestError,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from weft.mapping import Solution, map_models
     from weft.models import Exit, Gemm, Layer, Model, import_onnx, with_exits
     from weft.models.sources import load_model
+    from weft.placing.machines import Machines, parse_machines, read_machines
+    from weft.placing.placement import Placement, read_placement
+    from weft.placing.whole_run import place
     from weft.planning.plan import Plan, read_plan
     from weft.planning.whole_run import MadePlan
     from weft.planning.whole_run import make_plan as plan
@@ -59,6 +63,9 @@ _HOMES = {
         "mapping": "map_models Solution",
         "models": "Exit Gemm import_onnx Layer Model with_exits",
         "models.sources": "load_model",
+        "placing.machines": "Machines parse_machines read_machines",
+        "placing.placement": "Placement read_placement",
+        "placing.whole_run": "place",
         "planning.plan": "Plan read_plan",
         "planning.whole_run": "MadePlan plan",
         "policies": "POLICIES Policy Setting Start View",
@@ -83,13 +90,14 @@ _THERE = {"plan": "make_plan", "Server": "InProcessServer"}
 
 __all__ = [
     "POLICIES", "Comparison", "DeviceError", "EvaluationError", "Exit", "Gemm", "Host", "InputError", "InvalidStart",
-    "Layer", "LayerCost", "MadePlan", "Model", "ModelError", "Npu", "NumberError", "Plan", "Policy", "PolicyError",
-    "Profile", "ProfileError", "Report", "RequestComparison", "RequestError", "Run", "Saturated", "Server", "Setting",
-    "Soc", "Solution", "Span", "Start", "StitchError", "Stitching", "StreamReport", "SustainedLoads", "TiledNpu",
-    "Trace", "TuneError", "TuningResult", "View", "WeftError", "Workload", "WorkloadError", "__version__", "compare",
-    "compare_requests", "estimate", "import_onnx", "load_device", "load_model", "load_npu", "load_soc", "map_models",
-    "measure", "parse_workload", "plan", "read_host", "read_plan", "read_profile", "read_trace", "read_workload",
-    "simulate", "stitch", "sustain", "tune", "with_exits", "write_profile", "write_trace",
+    "Layer", "LayerCost", "Machines", "MadePlan", "Model", "ModelError", "Npu", "NumberError", "Placement",
+    "PlacingError", "Plan", "Policy", "PolicyError", "Profile", "ProfileError", "Report", "RequestComparison",
+    "RequestError", "Run", "Saturated", "Server", "Setting", "Soc", "Solution", "Span", "Start", "StitchError",
+    "Stitching", "StreamReport", "SustainedLoads", "TiledNpu", "Trace", "TuneError", "TuningResult", "View",
+    "WeftError", "Workload", "WorkloadError", "__version__", "compare", "compare_requests", "estimate", "import_onnx",
+    "load_device", "load_model", "load_npu", "load_soc", "map_models", "measure", "parse_machines", "parse_workload",
+    "place", "plan", "read_host", "read_machines", "read_placement", "read_plan", "read_profile", "read_trace",
+    "read_workload", "simulate", "stitch", "sustain", "tune", "with_exits", "write_profile", "write_trace",
 ]  # fmt: skip
 
 

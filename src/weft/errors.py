@@ -6,6 +6,7 @@ WeftError
 │   │   └── NotLearned    it could not be cut and measured in the time it was given
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
+│   ├── PlacingError      a machines file, a placement, or models that no machine can serve
 │   ├── PlanError         a plan folder, or what was planned
 │   ├── ProfileError      a profile file or its values
 │   ├── StitchError       models that cannot be joined, and where they first differ
@@ -63,6 +64,10 @@ class NotLearned(ModelError):
 
 class DeviceError(InputError):
     """A device description cannot be used, or does not hold the models put on it."""
+
+
+class PlacingError(InputError):
+    """Machines or a placement cannot be used, or no machine can serve a model; told with what it needs."""
 
 
 class PlanError(InputError):

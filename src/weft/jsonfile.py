@@ -57,6 +57,8 @@ def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
         return f"unknown key {where!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if problem["type"] == "missing":
         return f"{where} is missing"
+    if not problem["loc"] and problem["type"] == "value_error":  # what is said of the whole names its part
+        return problem["msg"].removeprefix("Value error, ")
     value = repr(problem["input"])
     shown = value if len(value) <= 60 else value[:57] + "..."
     rest, said = len(error.errors()) - 1, problem["msg"].removeprefix("Value error, ")

@@ -169,13 +169,13 @@ GEMMS = st.builds(
 
 
 @pytest.mark.parametrize("name", sorted(COSTS))
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(gemm=GEMMS, npu=ARRAYS)
 def test_no_cost_model_is_faster_than_the_roofline(name, gemm, npu):
     assert COSTS[name](gemm, npu) >= -(-gemm.macs // (npu.array_rows * npu.array_columns * npu.positions * npu.engines))
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(gemm=GEMMS, npu=ARRAYS)
 def test_more_rows_never_take_less_time(gemm, npu):
     more = Gemm(gemm.m + 1, gemm.k, gemm.n, gemm.groups, gemm.kernel)

@@ -285,7 +285,7 @@ def mutations(draw: st.DrawFn) -> bytes:
     return text
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True, deadline=None)
 @given(text=mutations())
 def test_a_damaged_file_is_read_or_refused_in_a_line_and_nothing_else(tmp_path_factory, text):
     path = tmp_path_factory.getbasetemp() / "damaged.json"

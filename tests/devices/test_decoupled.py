@@ -108,7 +108,7 @@ def test_the_distance_is_how_far_the_channel_is_ahead():
     assert state.distance == 137 - 50
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(scene=scenes(streams=1, layers=10))
 def test_issuing_equals_a_device_played_tick_by_tick(scene):
     (program,), buffer = scene
@@ -139,7 +139,7 @@ def test_nothing_can_be_prefetched_where_the_array_already_waits():
     assert prefetchable(DeviceClocks(0, 30), 40, 100, 40) == 0
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(scene=scenes(streams=2, layers=8), pick=st.integers(0, 15))
 def test_prefetchable_equals_a_count_tick_by_tick(scene, pick):
     programs, buffer = scene
@@ -177,7 +177,7 @@ def test_a_time_is_rounded_to_the_nearest_tick():
     assert [clock.ticks(ticks * 1e-11) for ticks in (0.4, 0.6, 1.4, 1000.0)] == [0, 1, 1, 1000]
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(bandwidth=st.floats(1e-3, 1e4), seconds=st.floats(0, 1))
 def test_rounding_a_time_loses_at_most_half_a_tick_of_at_most_twenty_picoseconds(bandwidth, seconds):
     clock = Clock.of(device(bandwidth))
@@ -216,7 +216,7 @@ def test_a_layer_larger_than_the_buffer_streams_in_chunks_that_keep_its_bytes_an
     assert abs(sum(program.compute[:9]) - 130) <= 9 / 2  # each chunk rounds to a tick
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(size=st.integers(1, 4000), ticks=st.integers(0, 5000), buffer=st.integers(2, 300), chunk=st.integers(1, 400))
 def test_chunks_fit_the_buffer_and_add_up_whatever_the_sizes(size, ticks, buffer, chunk):
     npu = device(buffer_bytes=buffer, chunk_mib=max(1e-6, chunk / MIB))

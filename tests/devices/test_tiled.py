@@ -232,7 +232,7 @@ tiles = st.tuples(st.integers(1, 20), st.integers(1, 6), st.integers(1, 12))
 readings = st.sampled_from(get_args(PReading))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(gemm=gemms, tile=tiles, batch=st.integers(1, 6), data=st.data(), reading=readings)
 def test_the_formula_counts_what_the_loop_nest_does(gemm, tile, batch, data, reading):
     b_r = data.draw(st.integers(1, batch))
@@ -299,7 +299,7 @@ layers = st.builds(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(device=devices, some=st.lists(layers, min_size=1, max_size=3), batch=st.integers(1, 5))
 def test_a_layer_takes_the_best_the_loop_nest_can_do_under_all_options(device, some, batch):
     found = layer_times_s(model_of(*some), device, batch)

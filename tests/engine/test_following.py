@@ -34,7 +34,7 @@ def served(load: Load, rules: list[tuple[str, str]], steps: int) -> tuple[Listed
     return feed, host
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     loads(soft=True),
     st.lists(st.tuples(st.sampled_from(SERVING), st.sampled_from(SOFT)), min_size=2, max_size=4),
@@ -47,7 +47,7 @@ def test_everybody_is_served_once_under_policies_that_follow_each_other(
     assert [[fate.what for fate in feed.fates[ticket]] for ticket in feed.tickets] == [["served"]] * len(load.orders)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(loads(), st.lists(st.tuples(st.sampled_from(SERVING), st.sampled_from(SOFT)), min_size=2, max_size=4))
 def test_strict_requests_have_one_fate_each_too(load: Load, rules: list[tuple[str, str]]) -> None:
     feed, _ = served(load, rules, 3)

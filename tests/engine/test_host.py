@@ -243,7 +243,7 @@ def one_deadline_each(draw: st.DrawFn) -> Load:
     return Load(load.kinds, tuple(order._replace(due=order.arrival + 10 * order.stream) for order in load.orders))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(load=one_deadline_each())
 def test_fifo_on_one_lane_is_the_queue_everybody_knows(load):
     ran = run_load("fifo", load)
@@ -271,7 +271,7 @@ def single_segments(draw: st.DrawFn) -> Load:
     return Load(tuple(Kind((each.batches[0][:1],)) for each in load.kinds), load.orders)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(load=single_segments())
 def test_edf_on_one_lane_serves_whoever_is_due_first(load):
     ran = run_load("edf", load)

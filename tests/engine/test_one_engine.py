@@ -236,7 +236,7 @@ def test_that_holds_where_several_short_segments_wait(policy, load, lanes, monke
 
 @pytest.mark.parametrize("policy", ["edf", "top-up"])
 @settings(
-    max_examples=30,
+    max_examples=18,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

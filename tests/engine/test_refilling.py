@@ -145,7 +145,7 @@ def loads_with_exits(draw: st.DrawFn) -> Load:
 
 
 @pytest.mark.parametrize("policy", SERVING)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(load=loads_with_exits())
 def test_every_request_leaves_once_by_its_own_exit_and_no_batch_is_too_large(policy: str, load: Load) -> None:
     ran = run_load(policy, load)
@@ -173,7 +173,7 @@ def test_every_request_leaves_once_by_its_own_exit_and_no_batch_is_too_large(pol
 
 
 @pytest.mark.parametrize("policy", REFILLING)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(load=loads_with_exits())
 def test_batches_merge_only_where_they_fit_into_one(policy: str, load: Load) -> None:
     ran = run_load(policy, load)

@@ -111,7 +111,7 @@ def test_simulate_comes_to_the_same_trace_and_report_either_way(name):
 # Random programs
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(scene=scenes(streams=6), rounds=st.integers(1, 3))
 def test_the_greedy_kernel_issues_what_the_plain_loop_and_the_scanning_pseudo_code_issue(scene, rounds):
     programs, buffer = scene
@@ -122,13 +122,13 @@ def test_the_greedy_kernel_issues_what_the_plain_loop_and_the_scanning_pseudo_co
     )
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=18, derandomize=True, deadline=None)
 @given(scene=scenes(streams=4), rounds=st.integers(1, 3))
 def test_layerweaver_with_its_failsafe_issues_what_the_plain_loop_issues(scene, rounds):
     assert_equal("layerweaver", Setting(*scene, rounds), {})
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(
     scene=scenes(streams=6),
     rounds=st.integers(1, 4),
@@ -140,7 +140,7 @@ def test_the_aimt_kernel_issues_what_the_plain_loop_issues(scene, rounds, comput
     assert_equal("aimt", Setting(*scene, rounds), options)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=20, derandomize=True, deadline=None)
 @given(scene=scenes(streams=6, layers=4), rounds=st.integers(1, 2), horizon=st.integers(1, 3), data=st.data())
 def test_the_rollout_kernel_issues_what_the_plain_loop_issues(scene, rounds, horizon, data):
     programs, _ = scene
@@ -152,7 +152,7 @@ def test_the_rollout_kernel_issues_what_the_plain_loop_issues(scene, rounds, hor
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True, deadline=None)
 @given(given_=profiles(streams=3))
 def test_layers_cut_into_chunks_are_issued_alike(name, given_):
     models, npu = given_
@@ -182,7 +182,7 @@ def scaled(random: Random, scale: int) -> tuple[tuple[Program, ...], int]:
 # Replay
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(scene=scenes(streams=4), data=st.data())
 def test_replaying_any_order_gives_the_times_of_issue_and_of_a_device_played_tick_by_tick(scene, data):
     programs, buffer = scene

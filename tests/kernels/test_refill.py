@@ -132,7 +132,7 @@ def policies(draw: st.DrawFn, kind: type[Policy], case: Case) -> Policy:
 
 @pytest.mark.parametrize("late", SOFT)
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_compiled_equals_plain_on_small_cases(kind, late, data):
     case = data.draw(cases())

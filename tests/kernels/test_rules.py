@@ -102,7 +102,7 @@ def test_a_compiled_rule_is_the_plain_one(name):
     rule = RULES[name]
     compiled = numba.njit(rule)
 
-    @settings(max_examples=20, derandomize=True, deadline=None)
+    @settings(max_examples=12, derandomize=True, deadline=None)
     @given(st.tuples(*(RANGES.get(each, TICKS) for each in inspect.signature(rule).parameters)))
     def equal(numbers: tuple[Any, ...]) -> None:
         assert compiled(*numbers) == rule(*numbers)

@@ -850,7 +850,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=8)
 @given(
     st.binary(max_size=200), st.lists(st.integers(1, 60), max_size=5), CUTS, st.sampled_from(["n", "chunked", "end"])
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_an_answer_is_the_same_however_it_is_cut(body, sizes, cuts, way):
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     head = b"HTTP/1.1 503 Busy\r\nX: content-length: 7\r\n"
@@ -863,7 +863,7 @@ def test_an_answer_is_the_same_however_it_is_cut(body, sizes, cuts, way):
 
 
 @given(st.binary(max_size=100), CUTS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_garbage_is_an_answer_or_no_http(data, cuts):
     for start in (b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
         try:

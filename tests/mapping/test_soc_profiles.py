@@ -215,7 +215,7 @@ def damaged(draw, whole):
     return made
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(JSON | damaged(raw()) | damaged(raw(entry_s={"gpu": 0.5}, precision="FP16")))
 def test_any_json_is_a_profile_or_a_one_line_error(value):
     try:
@@ -603,7 +603,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     JSON | damaged(GPU) | st.lists(ENTRY, max_size=6), JSON | damaged(DLA) | st.lists(ENTRY, max_size=6), st.booleans()
 )

@@ -242,7 +242,7 @@ cases = st.tuples(st.randoms(use_true_random=False), st.booleans()).map(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases)
 def test_every_step_runs_once_in_order_and_its_work_is_conserved(case):
     problem, schedule = case
@@ -259,7 +259,7 @@ def test_every_step_runs_once_in_order_and_its_work_is_conserved(case):
             assert row[0].start_s >= schedule.starts_s[n][i] - 1e-9
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases)
 def test_moves_are_as_long_as_the_problem_says_and_steps_wait_for_them(case):
     problem, schedule = case
@@ -281,7 +281,7 @@ def test_moves_are_as_long_as_the_problem_says_and_steps_wait_for_them(case):
     assert not moves
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases)
 def test_no_instance_is_used_twice_and_slow_downs_are_those_of_what_runs(case):
     problem, schedule = case
@@ -302,7 +302,7 @@ def test_no_instance_is_used_twice_and_slow_downs_are_those_of_what_runs(case):
             assert piece.slow_down == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases)
 def test_no_unit_stands_idle_while_a_step_that_may_start_waits_for_it(case):
     problem, schedule = case
@@ -319,7 +319,7 @@ def test_no_unit_stands_idle_while_a_step_that_may_start_waits_for_it(case):
             assert all(spans[key][0] < start_s for key in busy)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(cases)
 def test_a_plan_made_of_an_outcome_gives_the_same_outcome(case):
     problem, schedule = case

@@ -453,7 +453,7 @@ def counts(model: Model) -> Counter[Layer]:
 
 
 class TestRandomGraphs:
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(GRAPHS, st.data())
     def test_naming_exits_only_reorders_layers_and_producers_stay_first(self, drawn, data):
         early = data.draw(st.lists(st.sampled_from(sorted(drawn.ops)), min_size=1, max_size=3, unique=True))
@@ -477,7 +477,7 @@ class TestRandomGraphs:
             reached |= drawn.layers(name)
             assert set(list(place)[: each.after]) == reached & place.keys()
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(GRAPHS)
     def test_block_ends_are_where_one_activation_crosses(self, drawn):
         model = import_onnx(drawn.proto(drawn.sinks))
@@ -505,7 +505,7 @@ class TestDamage:
         three_exits()
     )
 
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(st.integers(0, len(VALID) - 1), st.integers(0, 255))
     def test_a_damaged_file_is_a_model_or_one_line(self, place, value):
         content = bytearray(self.VALID)

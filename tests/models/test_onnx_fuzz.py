@@ -62,7 +62,7 @@ def small_file() -> bytes:
 
 VALID = small_file()
 FUZZ = settings(
-    max_examples=150,
+    max_examples=75,
     derandomize=True,
     deadline=None,
     database=None,

@@ -88,7 +88,7 @@ def test_a_stream_the_optimum_does_without_keeps_its_least_share():
 # Against brute force
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=20, derandomize=True, deadline=None)
 @given(demands=st.lists(DEMANDS, min_size=2, max_size=4))
 def test_no_mix_on_a_grid_beats_the_bound_and_the_best_comes_near_it(demands):
     steps = {2: 400, 3: 30, 4: 12}[len(demands)]
@@ -103,7 +103,7 @@ def test_no_mix_on_a_grid_beats_the_bound_and_the_best_comes_near_it(demands):
         assert best >= limit * 0.98
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=40, derandomize=True, deadline=None)
 @given(demands=st.lists(DEMANDS, min_size=1, max_size=5))
 def test_the_prices_cover_every_stream_and_some_mix_reaches_them(demands):
     """Feasible prices and a feasible mix of the same value prove each other optimal."""
@@ -118,7 +118,7 @@ def test_the_prices_cover_every_stream_and_some_mix_reaches_them(demands):
     assert worth(demands, rates) == pytest.approx(dual.bound, rel=1e-6)
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(demands=st.lists(DEMANDS, min_size=1, max_size=5))
 def test_the_best_mix_leaves_every_stream_its_least_share_and_fills_a_resource(demands):
     rates = best_mix(demands)
@@ -128,7 +128,7 @@ def test_the_best_mix_leaves_every_stream_its_least_share_and_fills_a_resource(d
     assert worth(demands, rates) <= prices(demands).bound * (1 + 1e-9)
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(demands=st.lists(DEMANDS, min_size=2, max_size=4), data=st.data())
 def test_a_given_mix_is_never_worth_more_than_the_free_one(demands, data):
     mix = [data.draw(st.floats(0.1, 10)) for _ in demands]
@@ -154,7 +154,7 @@ def test_alone_with_half_a_layer_of_room_half_the_fetch_is_hidden():
     assert alone_ticks(program("a", (10, 7)), 15) == 5 + 7  # 5 come in under the compute, 5 after it
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(scene=scenes(streams=1, layers=8))
 def test_alone_lies_between_the_busier_resource_and_both_in_turn(scene):
     (only,), buffer = scene
@@ -162,14 +162,14 @@ def test_alone_lies_between_the_busier_resource_and_both_in_turn(scene):
     assert alone_ticks(only, buffer) <= only.total_compute + only.total_fetch
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(scene=scenes(streams=1, layers=8))
 def test_alone_with_ample_room_is_the_busier_resource(scene):
     (only,), _ = scene
     assert alone_ticks(only, 4 * only.total_fetch + 1) == max(only.total_compute, only.total_fetch)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=15, derandomize=True, deadline=None)
 @given(scene=scenes(streams=1, layers=4, ticks=12))
 def test_alone_is_what_a_long_run_played_tick_by_tick_comes_to(scene):
     (only,), buffer = scene

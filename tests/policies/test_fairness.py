@@ -154,7 +154,7 @@ def test_a_number_of_queries_that_makes_no_sense_is_refused(rounds):
 # No stream starves
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=15, derandomize=True, deadline=None)
 @given(given_=profiles(streams=4))
 def test_under_weft_every_stream_completes_queries_and_its_own_rollouts_keep_to_the_best_mix(given_):
     models, npu = given_

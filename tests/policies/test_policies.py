@@ -172,7 +172,7 @@ def test_a_model_of_each_kind_needs_no_failsafe():
     assert not weaver().disabled
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True, deadline=None)
 @given(scene=scenes(streams=4), rounds=st.integers(1, 3))
 def test_layerweaver_chooses_as_the_scanning_pseudo_code_does(scene, rounds):
     programs, buffer = scene
@@ -262,7 +262,7 @@ def test_double_buffering_fetches_no_further_than_one_layer_ahead():
     ]
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=20, derandomize=True, deadline=None)
 @given(scene=scenes(streams=2))
 def test_double_buffering_equals_a_device_played_tick_by_tick(scene):
     programs, buffer = scene

@@ -80,7 +80,7 @@ def claim(check: Claim) -> Claim:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_what_is_claimed_of_every_run_is_true(policy, data):
     scene = data.draw(scenes(policy))

@@ -75,7 +75,7 @@ def test_a_higher_class_overtakes_between_segments():
     assert ran.ends == [40, 30]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 3, 9]), st.integers(1, 12), st.integers(1, 500)),

@@ -166,7 +166,7 @@ def test_one_that_was_hopeless_from_the_start_does_not_either():
     assert on_time([(5, 4), (6, 9)]) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(4, 12), st.integers(1, 70)), min_size=1, max_size=6))
 def test_no_order_has_more_of_them_on_time(jobs):
     assert on_time(jobs) == most_on_time(jobs)
@@ -313,7 +313,7 @@ def contested(draw: st.DrawFn) -> Load:
     return Load(kinds, orders, lanes=draw(st.integers(1, 2)), abortable=frozenset({0, 1}))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(load=contested())
 def test_after_stopping_somebody_else_goes(load):
     ran = run_load("punctual", load, margin=0)

@@ -107,7 +107,7 @@ def test_a_report_is_ready_for_json():
     assert len(raw["demand"]["times_s"]) == len(raw["demand"]["gb_s"]) + 1
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases)
 def test_work_contention_moves_and_waiting_make_up_a_tasks_time(outcome):
     for task in report_of(outcome).tasks:
@@ -117,7 +117,7 @@ def test_work_contention_moves_and_waiting_make_up_a_tasks_time(outcome):
         assert task.alone_s <= (task.finish_s - task.began_s) * (1 + 1e-9)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases)
 def test_work_contention_and_idle_time_make_up_the_makespan_of_every_unit(outcome):
     report = report_of(outcome)
@@ -144,7 +144,7 @@ def test_an_outcome_is_a_trace_like_any_other(tmp_path):
     write_html(again, tmp_path / "page.html")
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(cases)
 def test_a_trace_holds_every_step_once_and_files_accept_it(tmp_path_factory, outcome):
     trace, path = outcome_trace(outcome), tmp_path_factory.getbasetemp() / "any.json"
@@ -186,7 +186,7 @@ def test_perfetto_shows_moves_and_waiting_of_each_task(tmp_path):
     assert sorted((event["args"]["group"], event["dur"]) for event in waits) == [("a1", 3000.0), ("b0", 2000.0)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(cases)
 def test_perfetto_spans_of_a_track_never_overlap(tmp_path_factory, outcome):
     spans: dict[tuple[int, int], list[tuple[int, int]]] = {}

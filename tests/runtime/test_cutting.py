@@ -206,7 +206,7 @@ def joined(pieces, session):
     return CpuModel(blueprint, [open_session(each.model.SerializeToString(), 1, optimise=False) for each in pieces])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(), st.data())
 def test_a_graph_cut_anywhere_gives_the_same_bits(model, data):
     with TemporaryDirectory() as folder:

@@ -429,7 +429,7 @@ class Flight:
 
 @pytest.mark.parametrize("kind", ["coarse", "fine"])
 @pytest.mark.parametrize("name", SHAPES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_samples_keep_their_data_through_any_shrinking_and_merging(models, alone, name, kind, seed):
     inputs, wanted = alone[name]

@@ -38,7 +38,7 @@ def test_models_whose_rows_are_not_their_own_are_not_batched(special: Special, t
         prepare(special.save(tmp_path), LoadOptions(max_batch=SIZE, shapes=special.shapes))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.sampled_from(KEEPING + MIXING), min_size=1, max_size=5), seed=st.integers(0, 2**16))
 def test_whatever_is_batched_of_random_graphs_keeps_its_rows(tmp_path: Path, steps: list[str], seed: int) -> None:
     special = Special("random", lambda: random_model(steps, seed))

@@ -980,7 +980,7 @@ def happenings(draw: st.DrawFn) -> list[tuple[float, Any]]:
 
 @pytest.mark.parametrize("policy", ["punctual", "fifo", "edf", "priority", "prema"])
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

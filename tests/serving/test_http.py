@@ -884,7 +884,7 @@ async def trickle(client: Client, data: bytes, cuts: list[int]) -> None:
             await asyncio.sleep(0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     which=st.lists(st.sampled_from(range(len(VALID))), min_size=1, max_size=6),
     cuts=st.lists(st.integers(0, 1000), max_size=12),
@@ -923,7 +923,7 @@ def broken(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.binary(max_size=200) | broken(), cuts=st.lists(st.integers(0, 1000), max_size=6))
 def test_no_bytes_bring_the_server_down(data: bytes, cuts: list[int]) -> None:
     failures: list[str] = []

@@ -164,7 +164,7 @@ def test_a_gate_that_fails_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> N
     assert "secret" in caplog.text
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     which=st.lists(st.sampled_from(range(len(VALID) + 1)), min_size=1, max_size=5),
     cuts=st.lists(st.integers(0, 1000), max_size=10),

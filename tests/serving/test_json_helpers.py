@@ -83,7 +83,7 @@ def test_what_is_wrong_is_told_as_it_would_be_here(used: Used) -> None:
         assert str(there.value) == str(here.value)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bodies_are_read_or_refused_alike(used: Used, data: st.DataObject) -> None:
     body, length = data.draw(st.sampled_from(BODIES))

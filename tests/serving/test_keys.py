@@ -281,7 +281,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=80), st.lists(PIECES, max_size=8).map("\n".join).map(str.encode)))
 def test_any_file_is_read_or_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "keys.toml"

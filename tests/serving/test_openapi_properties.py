@@ -427,7 +427,7 @@ GIVEN_BACK = ("text", "flag", "byte", "long")
 def test_whatever_is_sent_gets_an_answer_that_is_described(
     live: Live, document: Document, path: str, method: str
 ) -> None:
-    @settings(TRIALS, max_examples=50 if path.endswith("infer") else 4 if method == "head" else 12)
+    @settings(TRIALS, max_examples=25 if path.endswith("infer") else 4 if method == "head" else 8)
     @given(requests(document, path, method))
     def trial(request: Request) -> None:
         judge(document, request, send(live, request))
@@ -438,7 +438,7 @@ def test_whatever_is_sent_gets_an_answer_that_is_described(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_requests_that_fit_are_computed(live: Live, document: Document, model: str) -> None:
-    @settings(TRIALS, max_examples=40)
+    @settings(TRIALS, max_examples=20)
     @given(fitting(document, model), st.booleans())
     def trial(message: dict[str, Any], binary: bool) -> None:
         headers, body = framed(message) if binary else ((), json.dumps(message).encode())
@@ -458,7 +458,7 @@ def test_requests_that_fit_are_computed(live: Live, document: Document, model: s
 
 @pytest.mark.parametrize("odd", ["parameter", "element", "length", "byte"])
 def test_requests_that_nearly_fit_are_computed_or_refused(live: Live, document: Document, odd: str) -> None:
-    @settings(TRIALS, max_examples=60)
+    @settings(TRIALS, max_examples=30)
     @given(nearly_right(document, "mix")[odd])
     def trial(content: Content) -> None:
         request = Request("POST", "/v2/models/mix/infer", *content)

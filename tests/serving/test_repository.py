@@ -530,7 +530,7 @@ def plant(root: Path, path: str, kind: str, target: str) -> None:
         return
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(THINGS, st.lists(PATHS | TARGETS, max_size=4))
 def test_no_tree_raises_or_yields_a_file_outside(things, asked):
     with tempfile.TemporaryDirectory() as folder:

@@ -448,7 +448,7 @@ def test_a_batch_that_was_stopped_at_its_beginning_takes_others_in(machine, prep
         check(found, NETS[task], each)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     policy=st.sampled_from(["punctual", "edf", "fifo", "priority", "prema", "layerweaver+"]),
     asked=st.lists(

@@ -21,7 +21,7 @@ from weft.serving.config import (
     read_server_config,
 )
 
-IN_ONE_FOLDER = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_ONE_FOLDER = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def written(folder: Path, text: str | bytes, name: str = "settings.toml") -> Path:

@@ -26,7 +26,7 @@ def unpacked(body: bytes, encoding: str, most_bytes: int = 1 << 30) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", PACKERS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.lists(st.binary(max_size=60).map(lambda each: each * 7)).map(b"".join), size=st.integers(1, 40))
 def test_a_body_is_what_was_packed_however_it_is_cut(encoding: str, data: bytes, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

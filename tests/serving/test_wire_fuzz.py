@@ -159,7 +159,7 @@ def replaced(document: Any, way: tuple[Any, ...], value: Any) -> Any:
 
 
 @given(st.binary(max_size=80), LENGTHS)
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=37, deadline=None)
 @example(b"", 0)
 @example(b"{}", None)
 @example(b'{"inputs":[]}', 13)
@@ -168,14 +168,14 @@ def test_arbitrary_bytes(body, header_length):
 
 
 @given(st.data(), st.sampled_from(BODIES), LENGTHS | st.just(len(HEAD)))
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=37, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_damaged_bodies(data, sound, header_length):
     body, length = sound
     survives(data.draw(damaged(body)), header_length if data.draw(st.booleans()) else length)
 
 
 @given(st.data(), VALUES | WORDS)
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=37, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_requests_with_a_value_replaced(data, value):
     document = data.draw(st.sampled_from([JSON, BINARY]))
     head = orjson.dumps(replaced(document, data.draw(st.sampled_from(places(document))), value))
@@ -186,7 +186,7 @@ def test_requests_with_a_value_replaced(data, value):
 
 
 @given(st.sampled_from(places(JSON)[1:]))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=37, deadline=None)
 def test_requests_with_a_value_missing(way):
     copy = orjson.loads(orjson.dumps(JSON))
     holder = copy
@@ -198,7 +198,7 @@ def test_requests_with_a_value_missing(way):
 
 
 @given(st.binary(max_size=64), st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(-1, 3), max_size=3))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=37, deadline=None)
 def test_arbitrary_raw_bodies(body, datatype, shape):
     model = ModelSpec("one", "1", (TensorSpec("x", datatype, tuple(shape)),), ())
     try:
@@ -210,7 +210,7 @@ def test_arbitrary_raw_bodies(body, datatype, shape):
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=37, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_damaged_messages(data, typed):
     model = TYPED if typed else MODEL
     body = data.draw(damaged(grpc_request(model, typed).SerializeToString()))

@@ -19,6 +19,7 @@ from tests.stitching.files import model, node, numbers
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
 from weft.errors import StitchError
+from weft.runtime.metadata import FAMILY_KEY, STITCHED_KEY
 from weft.stitching import Stitched, generate, stitch
 from weft.stitching.assembly import assemble, uniform
 from weft.stitching.counts import count
@@ -178,8 +179,10 @@ def test_sharing_can_be_given_as_a_map_or_a_file(nets, tmp_path):
 def test_files_are_written_with_the_names_of_the_models(nets, tmp_path):
     made = graph_of(nets, form="split", dynamic=True)
     made.to_onnx(tmp_path / "all.onnx")
-    (entry,) = onnx.load(tmp_path / "all.onnx").metadata_props
-    assert {entry.key: entry.value} == made.metadata
+    entries = {each.key: each.value for each in onnx.load(tmp_path / "all.onnx").metadata_props}
+    assert entries == made.metadata and entries.keys() == {STITCHED_KEY, FAMILY_KEY}
+    fixed = graph_of(nets, form="split")
+    assert fixed.metadata.keys() == {STITCHED_KEY}, "which nobody serves"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def residual_net(tasks: int) -> Drawing:
     return drawing
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(families())
 def test_all_that_was_planted_is_found(planted: Planted):
     found = discover(planted.family)
@@ -65,7 +65,7 @@ def test_all_that_was_planted_is_found(planted: Planted):
     assert pairs(planted.sharing) <= pairs(found)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(families(zeros=0.15))
 def test_pruned_filters_do_not_mislead(planted: Planted):
     found = discover(planted.family)
@@ -89,7 +89,7 @@ def test_a_larger_tolerance_finds_no_less(tolerance):
     assert pairs(found) == same and set(wire(family).widths) == {space for space, *_ in same}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(families(misleading=0.5))
 def test_channels_that_only_look_shared_at_first_do_not_mislead(planted: Planted):
     found = discover(planted.family)

@@ -75,7 +75,7 @@ def test_blocks_of_some_tasks(form, clusters):
     check(made.nets, made.planted, form)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_mixture_of_forms(data):
     tasks = data.draw(st.integers(1, 4))
@@ -98,7 +98,7 @@ def test_any_mixture_of_forms(data):
     assert all(set(step.outputs) & read for step in graph.steps), "no step is in vain"
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(planted=TANGLED)
 def test_concatenations_and_additions_in_any_order(planted):
     for form in ANYWHERE:

@@ -250,7 +250,7 @@ def test_every_weight_is_stored_once_and_alignment_costs_little():
     assert unique < wide.weights.size < 1.006 * unique
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
 def test_tiles_cover_every_output_of_every_task_once(data):
     tasks = data.draw(st.integers(1, 4))
@@ -312,7 +312,7 @@ def check_fused(planted, align_by):
     assert_close(found, separately(family.nets, pictures))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(planted=TANGLED, align_by=st.sampled_from([1, 4, 8]))
 def test_concatenations_and_additions_in_any_order(planted, align_by):
     check_fused(planted, align_by)

@@ -57,7 +57,7 @@ def small_file() -> bytes:
 
 
 VALID = small_file()
-FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def read(path, content: bytes) -> None:
@@ -143,7 +143,7 @@ OPERATORS = [
 ]
 
 
-@settings(FUZZ, max_examples=80)
+@settings(FUZZ, max_examples=40)
 @given(data=st.data())
 def test_changed_fields(tmp_path, data):
     """Files that parse but lie: random sizes, attributes, operators, versions and wires."""

@@ -71,7 +71,7 @@ def assert_valid(found: Grouping, names, costs: Costs) -> None:
 WISHES = st.tuples(st.none() | st.floats(200, 4000), st.none() | st.floats(2, 40))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=7),
     power=st.floats(0.2, 2.0),
@@ -169,7 +169,7 @@ def test_interpolation_is_exact_at_samples_and_linear_between():
     assert interpolated(samples, 3) == GroupCost(4.0, 14, 12)
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=16, max_size=24), st.floats(0.3, 2.0), st.floats(0.0, 5.0))
 def test_many_models_are_dealt_out(names, power, start):
     costs = Costs(names, power, start)

@@ -867,7 +867,7 @@ class _Random:
         return model(self.nodes, self.constants, inputs={"x": (2, 3, 7, 6)}, outputs=outputs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), steps=st.lists(STEPS, min_size=1, max_size=12), heads=st.integers(1, 2))
 def test_random_nets_come_out_as_they_went_in(data, steps, heads):
     random = _Random(data.draw)

@@ -56,7 +56,7 @@ class Convolution:
         return cut
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),

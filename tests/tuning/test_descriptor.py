@@ -74,7 +74,7 @@ descriptors = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(descriptors)
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, descriptor: Descriptor):
     path = write(tmp_path_factory.mktemp("descriptor"), "")

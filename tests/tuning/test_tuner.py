@@ -32,7 +32,7 @@ def formats(tuning: Tuning, role: str) -> list[Unbiased]:
     return [Unbiased(tuning.configuration[name].kind, tuning.configuration[name].bits) for name in names]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(nets, margins, st.sampled_from(LAYERWISE), st.sampled_from(["fpga", "int8", "small-floats"]))
 def test_the_result_is_feasible_smaller_and_of_the_platform(net, margin, layerwise, platform):
     tuning = find_formats(net.network, net, platform=platform, margin=margin, layerwise=layerwise)
@@ -47,7 +47,7 @@ def test_the_result_is_feasible_smaller_and_of_the_platform(net, margin, layerwi
         assert len(set(formats(tuning, "weight"))) == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(nets, margins, st.sampled_from(LAYERWISE), st.sampled_from(BIAS_RULES))
 def test_fast_finds_what_faithful_finds_with_fewer_samples(net, margin, layerwise, bias):
     fast = find_formats(net.network, net, margin=margin, layerwise=layerwise, bias=bias)
@@ -58,7 +58,7 @@ def test_fast_finds_what_faithful_finds_with_fewer_samples(net, margin, layerwis
     assert fast.iterations <= full.iterations
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.integers(0, 10_000), margins, st.sampled_from(BIAS_RULES))
 def test_an_evaluator_that_never_stops_early_leads_to_the_same_place(seed, margin, bias):
     eager, patient = SyntheticNet(seed), SyntheticNet(seed, stops_early=False)
@@ -69,7 +69,7 @@ def test_an_evaluator_that_never_stops_early_leads_to_the_same_place(seed, margi
     assert len(asked) == len(set(asked))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(nets, margins)
 def test_nothing_is_scored_twice_but_to_finish_what_was_stopped(net, margin):
     find_formats(net.network, net, margin=margin)
@@ -80,7 +80,7 @@ def test_nothing_is_scored_twice_but_to_finish_what_was_stopped(net, margin):
         known[configuration, subset] = -math.inf if score.exact else score.value
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(nets, margins, st.sampled_from(BIAS_RULES))
 def test_the_way_leads_down(net, margin, bias):
     tuning = find_formats(net.network, net, margin=margin, bias=bias)

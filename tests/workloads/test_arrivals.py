@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from weft.errors import WorkloadError
-from weft.workloads.arrivals import BLOCK, bursty, poisson, read_times, trace, uniform
+from weft.workloads.arrivals import BLOCK, bursty, gamma, poisson, read_times, trace, uniform
 from weft.workloads.requests import Stream, Workload
 
 RATE = 250.0
 BURSTS = {"factor": 5.0, "share": 0.15, "length_s": 0.2}
 PROCESSES = {
     "poisson": lambda rng: poisson(RATE, rng),
+    "gamma": lambda rng: gamma(RATE, rng, cv=3.0),
     "uniform": lambda rng: uniform(RATE, rng),
     "bursty": lambda rng: bursty(RATE, rng, **BURSTS),
 }
@@ -51,6 +52,21 @@ def test_poisson_arrivals_come_at_their_rate_with_gaps_as_spread_as_exponential_
 def test_poisson_gaps_do_not_know_each_other():
     gaps = np.diff(times("poisson", 2, 30))
     assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 4 / np.sqrt(len(gaps))
+
+
+@pytest.mark.parametrize("cv", [0.3, 1.0, 4.0])
+def test_gamma_gaps_have_the_rate_and_the_variation_that_are_asked_for(cv):
+    found = np.concatenate(list(islice(gamma(RATE, np.random.default_rng(5), cv=cv), 60)))
+    gaps = np.diff(found, prepend=0.0)
+    assert gaps.mean() * RATE == pytest.approx(1, abs=5 * cv / np.sqrt(len(gaps)))
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_a_stream_of_a_workload_may_come_in_clusters():
+    stream = Stream(model="m", arrival="gamma", cv=3.0, rate=RATE, deadline_ms=10.0)
+    found = np.concatenate(list(Workload(stream=(stream,), duration_s=400.0).arrivals(0)))
+    gaps = np.diff(found)
+    assert gaps.std() / gaps.mean() == pytest.approx(3.0, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(5))

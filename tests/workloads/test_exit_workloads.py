@@ -120,10 +120,13 @@ class TestKeys:
     def test_what_makes_no_sense_is_one_line(self, keys, says):
         assert says in refused(**keys)
 
-    @pytest.mark.parametrize("streams", [0, 65])
-    def test_a_workload_has_streams_and_not_too_many(self, streams):
-        with pytest.raises(WorkloadError, match=f"a workload has 1 to 64 streams, this one {streams}"):
-            parse_workload({"stream": [STREAM] * streams}, "w.toml")
+    def test_a_workload_has_streams(self):
+        with pytest.raises(WorkloadError, match="a workload has 1 to 100000 streams, this one 0"):
+            parse_workload({"stream": []}, "w.toml")
+
+    def test_one_device_has_not_too_many_of_them(self):
+        with pytest.raises(WorkloadError, match="65 streams, and one device has at most 64"):
+            prepare(parse_workload({"stream": [STREAM] * 65}, "w.toml"))
 
     def test_shares_must_fit_the_exits_of_the_model(self):
         load = workload(exit_rates=[0.5, 0.5])
@@ -231,7 +234,7 @@ class TestRecords:
         with pytest.raises(WorkloadError, match="unknown version of numpy's format"):
             read_record(tmp_path / "r.npz")
 
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def test_damaged_bytes_are_a_record_or_one_line(self, tmp_path, data):
         content = io.BytesIO()
@@ -249,7 +252,7 @@ class TestRecords:
             except WorkloadError as error:
                 assert "\n" not in str(error) and str(path) in str(error)
 
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.binary(max_size=200))
     def test_a_damaged_header_is_one_line(self, tmp_path, header):
         path = tmp_path / "r.npz"
@@ -280,7 +283,7 @@ class TestFates:
         deviation = np.sqrt(np.array(PAPER) * (1 - np.array(PAPER)) / len(fates))
         assert (abs(found - PAPER) < 4 * deviation).all()
 
-    @settings(max_examples=50)
+    @settings(max_examples=25)
     @given(st.lists(st.integers(0, 5), min_size=2, max_size=8).filter(any))
     def test_nobody_leaves_where_the_rate_is_nothing(self, parts):
         rates = [part / sum(parts) for part in parts]

@@ -18,8 +18,8 @@ from weft.version import __version__
 
 GROUPS = {
     "Run": ("plan", "serve", "bench", "profile"),
-    "Plan": ("map", "stitch", "tune", "explore"),
-    "Study": ("compare", "simulate", "sustain", "timeline", "reproduce", "models", "devices"),
+    "Plan": ("place", "map", "stitch", "tune", "explore"),
+    "Study": ("compare", "simulate", "sustain", "timeline", "cluster", "traffic", "reproduce", "models", "devices"),
 }
 """Commands, each a module of its name: on this machine, before that, and on devices that are simulated."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from weft.cli.unused import refuse_unused
 from weft.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
+    from weft.planning.across import PlansAcross
     from weft.planning.whole_run import MadePlan
     from weft.workloads.requests import Workload
 
@@ -46,6 +48,9 @@ def command(
     deadlines: Annotated[
         str, what("--deadlines", help="strict: late requests are given up; soft: they are answered late.")
     ] = "strict",
+    machines: Annotated[
+        int | None, what("--machines", help="Divide the models among so many machines like this one; a plan for each.")
+    ] = None,
     isolation: Annotated[
         str, what("--isolation", help="Where models run: threads, process (a worker each) or group:NAME (one).")
     ] = "threads",
@@ -77,6 +82,7 @@ def command(
     [bold]weft serve plan/[/bold]. See docs/plan.md.
     """
     from weft.devices.host import usable_cores
+    from weft.planning.across import PlansAcross, plan_across
     from weft.planning.whole_run import make_plan
 
     if check is not None:
@@ -84,9 +90,9 @@ def command(
         return
     asked = _workload(workload, streams)
     if output is not None:
-        _check_place(output)
+        _check_place(output, machines is not None)
     with told_in_options(context), stage_bars() as show:
-        made = make_plan(
+        made = (make_plan if machines is None else partial(plan_across, count=machines))(
             asked,
             cores=cores,
             memory_bytes=parse_bytes("--memory", memory),
@@ -103,6 +109,10 @@ def command(
         )
     if output is not None:
         made.write(output)
+    if isinstance(made, PlansAcross):
+        _print_across(made, output)
+        write_result(json_file, made.placement.model_dump(mode="json"))
+        return
     _print(made, output)
     write_result(json_file, made.plan.model_dump(mode="json"))
 
@@ -117,13 +127,14 @@ def _workload(path: str | None, streams: list[str] | None) -> Workload:
     return parse_workload({"stream": [parse_stream(text) for text in streams or ()]}, "--stream")
 
 
-def _check_place(output: str) -> None:
-    """Refuse a place that no plan can be written to, before minutes of measuring."""
+def _check_place(output: str, across: bool) -> None:
+    """Refuse a place that no plan, or no placement, can be written to, before minutes of measuring."""
+    from weft.placing.folder import check_place as check_placement
     from weft.planning.folder import check_place
 
     if not Path(output).absolute().parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {Path(output).absolute().parent}")
-    check_place(output)
+    (check_placement if across else check_place)(output)
 
 
 def _check(context: typer.Context, folder: str) -> None:
@@ -137,6 +148,20 @@ def _check(context: typer.Context, folder: str) -> None:
             say(sentence, soft_wrap=True)
         raise typer.Exit(1)
     say(f"{folder}: nothing has changed since it was planned")
+
+
+def _print_across(made: PlansAcross, output: str | None) -> None:
+    from weft.placing.placement_shown import in_words, machines_table
+
+    print_table(machines_table(made.placement))
+    for sentence in in_words(made.placement):
+        say(sentence, soft_wrap=True)
+    if output is None:
+        say("nothing was written: -o FOLDER writes the placement, and a plan for each machine")
+        return
+    told("placement", output, f"{os.path.join(output, 'report.html')} shows it")
+    for name in made.plans:
+        say(f"{'then':<9} weft serve {os.path.join(output, name)}   on {name}", soft_wrap=True)
 
 
 def _print(made: MadePlan, output: str | None) -> None:

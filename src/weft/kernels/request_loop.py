@@ -80,22 +80,23 @@ def serve(
 
     Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
 
-    arrivals: (streams, places) ascending ticks; known: (streams, 2) next one and how many; more: whether
-    further ones follow.
+    arrivals: ascending ticks, stream by stream; known: (streams, 2) where a stream's next one is and where they end;
+    more: whether further ones follow.
     """
     most = len(terms.base) * (state.jobs.shape[1] + 2)
     heads = LoopHeads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
-    return bool(_serve(models, terms, rules, state, log, heads, arrivals, known, more))
+    return bool(serve_until(NONE, models, terms, rules, state, log, heads, arrivals, known, more))
 
 
 @loop
-def _serve(models, terms, rules, state, log, heads, arrivals, known, more):
+def serve_until(until, models, terms, rules, state, log, heads, arrivals, known, more):
+    """``serve`` that also ends, with False, before it decides anything at *until* or later; who came by then waits."""
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     arrivals, known, more = borrowed((arrivals, known, more))
     clocks = state.clocks
     npu = LoopNpu(clocks[CHANNEL], clocks[ARRAY], clocks[FETCHED], clocks[ISSUES], clocks[POINTER])
     done = False
-    while True:
+    while npu.channel < until:
         if npu.n + 1 >= len(state.before):
             npu = _forget(rules, state, npu)
             if npu.n + 1 >= len(state.before):  # all of them are still in the buffer: the caller makes room
@@ -105,10 +106,10 @@ def _serve(models, terms, rules, state, log, heads, arrivals, known, more):
             break
         count, on_time, event = _list(models, terms, rules, state, log, heads, npu, event)
         if count == 0:
-            if event == NONE:
+            if event == NONE and until == NONE:
                 done = True
                 break
-            npu = LoopNpu(event, npu.array, npu.fetched, npu.n, npu.seen)
+            npu = LoopNpu(min(event, until), npu.array, npu.fetched, npu.n, npu.seen)
             continue
         _allow(models, rules, state, heads, count, on_time, npu)
         best = choose(models, terms, rules, state, heads, count, npu)
@@ -120,6 +121,8 @@ def _serve(models, terms, rules, state, log, heads, arrivals, known, more):
         if at + 1 == models.first[program + 1]:
             _end(state, stream, job)
             _answer(terms, rules, state, log, stream, job, npu.array)
+    if until < NONE:
+        _admit(rules, terms, state, log, until, arrivals, known, more)
     clocks[CHANNEL], clocks[ARRAY], clocks[FETCHED] = npu.channel, npu.array, npu.fetched
     clocks[ISSUES], clocks[POINTER] = npu.n, npu.seen
     return done
@@ -161,11 +164,11 @@ def _admit(rules, terms, state, log, now, arrivals, known, more):
     """Put who has come into the queues; when the next one comes, or -1 where that is not known yet."""
     event = NONE
     for s in range(len(terms.base)):
-        while known[s, HEAD] < known[s, LENGTH] and arrivals[s, known[s, HEAD]] <= now:
-            _enter(rules, terms, state, log, s, arrivals[s, known[s, HEAD]], now)
+        while known[s, HEAD] < known[s, LENGTH] and arrivals[known[s, HEAD]] <= now:
+            _enter(rules, terms, state, log, s, arrivals[known[s, HEAD]], now)
             known[s, HEAD] += 1
         if known[s, HEAD] < known[s, LENGTH]:
-            event = min(event, arrivals[s, known[s, HEAD]])
+            event = min(event, arrivals[known[s, HEAD]])
         elif more[s]:
             return -1
         while state.returning_at[s, LENGTH] > 0 and state.returning[s, state.returning_at[s, HEAD]] <= now:
@@ -449,7 +452,8 @@ def _answer(terms, rules, state, log, stream, place, now):
         arrival = state.members[stream, place, i]
         _write_answer(state, log, stream, arrival, now)
         if arrival >= rules.warm:
-            count_done(state.counts[stream], state.histogram[stream], now - arrival, terms.deadline[stream])
+            bins = state.histogram[terms.bins[stream]]
+            count_done(state.counts[stream], bins, now - arrival, terms.deadline[stream])
         _return(terms, state, stream, now)
 
 

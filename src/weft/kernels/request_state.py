@@ -59,6 +59,8 @@ class LoopTerms(NamedTuple):
     priority: Ints
     think: Ints
     """Ticks from an answer to the client's next request; -1 for open streams."""
+    bins: Ints
+    """The row of the histogram that its latencies are counted in."""
 
 
 class LoopRules(NamedTuple):
@@ -100,7 +102,7 @@ class LoopState(NamedTuple):
     counts: Ints
     """(streams, 10): what was counted of each stream; the columns are ARRIVED to QUERIES."""
     histogram: Ints
-    """(streams, BINS) latencies by ``bin_of``."""
+    """(rows, BINS) latencies by ``bin_of``."""
 
 
 class LoopLog(NamedTuple):

@@ -108,29 +108,47 @@ def make_plan(
     by side; the plan is the same.
     """
     told = on_progress or (lambda progress: None)
-    kept = default_cache() if cache is None else Path(cache)
-    target = plan_target(devices, workload)
-    asked = ask(
+    asked, hosts = measured_for(
         workload,
-        kept / CUT,
+        devices,
+        seconds,
+        cache,
+        told,
+        int8=int8,
         cores=cores,
         memory_bytes=memory_bytes,
         objective=objective,
         deadlines=deadlines,
         limit=limit,
         isolation=isolation,
-        device=target.device,
     )
-    if int8:
-        asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
-    hosts = _hosts(asked, target, kept, seconds, told)
-    check_exits(asked, hosts)
-    check_deadlines(asked, hosts)
     options = arrangements(asked, hosts)
     memory = partial(memory_of, asked)
     with Helpers(processes - 1) as helpers:
         chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
         return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers)
+
+
+def measured_for(
+    workload: Workload,
+    devices: Sequence[str | Host],
+    seconds: float,
+    cache: str | Path | None,
+    told: OnProgress,
+    *,
+    int8: bool,
+    **asking: Any,
+) -> tuple[Asked, list[Host]]:
+    """What is asked, checked, and the machine that is planned for, measured now or before; *asking*: as for ``ask``."""
+    kept = default_cache() if cache is None else Path(cache)
+    target = plan_target(devices, workload)
+    asked = ask(workload, kept / CUT, device=target.device, **asking)
+    if int8:
+        asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
+    hosts = _hosts(asked, target, kept, seconds, told)
+    check_exits(asked, hosts)
+    check_deadlines(asked, hosts)
+    return asked, hosts
 
 
 def _hosts(asked: Asked, target: PlanTarget, cache: Path, seconds: float, told: OnProgress) -> list[Host]:

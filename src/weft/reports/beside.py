@@ -19,7 +19,14 @@ from urllib.parse import quote
 from weft.errors import InputError
 from weft.files import write_text
 
-KINDS = {"plan": "Plan", "comparison": "Comparison", "timeline": "Timeline", "mapping": "Map", "tuning": "Formats"}
+KINDS = {
+    "plan": "Plan",
+    "comparison": "Comparison",
+    "timeline": "Timeline",
+    "mapping": "Map",
+    "tuning": "Formats",
+    "placement": "Placement",
+}
 """Which pages there are, and what a link to one begins with."""
 
 MOST_FILES = 100

@@ -4,5 +4,7 @@ STITCHED_KEY = "weft.stitched"
 """The key in a file's metadata; its value is JSON."""
 STITCHED_VERSION = 1
 """Of what stands there."""
+FAMILY_KEY = "weft.family"
+"""Where it says how its models share the weights that are in it; JSON, see ``weft.stitching.described``."""
 PROGRAM_SUFFIX = ".pt2"
 """Of what ``torch.export.save`` writes."""

@@ -81,7 +81,10 @@ class Stitched:
     @property
     def metadata(self) -> dict[str, str]:
         """What an ONNX file of it says of its models."""
-        return metadata(self.family, self.batches)
+        from weft.stitching.described import described  # pydantic is for files
+
+        told = metadata(self.family, self.batches)
+        return told | described(self.family, self.sharing, self.graph) if self.dynamic else told
 
     @cached_property
     def report(self) -> Summary:

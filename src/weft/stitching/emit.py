@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.stitching.graph import DYNAMIC, Builder, Graph
+from weft.stitching.graph import DYNAMIC, Builder, Graph, Origin
 from weft.stitching.net import Array, Net, Op, Port, Value, Window, infer
 
 Shape = tuple[int, ...]
@@ -27,7 +27,7 @@ def emit(builder: Builder, op: Op, inputs: Sequence[str]) -> str:
     """Add the steps that compute *op* from the tensors *inputs* ([rows, C, H, W]); the result's name is returned."""
     if op.kind == "conv":
         assert op.weight is not None
-        return convolve(builder, inputs[0], op.weight, window=op.window, groups=op.groups)
+        return convolve(builder, inputs[0], op.weight, window=op.window, groups=op.groups, origin=Origin(op))
     if op.kind == "affine":
         return scale_and_shift(builder, inputs[0], op.scale, op.shift)
     if op.kind == "unary" and op.payload is None:
@@ -55,6 +55,7 @@ def convolve(
     *,
     window: Window | None = None,
     groups: int = 1,
+    origin: Origin | None = None,
 ) -> str:
     """A convolution of *value*, as a matrix product where the window covers the whole picture."""
     window = window or Window((weight.shape[2], weight.shape[3]))
@@ -64,9 +65,11 @@ def convolve(
     if groups == 1 and window.kernel == (height, width) and not any(window.pads):
         flat = builder.add("Flatten", value, shape=(rows, channels * height * width), axis=1)
         matrix = builder.constant(weight.reshape(outs, -1), "weight", weight=True)
+        builder.origins += [] if origin is None else [origin._replace(constant=matrix)]
         product = builder.add("Gemm", flat, matrix, *bias_name, shape=(rows, outs), transB=1)
         return reshape(builder, product, (outs, 1, 1))
     stored = builder.constant(weight, "weight", weight=True)
+    builder.origins += [] if origin is None else [origin._replace(constant=stored)]
     shape = (rows, outs, *window.output(height, width))
     attributes = {**_window_attributes(window), "dilations": list(window.dilations), "group": groups}
     return builder.add("Conv", value, stored, *bias_name, shape=shape, **attributes)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.stitching.net import Array
+from weft.stitching.net import Array, Op
 
 DYNAMIC = -1
 """A tensor's first dimension when rows are only known at run time."""
@@ -40,6 +40,24 @@ class GraphStep:
     """The op of the source models it comes from."""
 
 
+class Origin(NamedTuple):
+    """What a constant holds of the models' kernels, so that they can be read from it again (``described``)."""
+
+    op: Op
+    """Whose kernels; task 0's where several tasks have some of them."""
+    constant: str = ""
+    outs: tuple[int, ...] = ()
+    """Its rows: which parts of the value that is written (``Channels.parts``); none: it is the op's kernel as it is."""
+    ins: tuple[int, ...] = ()
+    """Its columns: which parts of the value that is read."""
+    task: int | None = None
+    """Whose numbers they are; None: of the first task that has both parts."""
+    folded: int = 0
+    """By how many of the affines that follow they have been scaled."""
+    slabs: tuple[int, ...] = ()
+    """How they lie in slabs, if they do."""
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Steps in order, with the tensors they read and the constants they hold."""
@@ -57,6 +75,7 @@ class Graph:
     """Whether weights are few different numbers, which ``codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one, rounded to a number format."""
+    origins: tuple[Origin, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -82,6 +101,7 @@ class Builder:
         self.tuned = False
         self.rounded: dict[str, str] = {}
         """What became of tensors that were rounded: theirs by its name."""
+        self.origins: list[Origin] = []
 
     def reserve(self, names: Iterable[str]) -> None:
         """Keep *names* free for inputs and outputs to come."""
@@ -139,6 +159,7 @@ class Builder:
             self._shapes,
             self.tuned,
             self.rounded,
+            tuple(self.origins),
         )
 
     def _fresh(self, hint: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.stitching.graph import DYNAMIC, Graph, GraphStep
+from weft.stitching.graph import DYNAMIC, Graph, GraphStep, Origin
 from weft.stitching.net import Array
 
 _UNARY = frozenset(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu", "Clip"))
@@ -121,6 +121,8 @@ class _Rewriting:
         self._readers = Counter(name for step in graph.steps for name in step.inputs)
         self._reader = {name: step for step in graph.steps for name in step.inputs}
         self._numbers: Counter[str] = Counter()
+        self._slabbed: dict[str, tuple[str, tuple[int, ...]]] = {}
+        """Kernels -> what they are called in slabs, and how they lie there."""
         self._flat: dict[str, str] = {}
         """Tensors that exist as [1, rows x channels, ...], under another name; their own may not exist yet."""
         self._real = {each.name for each in graph.inputs} | set(graph.constants)
@@ -141,7 +143,8 @@ class _Rewriting:
         if plan.phases > 1:
             source = self._sorted(source, step, plan.phases)
         outs = self.graph.shapes[step.outputs[0]][1]
-        weight = self._constant(_slab_weight(self.graph.constants[step.inputs[1]], plan, _groups(step)), step.inputs[1])
+        weight = self._constant(_slab_weight(self.graph.constants[step.inputs[1]], plan), step.inputs[1])
+        self._slabbed[step.inputs[1]] = weight, (plan.slabs, plan.slab_rows, plan.taps, plan.phases, plan.lead)
         rows, _, _, width = self.graph.shapes[step.outputs[0]]
         attributes = {
             "kernel_shape": [plan.slab_rows, plan.taps],
@@ -161,7 +164,18 @@ class _Rewriting:
         constants = {name: array for name, array in self._constants.items() if name in used}
         graph = self.graph
         weights = frozenset(name for name in self._weights if name in constants)
-        return replace(graph, steps=tuple(self._steps), constants=constants, weights=weights, shapes=self._shapes)
+        return replace(
+            graph,
+            steps=tuple(self._steps),
+            constants=constants,
+            weights=weights,
+            shapes=self._shapes,
+            origins=tuple(each if each.constant in constants else self._moved(each) for each in graph.origins),
+        )
+
+    def _moved(self, origin: Origin) -> Origin:
+        name, how = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
+        return origin._replace(constant=name, slabs=how)
 
     def _add_up(self, step: GraphStep, plan: _Geometry, cut: str, scale: Array, shift: Array, output: str) -> str:
         """The depthwise convolution over slabs; [1, rows x channels] where rows differ in scale or shift."""
@@ -294,7 +308,16 @@ def _groups(step: GraphStep) -> int:
     return int(step.attributes.get("group", 1))
 
 
-def _slab_weight(weight: Array, plan: _Geometry, groups: int) -> Array:
+def unslabbed(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
+    """The kernel that lies in slabs so: the number of them, their rows, taps, phases, and zeros that lead."""
+    slabs, rows, taps, phases, lead = how
+    outs, ins = weight.shape[0] // slabs, weight.shape[1] // phases
+    cut = weight.reshape(outs, slabs, phases, ins, rows, taps).transpose(0, 3, 1, 4, 5, 2)
+    whole = cut.reshape(outs, ins, slabs * rows, taps * phases)
+    return whole[:, :, : window[0], lead : lead + window[1]]
+
+
+def _slab_weight(weight: Array, plan: _Geometry) -> Array:
     """[outs x slabs, ins (x phases), rows of a slab, taps]."""
     outs, ins, tall, wide = weight.shape
     tail = plan.phases * plan.taps - plan.lead - wide if plan.phases > 1 else 0

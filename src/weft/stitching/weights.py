@@ -76,11 +76,14 @@ class Affine:
 
     scales: tuple[Array, ...]
     shifts: tuple[Array, ...]
+    layers: int = 0
+    """Of how many it is made."""
 
     def then(self, other: Affine) -> Affine:
         scales = tuple(a * b for a, b in zip(self.scales, other.scales, strict=True))
         pairs = zip(self.shifts, other.scales, other.shifts, strict=True)
-        return Affine(scales, tuple(shift * scale + after for shift, scale, after in pairs))
+        shifts = tuple(shift * scale + after for shift, scale, after in pairs)
+        return Affine(scales, shifts, self.layers + other.layers)
 
     @staticmethod
     def none(widths: Sequence[int]) -> Affine:
@@ -92,6 +95,7 @@ class Affine:
         return Affine(
             tuple(_vector(op.scale, width, 1.0) for op, width in zip(layer.ops, widths, strict=True)),
             tuple(_vector(op.shift, width, 0.0) for op, width in zip(layer.ops, widths, strict=True)),
+            1,
         )
 
 

@@ -29,6 +29,11 @@ def poisson(rate: float, rng: Rng) -> Iterator[Floats]:
     return _from_gaps(lambda: rng.exponential(1 / rate, BLOCK))
 
 
+def gamma(rate: float, rng: Rng, *, cv: float) -> Iterator[Floats]:
+    """Gaps of mean 1/rate whose coefficient of variation is *cv*: clusters above 1, a beat below."""
+    return _from_gaps(lambda: rng.gamma(cv**-2, cv**2 / rate, BLOCK))
+
+
 def uniform(rate: float, rng: Rng) -> Iterator[Floats]:
     """Evenly spaced arrivals, the first at a random place within the first gap."""
     offset = rng.uniform(0, 1 / rate)

@@ -27,7 +27,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MOST_REQUESTS = 10**9
-MOST_STREAMS = 64
+MOST_STREAMS = 100_000
 
 
 def served_name(model: str) -> str:
@@ -49,7 +49,7 @@ class Stream(BaseModel):
     """A zoo name, a packaged model or an .onnx file; what to call the stream, if it has profiles."""
     profiles: tuple[str, ...] = ()
     """Profile files for batch 1, 2, ... instead of a model, relative to the workload file."""
-    arrival: Literal["poisson", "uniform", "bursty", "closed", "trace"] = "poisson"
+    arrival: Literal["poisson", "gamma", "uniform", "bursty", "closed", "trace"] = "poisson"
     rate: Positive | None = None
     """Requests per second on average; left out where the workload has a total rate."""
     deadline_ms: Positive | None = None
@@ -68,6 +68,8 @@ class Stream(BaseModel):
     """closed: each client sends its next request when its last one is answered..."""
     think_ms: NotNegative = 0.0
     """... and this much later."""
+    cv: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """gamma: coefficient of variation of the gaps between requests."""
     burst_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 4.0
     """bursty: rate within a burst over the mean rate."""
     burst_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -191,8 +193,8 @@ class Workload(BaseModel):
             raise ValueError("ratio divides total_rate, which is missing")
         if self.warmup_s >= self.duration_s:
             raise ValueError(f"warmup_s = {self.warmup_s:g} leaves nothing of duration_s = {self.duration_s:g}")
-        for index, stream in enumerate(self.stream):
-            if stream.arrival in ("poisson", "uniform", "bursty") and self.rates[index] is None:
+        for index, (stream, rate) in enumerate(zip(self.stream, self.rates, strict=True)):
+            if stream.arrival in ("poisson", "gamma", "uniform", "bursty") and rate is None:
                 raise ValueError(f"stream {index} ({stream.model}) has no rate, and there is no total_rate")
         if sum(rate or 0 for rate in self.rates) * self.duration_s > MOST_REQUESTS:
             raise ValueError(f"more than {MOST_REQUESTS} requests; lower the rates or duration_s")
@@ -285,6 +287,8 @@ class Workload(BaseModel):
         if stream.arrival == "trace":
             times = arrivals.read_times(Path(self.folder) / str(stream.trace), stream.trace_column)
             return arrivals.trace(times, stream.speedup)
+        if stream.arrival == "gamma":
+            return arrivals.gamma(rate, rng, cv=stream.cv)
         if stream.arrival == "uniform":
             return arrivals.uniform(rate, rng)
         if stream.arrival == "bursty":

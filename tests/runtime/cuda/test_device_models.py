@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import string_at
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from tests.runtime.cuda.nets import WIDTH, chain, choosing, drawn, leaving, want
 from tests.runtime.special_models import SPECIAL
 from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
+from weft.runtime.cuda import segments
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.node_costs import scaled
 from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.cuda.segments import open_on
 from weft.runtime.isolated.engines import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4)
@@ -240,3 +243,60 @@ def test_a_model_that_the_memory_has_no_room_for_is_refused(path: Path) -> None:
         ModelError, match=r"needs more memory than cuda:twin has, of whose 80 MiB 3 are free; lower max"
     ):
         engine.open(path, FINE, None, learn=True)
+
+
+class Stale(HostDevice):
+    """Computes a segment when it is captured, and never again."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return lambda: None
+
+
+def test_what_gives_the_old_answers_to_new_inputs_is_computed_on_the_cpu(path: Path) -> None:
+    model = prepare_on(Stale(), path, LoadOptions(grain_s=1e-9, max_batch=1))
+    assert isinstance(model, ModelOnHost) and "its answers there are others" in model.remarks[-1]
+    np.testing.assert_allclose(model.run(drawn(2))["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
+
+
+class Copying:
+    """A session that copies x when it is bound, as those of a GPU do with what they read on the host."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def io_binding(self) -> Any:
+        return CopyingBinding(self._session.io_binding())
+
+
+class CopyingBinding:
+    def __init__(self, binding: Any) -> None:
+        self._iobinding, self._binding, self._copies = binding._iobinding, binding, dict[str, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._binding, name)
+
+    def bind_input(self, name: str, kind: str, index: int, dtype: Any, shape: list[int], address: int) -> None:
+        if name == "x":
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self._copies[name] = copy = np.frombuffer(string_at(address, count), dtype).copy()
+            address = copy.ctypes.data
+        self._binding.bind_input(name, kind, index, dtype, shape, address)
+
+
+def test_inputs_that_are_read_on_the_host_are_copied_there_for_every_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*given: Any, **named: Any) -> Any:
+        return Copying(open_on(*given, **named))
+
+    monkeypatch.setattr(segments, "open_on", opened)
+    monkeypatch.setattr(segments.SegmentSession, "_read_on_host", lambda self: ["x"] if "x" in self.spec.inputs else [])
+    model = prepare_on(HostDevice(), path, FINE)
+    assert isinstance(model, DeviceModel)
+    assert "1 of its" in model.remarks[-1] and model.remarks[-1].endswith("it reads x on the host")
+    for seed in (3, 4):
+        np.testing.assert_allclose(model.run(drawn(2, seed))["y"], wanted(path, drawn(2, seed)), rtol=1e-4, atol=1e-5)

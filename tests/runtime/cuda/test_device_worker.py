@@ -18,7 +18,7 @@ from tests.runtime.cuda.nets import chain, drawn, wanted
 from weft.errors import BadRequest, WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.isolated.engines import TWIN, device_files
+from weft.runtime.isolated.engines import TWIN, device_files, programs
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.lent import LendingTerms, LentTensor
@@ -156,6 +156,7 @@ def test_a_device_is_granted_its_files_and_no_other_engine_is() -> None:
     read, written = device_files("cuda:0")
     assert "/proc" in read and "/proc/self" in written
     assert all(each.startswith(("/dev/", "/proc/self")) for each in written)
+    assert programs("cpu") == programs(TWIN) == ()
 
 
 class Pages:

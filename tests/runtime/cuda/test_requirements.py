@@ -13,9 +13,12 @@ from weft.serving.config import ServerConfig
 
 def complaint(monkeypatch: pytest.MonkeyPatch, device: str = "cuda:0", **there: Any) -> str:
     """What is said on a machine that has so much; by default everything."""
-    there = {"cuda": True, "torch": True, "twice": False, "gpus": 1} | there
+    there = {"cuda": True, "new": True, "torch": True, "twice": False, "gpus": 1} | there
     providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if there["cuda"] else [])]
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: providers)
+    monkeypatch.setattr(
+        "onnxruntime.InferenceSession", type("New", (), {"get_input_memory_infos": 1} if there["new"] else {})
+    )
     monkeypatch.setattr(requirements, "find_spec", lambda name: object() if there["torch"] else None)
     monkeypatch.setattr(requirements, "installed_twice", lambda: there["twice"])
     monkeypatch.setattr(requirements, "gpus", lambda: there["gpus"])
@@ -30,6 +33,7 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     assert "has no CUDA; pip uninstall onnxruntime, then pip install onnxruntime-gpu" in complaint(
         monkeypatch, cuda=False
     )
+    assert complaint(monkeypatch, new=False).endswith(" is too old; install 1.23 or later")
     assert complaint(monkeypatch, torch=False) == "cuda:0: torch is not installed; pip install 'weft[cuda]'"
     assert "no NVIDIA driver with a GPU was found" in complaint(monkeypatch, gpus=0)
     assert complaint(monkeypatch, "cuda:2", gpus=2) == "cuda:2: this machine has 2 GPU(s), the last is cuda:1"

@@ -30,6 +30,7 @@ from weft.runtime.stitched import TaskSpec
 
 WITHIN = 1e-4
 """Of the largest output."""
+UNTOLD = "not in the form fused: it does not say how its models share weights; stitch it again"
 CUT = LoadOptions(grain_s=1e-9, max_pieces=6, max_batch=4)
 
 
@@ -153,7 +154,7 @@ def test_a_graph_that_needs_rows_of_every_task_has_them(tmp_path: Path) -> None:
     row = np.random.default_rng(0).standard_normal((2, 2, 2)).astype(np.float32)
     found = through(model, [{"b.x": row}])
     np.testing.assert_allclose(found["b.y"], alone(path, "b", row), rtol=1e-5)
-    assert found["a.y"].shape == (0, 3) and model.remarks == ()
+    assert found["a.y"].shape == (0, 3) and model.remarks == (UNTOLD,)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
@@ -197,9 +198,8 @@ class Dull(HostDevice):
 def test_rounds_are_as_large_as_pays_and_batches_as_was_asked(tmp_path: Path) -> None:
     few = prepare_on(Dull(), needs_rows(tmp_path / "both.onnx"), LoadOptions(max_batch=8))
     assert isinstance(few, StitchedDeviceModel) and [each.rows for each in few._rungs] == [1]
-    assert few.max_batch == 8 and few.remarks == (
-        "rounds of each model's rows up to 1: batch 2 gains less than 5%",
-    )  # fmt: skip
+    told = "rounds of each model's rows up to 1: batch 2 gains less than 5%"
+    assert few.max_batch == 8 and few.remarks == (UNTOLD, told)
     assert sum(few.times_s[8]) > sum(few.times_s[1]), "in several rounds"
 
 
@@ -298,7 +298,7 @@ def choosy(path: Path) -> Path:
 def test_what_cannot_be_cut_stays_whole_and_says_so(tmp_path: Path) -> None:
     found = opened(choosy(tmp_path / "choosy.onnx"))
     assert len(found.segments) == 1
-    assert found.remarks == ("stays whole: something else than floating-point numbers crosses every cut",)
+    assert found.remarks == (UNTOLD, "stays whole: something else than floating-point numbers crosses every cut")
     row = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
     np.testing.assert_array_equal(through(found, [{"a.x": row}])["a.y"], np.maximum(row, 0))
 

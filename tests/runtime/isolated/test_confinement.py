@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft.runtime.isolated.confinement import Confinement
+from weft.runtime.isolated.engines import device_files, programs
 
 SCRIPT = """
 import json, os, resource, socket, sys
@@ -38,7 +42,8 @@ def confined(tmp_path: Path, attempts: dict[str, str], **changes: Any) -> dict[s
     wanted = asdict(Confinement(os.getpid(), None, 64, (str(tmp_path / "models"),), (str(tmp_path / "cache"),)))
     command = [sys.executable, "-c", SCRIPT, json.dumps(wanted | changes), json.dumps(attempts)]
     paths = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(command, env={"PYTHONPATH": paths}, capture_output=True, text=True, check=True)
+    environment = {"PYTHONPATH": paths, "PATH": os.defpath, "TMPDIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -83,6 +88,35 @@ def test_it_sees_files_of_its_models_only(tmp_path: Path) -> None:
         pytest.skip("this system has no Landlock, and the worker says so")
     for name in ("secret", "overwrite", "list", "program", "environment"):
         assert found[name] == "PermissionError", name
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None or find_spec("triton") is None, reason="needs gcc and triton")
+def test_one_with_a_gpu_compiles_kernels_and_sees_no_more_by_that(tmp_path: Path) -> None:
+    read, written = device_files("cuda:0")
+    cache, secret = str(tmp_path / "cache"), str(tmp_path / "secret")
+    (spec,) = find_spec("triton").submodule_search_locations
+    run = "__import__('subprocess').run({}, stdout=-3, stderr=-3).returncode"
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "a.c").write_text("#include <stdio.h>\n#include <Python.h>\nint f(void) { return 7; }\n")
+    include = sysconfig.get_paths()["include"]
+    found = confined(
+        tmp_path,
+        {
+            "ptxas": run.format([f"{spec}/backends/nvidia/bin/ptxas", "--version"]),
+            "libraries": run.format(["/sbin/ldconfig", "-p"]),
+            "compiled": run.format(["gcc", "-shared", "-fPIC", f"-I{include}", f"{cache}/a.c", "-o", f"{cache}/a.so"]),
+            "loaded": f"__import__('ctypes').CDLL({cache + '/a.so'!r}).f()",
+            "secret": run.format(["cat", secret]),
+            "own": f"os.chmod({cache + '/a.so'!r}, 0o755) or os.execv({cache + '/a.so'!r}, ['a'])",
+        },
+        readable=(str(tmp_path / "models"), *read),
+        device=written,
+        programs=programs("cuda:0"),
+    )
+    assert found["ptxas"] == found["libraries"] == found["compiled"] == 0 and found["loaded"] == 7
+    if any(each.startswith("files of its models only") for each in found["lacking"]):
+        pytest.skip("this system has no Landlock, and the worker says so")
+    assert found["secret"] == 1 and found["own"] == "PermissionError"
 
 
 def test_it_reaches_nobody(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from weft.runtime.tensors import Array
 Tensor = Any
 """Memory of a device: a tensor of torch, or an array of numpy."""
 
+HOST_KIND = "cpu"
+"""What ONNX Runtime calls the memory of the host."""
 REPEATS = 5
 """How often a segment is timed."""
 
@@ -252,7 +254,7 @@ class HostMovable:
 class HostDevice:
     """The twin: the cores of this machine, where everything has ended when it was started."""
 
-    name, kind, index = "cpu", "cpu", 0
+    name, kind, index = "cpu", HOST_KIND, 0
 
     def __init__(self) -> None:
         self.building = threading.RLock()

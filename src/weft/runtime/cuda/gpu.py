@@ -90,7 +90,7 @@ class Gpu:
         return ort.OrtValue.from_dlpack(tensor)
 
     def address(self, tensor: Tensor) -> int:
-        return int(tensor.data_ptr())
+        return int(tensor.data_ptr() or tensor.untyped_storage().data_ptr())  # an empty one is nowhere, says torch
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)

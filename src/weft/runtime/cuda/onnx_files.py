@@ -23,10 +23,10 @@ from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.attention import with_attention
 from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.pieces import OpenPieces, batch_of
+from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, converted, is_half
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
-from weft.runtime.cuda.rounds import file_at, rung_sizes, segments_at
+from weft.runtime.cuda.rounds import SHAPES, file_at, rung_sizes, segments_at
 from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on, open_segments
 from weft.runtime.cuda.workshop import Unfit, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
@@ -34,7 +34,7 @@ from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.node_times import Tracer, seen_tensors
 from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
-from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
+from weft.runtime.onnxruntime_cpu.samples import warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model
 from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK
@@ -75,15 +75,56 @@ class OnnxFile:
         """The model as the device will serve it."""
         free = self.device.memory()[0]
         blueprint, wanted, host = self._meaning()
+        workshop = self._quicker(blueprint) if blueprint.tasks else self._workshop(blueprint)
+        apart = workshop.model is not self  # of which it is known that rows are
+        verdict = Verdict(None) if apart else self._verdict(blueprint, host)
+        return workshop.built(blueprint, verdict, wanted, free)
+
+    def _workshop(self, blueprint: Blueprint) -> Workshop:
+        """The model as ONNX Runtime runs it."""
         self.graph = self._optimised()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
             self._take_rounds(blueprint)
         else:
             self.tensors = self._seen(blueprint)
-        verdict = self._verdict(blueprint, host)
-        workshop = Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
-        return workshop.built(blueprint, verdict, wanted, free)
+        return Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
+
+    def _quicker(self, blueprint: Blueprint) -> Workshop:
+        """A stitched model as torch runs it, with one kernel for each layer of all tasks, or as ONNX Runtime does."""
+        try:
+            fused = self._fused()
+            fused_s = fused.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
+            mine = self._workshop(blueprint)
+            mine.remarks.append(f"not in the form fused: {first_line(error)}")
+            return mine
+        if self.allowance.half_gone():
+            fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
+            return fused
+        try:
+            mine = self._workshop(blueprint)
+            mine_s = mine.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # what it cannot run, the other can
+            fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
+            return fused
+        told = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * mine_s:.3g} with ONNX Runtime"
+        if fused_s > mine_s:
+            mine.remarks.append(f"not in the form fused: {told}")
+            return mine
+        fused.remarks.append(f"in the form fused: {told}")
+        self.graph, self.tensors, self.rounds = ModelProto(), {}, None
+        return fused
+
+    def _fused(self) -> Workshop:
+        from weft.runtime.cuda.torch_rounds import FusedFile  # torch is an extra, and takes long to import
+
+        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
+        return Workshop(self.device, file, self.options, self.allowance)
 
     # What the file means
 
@@ -98,10 +139,10 @@ class OnnxFile:
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         if missing:
             raise Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")
-        feed = sample(blueprint.inputs, shapes, 0, self.options.values)
+        blueprint = blueprint.model_copy(update={"warm_shapes": shapes, "values": dict(self.options.values)})
         try:
             names = [spec.name for spec in blueprint.outputs]
-            wanted = dict(zip(names, self.allowance.run(session, names, feed), strict=True))
+            wanted = dict(zip(names, self.allowance.run(session, names, unseen(blueprint)), strict=True))
         except OutOfTime:
             raise
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
@@ -109,12 +150,7 @@ class OnnxFile:
         check_answers(self.exits, wanted)
         if not self.options.independent_rows and says_independent(session):
             self.options = dataclasses.replace(self.options, independent_rows=True)
-        changes = {
-            "warm_shapes": shapes,
-            "values": dict(self.options.values),
-            "outputs": ranked(blueprint.outputs, wanted),
-        }
-        return blueprint.model_copy(update=changes), wanted, host
+        return blueprint.model_copy(update={"outputs": ranked(blueprint.outputs, wanted)}), wanted, host
 
     def _verdict(self, blueprint: Blueprint, host: ModelProto) -> Verdict:
         """Whether rows may be computed together."""
@@ -231,8 +267,8 @@ class OnnxFile:
 
     def clear(self, blueprint: Blueprint) -> None:
         """Keep only what the segments need."""
-        sizes = rung_sizes(blueprint)
-        kept = {LOCK, WEIGHTS, *(each.file for rows in sizes for each in segments_at(blueprint, rows))}
+        files = {each.file for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)}
+        kept = {LOCK, SHAPES} if files == {None} else {LOCK, WEIGHTS, *files}
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:

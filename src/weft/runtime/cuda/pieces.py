@@ -45,6 +45,15 @@ class OpenPieces(NamedTuple):
         return self.model(rungs, memory_bytes=used)
 
 
+_UNSEEN = 2
+"""Seed of inputs with which nothing is laid out or captured."""
+
+
+def unseen(blueprint: Blueprint) -> dict[str, Array]:
+    """Made-up inputs to compare answers on: what was captured may give the old ones for the old inputs."""
+    return sample(blueprint.inputs, blueprint.warm_shapes or {}, _UNSEEN, blueprint.values)
+
+
 def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
     """Made-up inputs of so many rows, of a stitched model for each task: two samples in turn."""
     shapes = blueprint.warm_shapes or {}

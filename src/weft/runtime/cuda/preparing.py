@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.own_folder import remove
 
+KERNELS = ".kernels"
+"""The folder in a cache where triton keeps what it has compiled."""
 HOST_GRAIN_S = 0.005
 """How long segments are of what runs on the CPU after all."""
 
@@ -37,6 +40,8 @@ def prepare_on(
 
     learn: False: only what is in the cache; ``NotLearned`` where it is not.
     """
+    if cache is not None:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache.absolute() / KERNELS))
     place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
         return _reopened(device, path, options, cache, place, blueprint)
@@ -74,6 +79,10 @@ def _reopened(
             from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
             return ProgramFile(device, path, options, Allowance()).reopened(blueprint).assembled(free)
+        if first.nodes is not None:
+            from weft.runtime.cuda.torch_rounds import FusedFile
+
+            return FusedFile(device, path, options, Allowance(), place).opened(blueprint).assembled(free)
         return open_pieces(device, blueprint, place).assembled(free)
 
 
@@ -94,6 +103,8 @@ def _learned(
             caching.store(folder, model.blueprint, place)
         return model
     except Unfit as reason:
+        if path.suffix == PROGRAM_SUFFIX:  # the CPU's sessions take none
+            raise ModelError(f"{path}: {reason}") from reason
         return _on_host(path, options, cache, place, str(reason))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error

@@ -69,6 +69,8 @@ def check(device: str) -> str | None:
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         why = TWICE if twice else f"onnxruntime {ort.__version__} has no CUDA; {INSTALL}"
         raise InputError(f"{device}: {why}")
+    if not hasattr(ort.InferenceSession, "get_input_memory_infos"):
+        raise InputError(f"{device}: onnxruntime-gpu {ort.__version__} is too old; install 1.23 or later")
     if find_spec("torch") is None:
         raise InputError(f"{device}: torch is not installed; pip install 'weft[cuda]'")
     found = gpus()

@@ -23,6 +23,9 @@ from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.tensors import DATATYPES, Array
 
+SHAPES = "shapes.json"
+"""In the folder of a model whose rounds torch runs: how its kernels are arranged."""
+
 Times = tuple[float, ...]
 """Seconds of each segment."""
 
@@ -33,9 +36,11 @@ def rung_sizes(blueprint: Blueprint) -> list[int]:
 
 
 def segments_at(blueprint: Blueprint, rows: int) -> tuple[SegmentSpec, ...]:
-    """The segments that so many rows are computed by: a stitched model has files for each size of its rounds."""
+    """The segments that so many rows are computed by: a stitched model has its own for each size of its rounds."""
     if not blueprint.tasks:
         return blueprint.segments
+    if blueprint.segments[0].nodes is not None:
+        return tuple(each.model_copy(update={"rows": rows}) for each in blueprint.segments)
     return tuple(each.model_copy(update={"file": file_at(each.file, rows)}) for each in blueprint.segments)
 
 

@@ -7,7 +7,8 @@ values that belong to somebody else; numbers that say sizes and axes stay in the
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +18,7 @@ import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 
-from weft.runtime.cuda.device import FLOATS, Device, Movable, Tensor, numpy_type, places
+from weft.runtime.cuda.device import FLOATS, HOST_KIND, Device, Movable, Tensor, numpy_type, places
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 from weft.runtime.tensors import Array
@@ -228,7 +229,17 @@ class SegmentSession:
     @property
     def copies(self) -> bool:
         """Whether it copies between host and device: sizes that it computes on the host, for instance."""
-        return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map
+        return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map or bool(self._read_on_host())
+
+    def _read_on_host(self) -> list[str]:
+        """Inputs that operators read on the host: those that the device has not, or that take sizes from them.
+
+        ONNX Runtime copies them there when they are bound, and not again when it runs.
+        """
+        if self._device.kind == HOST_KIND:
+            return []
+        where = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
+        return [each.name for each, memory in where if memory.name.lower() == HOST_KIND]
 
     def again(self) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
@@ -254,21 +265,31 @@ class SegmentSession:
             if copies_in(self._device, path, channels_last=last, fold=True):
                 raise StillCopies("it copies between host and device in its middle")
             session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
-        return SegmentSession(self._device, self.spec, self._file, session)
+        found = SegmentSession(self._device, self.spec, self._file, session)
+        if names := found._read_on_host():
+            raise StillCopies(f"it reads {', '.join(names)} on the host")
+        return found
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> BoundSegment:
+    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
         """The segment on tensors of the device, by name, which it reads and writes wherever it is run."""
         device, binding = self._device, self._session.io_binding()
-        for names, bind in ((self.spec.inputs, binding.bind_input), (self.spec.outputs, binding.bind_output)):
+
+        def bind(names: Sequence[str], one: Callable[..., None]) -> None:
             for name in names:
                 tensor = tensors[name]
                 kind = types[name] if types[name] == TensorProto.BFLOAT16 else numpy_type(types[name])
-                bind(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
-        return BoundSegment(self._session, binding, self._options)
+                one(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
+
+        bind(self.spec.inputs, binding.bind_input)
+        bind(self.spec.outputs, binding.bind_output)
+        stale, bound = self._read_on_host(), BoundSegment(self._session, binding, self._options)
+        return ReboundSegment(device, bound, partial(bind, stale, binding.bind_input)) if stale else bound
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
         """Run it on values of ONNX Runtime's own, of whatever shapes, and return such; they lie on the device."""
         device, binding = self._device, self._session.io_binding()
+        if self._read_on_host():
+            device.finish()  # they are copied at once, whatever computes them
         for name in self.spec.inputs:
             binding.bind_ortvalue_input(name, values[name])
         for name in self.spec.outputs:
@@ -298,3 +319,16 @@ class BoundSegment:
     def run(self) -> None:
         """Compute it, in the order of the sessions' runs."""
         self._session.run_with_iobinding(self._binding, self._options)
+
+
+class ReboundSegment:
+    """A segment that reads inputs on the host: they are copied there when they are bound, so before each run."""
+
+    def __init__(self, device: Device, bound: BoundSegment, bind: Callable[[], None]) -> None:
+        self._device, self._bound, self._bind = device, bound, bind
+
+    def run(self) -> None:
+        """Compute it, when all before it has ended."""
+        self._device.finish()
+        self._bind()
+        self._bound.run()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,16 +17,16 @@ from weft.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.pieces import OpenPieces
+from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, FP16, FP32
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
-from weft.runtime.cuda.torch_program import DATATYPES, ProgramPiece, ProgramTensor, TorchProgram, read_program
+from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
 from weft.runtime.cuda.torch_types import NUMBERED, as_torch
 from weft.runtime.cuda.workshop import LARGEST_UNASKED, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
-from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
+from weft.runtime.onnxruntime_cpu.samples import warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
@@ -35,22 +35,38 @@ PRECISIONS = {FP32: None, FP16: torch.float16, BF16: torch.bfloat16}
 """What a model can be computed with -> what its numbers become; None: they stay."""
 
 
-def _numbered(tensor: Any) -> int:
+def numbered(tensor: Any) -> int:
+    """The type of its numbers as ONNX has it."""
     if tensor.dtype not in NUMBERED:
         raise ModelError(f"it computes with {tensor.dtype}, which cannot be kept between segments")
     return NUMBERED[tensor.dtype]
 
 
+class PieceRunner(Protocol):
+    """What is run piece by piece."""
+
+    device: Any
+    channels_last: frozenset[str]
+
+    def piece(self, start: int, end: int) -> Any:
+        """The nodes from one cut to another."""
+        ...
+
+    def run(self, piece: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a piece makes of what it takes, by name."""
+        ...
+
+
 class _BoundProgram(NamedTuple):
     """A piece with the memory that it reads and writes."""
 
-    program: TorchProgram
-    piece: ProgramPiece
+    program: PieceRunner
+    piece: Any
     sources: Mapping[str, Any]
     targets: Mapping[str, Any]
 
     def run(self) -> None:
-        with torch.inference_mode(), torch.backends.cudnn.flags(benchmark=True, allow_tf32=False):
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             for name, made in self.program.run(self.piece, self.sources).items():
                 self.targets[name].copy_(made)
 
@@ -60,7 +76,7 @@ class ProgramSegment:
 
     copies = False
 
-    def __init__(self, program: TorchProgram, spec: SegmentSpec) -> None:
+    def __init__(self, program: PieceRunner, spec: SegmentSpec) -> None:
         assert spec.nodes is not None
         self.spec, self._program, self._piece = spec, program, program.piece(*spec.nodes)
 
@@ -76,6 +92,9 @@ class ProgramSegment:
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
         sources = {name: self._view(name, tensors[name]) for name in self.spec.inputs}
         targets = {name: self._view(name, tensors[name]) for name in self.spec.outputs}
+        return self._bind(sources, targets)
+
+    def _bind(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
         return _BoundProgram(self._program, self._piece, sources, targets)
 
     def _view(self, name: str, tensor: Tensor) -> Any:
@@ -91,11 +110,11 @@ class ProgramSegment:
         return {name: torch.from_numpy(np.ascontiguousarray(each)).to(device) for name, each in arrays.items()}
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self._program.run(self._piece, values)
 
     def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
-        return {name: (tuple(values[name].shape), _numbered(values[name])) for name in names}
+        return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
 
     def array(self, value: Any) -> Array:
         found: Array = value.float().cpu().numpy() if value.dtype == torch.bfloat16 else value.cpu().numpy()
@@ -108,7 +127,7 @@ def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
     last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
     shapes = {name: tuple(each.shape) for name, each in held.items()}
     shapes |= {name: tuple(held[name].permute(0, 2, 3, 1).shape) for name in last}
-    rooms = weights.room([(shapes[name], _numbered(each)) for name, each in held.items()]) if held else []
+    rooms = weights.room([(shapes[name], numbered(each)) for name, each in held.items()]) if held else []
     for (name, each), room in zip(held.items(), rooms, strict=True):
         place = as_torch(room).permute(0, 3, 1, 2) if name in last else as_torch(room)
         place.copy_(each)
@@ -118,7 +137,8 @@ def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
     return weights
 
 
-def _where(device: Device) -> str:
+def where(device: Device) -> str:
+    """A device as torch names it."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -136,16 +156,14 @@ class ProgramFile:
         exported = read_program(self.path)
         plain = TorchProgram(exported, "cpu")
         blueprint = self._meaning(plain)
-        feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, 0, self.options.values)
-        wanted = self._wanted(plain, feed)
-        self._place(exported, feed)
+        wanted = self._wanted(plain, unseen(blueprint))
+        self._place(exported, batch_of(blueprint, 1))
         workshop = Workshop(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> OpenPieces:
         """The segments of a blueprint that was made earlier."""
-        feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, 0, self.options.values)
-        self._place(read_program(self.path), feed)
+        self._place(read_program(self.path), batch_of(blueprint, 1))
         return self.opened(blueprint)
 
     def clear(self, blueprint: Blueprint) -> None:
@@ -184,7 +202,7 @@ class ProgramFile:
 
     def _place(self, exported: Any, feed: Mapping[str, Array]) -> None:
         """Have the program on the device, and see what lies between its nodes."""
-        self.program = TorchProgram(exported, _where(self.device), PRECISIONS[self.options.precision])
+        self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
         self.weights = _placed(self.program, self.device)
         given = {name: torch.from_numpy(each).to(self.program.device) for name, each in feed.items()}
         try:

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS =
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on every machine."""
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_RUN, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _FILE_RIGHTS = 0b1100000000000111
 """Those of a file: to run, write, read and truncate it, and ioctl."""
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
@@ -50,6 +50,8 @@ class Confinement:
     writable: tuple[str, ...]
     device: tuple[str, ...] = ()
     """Files of an accelerator."""
+    programs: tuple[str, ...] = ()
+    """Files and folders of programs that it may run; they have no more than it has."""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,8 @@ def confine(wanted: Confinement) -> Outcome:
         size = wanted.memory_bytes
         outcome.attempt(f"{size >> 20} MiB of memory", lambda: _limit(resource.RLIMIT_DATA, size))
     outcome.attempt("no network", _leave_network)
-    outcome.attempt("files of its models only", lambda: _see_only(wanted.readable, (*wanted.writable, *wanted.device)))
+    written = (*wanted.writable, *wanted.device)
+    outcome.attempt("files of its models only", lambda: _see_only(wanted.readable, written, wanted.programs))
     return outcome
 
 
@@ -142,8 +145,8 @@ class _Beneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def _see_only(readable: Iterable[str], writable: Iterable[str]) -> str:
-    """Landlock: no file but these from now on, no program, no TCP, and no signal to other processes."""
+def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterable[str]) -> str:
+    """Landlock: no file and no program but these from now on, no TCP, and no signal to other processes."""
     libc = _libc()
     version = _checked(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
     rights = (1 << _RIGHTS.get(version, 16)) - 1
@@ -154,7 +157,9 @@ def _see_only(readable: Iterable[str], writable: Iterable[str]) -> str:
         for path in (*readable, *python_files(), *LIBRARIES, *SYSTEM_FILES):
             _allow(rules, path, (_READ_FILE | _READ_DIR) & rights)
         for path in writable:
-            _allow(rules, path, rights & ~1)
+            _allow(rules, path, rights & ~_RUN)
+        for path in programs:
+            _allow(rules, path, (_RUN | _READ_FILE | _READ_DIR) & rights)
         _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(libc.syscall(_RESTRICT_SELF, rules, 0))
     finally:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
+from weft.runtime.isolated.confinement import LIBRARIES
 from weft.runtime.lent import Borrowed, LendingTerms
 
 CPU = "cpu"
@@ -24,8 +26,10 @@ CUDA_VARIABLES = (
 
 CUDA_READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")
 """What CUDA's libraries look at."""
-CUDA_WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/proc/self")
+CUDA_WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
 """The devices themselves, and the names of the process's own threads."""
+COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
+"""Where the C compiler is, and what it needs, with which triton makes kernels; the loader of programs is a library."""
 
 
 class EngineLane(DeviceLane, Protocol):
@@ -110,3 +114,9 @@ def device_files(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if name == CPU:
         return (), ()
     return CUDA_READ, tuple(sorted(each for pattern in CUDA_WRITTEN for each in glob.glob(pattern)))
+
+
+def programs(name: str) -> tuple[str, ...]:
+    """What a worker may run: with a GPU the compilers of kernels, where there is something that needs them."""
+    triton = find_spec("triton") if name not in (CPU, TWIN) else None
+    return (*COMPILERS, *(triton.submodule_search_locations or ())) if triton is not None else ()

@@ -27,7 +27,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
-from weft.runtime.isolated.engines import device_files
+from weft.runtime.isolated.engines import device_files, programs
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
@@ -296,9 +296,10 @@ class WorkerGroup:
         folders = frozenset(self.limits.folders).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
         hands = self._hands
-        read, device = device_files(hands.template.engine)
-        limits, readable = self.limits, (*sorted(folders), *read)
-        wanted = Confinement(os.getpid(), limits.memory_bytes, limits.open_files, readable, writable, device)
+        engine, limits = hands.template.engine, self.limits
+        read, device = device_files(engine)
+        granted = ((*sorted(folders), *read), writable, device, programs(engine))
+        wanted = Confinement(os.getpid(), limits.memory_bytes, limits.open_files, *granted)
         return WorkerProcess(
             self.name,
             wanted,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from math import inf
+from time import monotonic
 from typing import Any
 
 import onnxruntime as ort
@@ -20,9 +22,11 @@ class Allowance:
         self._options = ort.RunOptions()
         self._stopped = False
         self._timer = None if limit_s is None else threading.Timer(limit_s, self.stop)
+        self._half_s, self._half_gone_s = (limit_s or 0.0) / 2, inf
 
     def __enter__(self) -> Allowance:
         if self._timer:
+            self._half_gone_s = monotonic() + self._half_s
             self._timer.daemon = True
             self._timer.start()
         return self
@@ -45,6 +49,10 @@ class Allowance:
         except Exception:  # ONNX Runtime raises several unrelated kinds
             self.check()
             raise
+
+    def half_gone(self) -> bool:
+        """Whether half of the time is gone, so that what is only good to have is left out."""
+        return monotonic() > self._half_gone_s
 
     def check(self) -> None:
         """``OutOfTime`` if it was stopped."""

@@ -32,7 +32,9 @@ class SegmentSpec(BaseModel):
     outputs: tuple[str, ...]
     file: str | None = None
     nodes: tuple[int, int] | None = None
-    """Of a program of torch: its first node, and the one behind its last."""
+    """Of what torch runs: its first node, and the one behind its last."""
+    rows: int = 0
+    """Of a round that torch runs: the rows of each task."""
     steady: bool = False
     """Whether what it costs follows from the shapes of the inputs, whatever they hold."""
 

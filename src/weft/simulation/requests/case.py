@@ -30,6 +30,9 @@ from weft.workloads.requests import Stream, Workload
 Ints = npt.NDArray[np.int64]
 Device = Npu | TiledNpu | Host
 
+MOST_STREAMS = 64
+"""How many streams one device may have."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
@@ -96,6 +99,8 @@ class Case:
 
 def prepare(workload: Workload, device: Device | None = None, cost: str = "pipelined") -> Case:
     """Price every stream at every batch size on the device and lower all to its clock."""
+    if (streams := len(workload.stream)) > MOST_STREAMS:
+        raise WorkloadError(f"{streams} streams, and one device has at most {MOST_STREAMS}; weft place divides them")
     device = device or load_device(workload.device)
     if isinstance(device, Host):
         return _prepare_host(workload, device)
@@ -216,11 +221,11 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
     return Case(workload, device, clock, settings[0], settings[1], tuple(terms), alone)
 
 
-def estimates(case: Case, policy: Policy) -> list[Sequence[int]]:
+def estimates(policy: Policy) -> list[Sequence[int]]:
     """Remaining time from every layer of every program, as the policy estimates it."""
     if not getattr(policy, "precise", False):
         return [program.remaining for program in policy.setting.programs]
-    return [_precise(program, case.setting.buffer) for program in policy.setting.programs]
+    return [_precise(program, policy.setting.buffer) for program in policy.setting.programs]
 
 
 @lru_cache(maxsize=4096)
@@ -228,6 +233,11 @@ def _precise(program: Program, buffer: int) -> tuple[int, ...]:
     out = np.empty(len(program), np.int64)
     remaining_alone(np.array(program.fetch, np.int64), np.array(program.compute, np.int64), buffer, out)
     return tuple(out.tolist())
+
+
+def remaining_alone_s(case: Case, program: Program) -> float:
+    """Seconds from the first layer of a program to its end, with nothing beside it."""
+    return _precise(program, case.setting.buffer)[0] * case.clock.tick_s
 
 
 def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:

@@ -37,7 +37,7 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None, most_missed: 
         leaves=[None if (found := case.leaves(i, setting, seed)) is None else _singly(found) for i in streams],
         sure=[case.sure(index, setting, seed) for index in streams],
     )
-    engine, source = request_engine(policy, feed, executor, estimates(case, policy), late=late)
+    engine, source = request_engine(policy, feed, executor, estimates(policy), late=late)
     for index, term in enumerate(case.terms):
         source.open(term, case.steered(index))
     try:

@@ -70,7 +70,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.Ref
     (term,) = case.terms
     sizes = term.max_batch if policy.traits.batches else 1
     programs = policy.setting.programs[term.programs : term.programs + sizes]
-    remaining = estimates(case, policy)[term.programs : term.programs + sizes]
+    remaining = estimates(policy)[term.programs : term.programs + sizes]
     first, layers = programs[0], len(programs[0])
     exits = np.zeros(layers + 1, np.bool_)
     exits[list(first.exits)] = True

@@ -52,12 +52,12 @@ def serve(case: Case, policy: Policy, late: str, seed: int | None, record: bool)
     log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 3), np.int64))
     streams = len(case.terms)
     sources = [case.arrivals(index, seed) for index in range(streams)]
-    arrivals = np.empty((streams, 2 * BLOCK), np.int64)
+    arrivals = np.empty(streams * 2 * BLOCK, np.int64)
     known = np.zeros((streams, 2), np.int64)
     more = np.ones(streams, np.bool_)
     while True:
         for index, source in enumerate(sources):
-            _refill(arrivals[index], known[index], more, index, source)
+            _refill(arrivals, known[index], more, index, source)
         if request_loop.serve(models, terms, rules, state, log, arrivals, known, more):
             break
         if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
@@ -74,8 +74,9 @@ def _refill(arrivals: Ints, known: Ints, more: npt.NDArray[np.bool_], index: int
         if block is None:
             more[index] = False
             return
-        arrivals[: len(block)] = block
-        known[k.HEAD], known[k.LENGTH] = 0, len(block)
+        first = index * 2 * BLOCK
+        known[k.HEAD], known[k.LENGTH] = first, first + len(block)
+        arrivals[first : first + len(block)] = block
 
 
 def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
@@ -90,12 +91,18 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.Models, k.LoopTerm
     models = k.Models(
         joined([program.fetch for program in programs]),
         joined([program.compute for program in programs]),
-        joined(estimates(case, policy)),
+        joined(estimates(policy)),
         np.cumsum([0, *map(len, programs)], dtype=np.int64),
         np.array([program.compute_bound for program in programs]),
     )
     terms = k.LoopTerms(
-        each("programs"), each("deadline"), each("max_batch"), each("timeout"), each("priority"), each("think")
+        each("programs"),
+        each("deadline"),
+        each("max_batch"),
+        each("timeout"),
+        each("priority"),
+        each("think"),
+        np.arange(len(case.terms), dtype=np.int64),
     )
     rules = k.LoopRules(
         policy=ONLINE[type(policy)],

@@ -11,6 +11,8 @@ from weft.stitching.emit import convolve, scales
 from weft.stitching.family import FamilyLayer
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.rows import reshape
+from weft.stitching.graph import Origin
+from weft.stitching.layouts import BlockPart, Channels
 from weft.stitching.net import Array
 from weft.stitching.weights import Affine, kernel
 
@@ -57,11 +59,41 @@ def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:
     return any(op.tuned for op in layer.ops) and any(map(scales, affine.ops))
 
 
-def conv(room: Room, layer: FamilyLayer, tensor: str, weight: Array, bias: Array | None, groups: int = 1) -> str:
+def conv(
+    room: Room,
+    layer: FamilyLayer,
+    tensor: str,
+    weight: Array,
+    bias: Array | None,
+    groups: int = 1,
+    origin: Origin | None = None,
+) -> str:
     """A convolution with the window of *layer*; a bias of zeros is left out."""
     dtype = kernel(layer, 0).dtype
     shift = None if bias is None or not bias.any() else bias.astype(dtype)
-    return convolve(room.builder, tensor, weight.astype(dtype), shift, window=layer.op.window, groups=groups)
+    return convolve(
+        room.builder, tensor, weight.astype(dtype), shift, window=layer.op.window, groups=groups, origin=origin
+    )
+
+
+def origin(
+    room: Room,
+    layer: FamilyLayer,
+    outs: Sequence[BlockPart],
+    ins: Sequence[BlockPart],
+    *,
+    task: int | None = None,
+    folded: int = 0,
+) -> Origin:
+    """Where kernels from some parts of what *layer* reads to some of what it writes come from."""
+    rows = _numbers(room.channels(layer.output), outs)
+    columns = () if layer.op.depthwise else _numbers(room.channels(layer.inputs[0]), ins)
+    return Origin(layer.op, outs=rows, ins=columns, task=task, folded=folded)
+
+
+def _numbers(channels: Channels, parts: Sequence[BlockPart]) -> tuple[int, ...]:
+    places = {part: number for number, part in enumerate(channels.parts)}
+    return tuple(places[part] for part in parts)
 
 
 def covers(room: Room, layer: FamilyLayer) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.stitching.family import FamilyLayer
-from weft.stitching.forms.base import batched_product, by_table, conv, covers, scaled
+from weft.stitching.forms.base import batched_product, by_table, conv, covers, origin, scaled
 from weft.stitching.forms.room import Room
 from weft.stitching.forms.rows import reshape, spread
 from weft.stitching.layouts import COMPACT, BlockPart
@@ -60,7 +60,8 @@ class CellWriter:
         bias = self._of(self.affine.shifts, cell, first) if shift else None
         groups = cell.width if self.layer.op.depthwise else 1
         source = self.room.part(self.value, cell.tasks, cell.ins)
-        tensor = conv(self.room, self.layer, source, weight, bias if fold else None, groups)
+        held = origin(self.room, self.layer, cell.outs, cell.ins, task=first, folded=self.affine.layers if fold else 0)
+        tensor = conv(self.room, self.layer, source, weight, bias if fold else None, groups, held)
         if fold:
             return tensor
         tensor = self.by_table(tensor, "Mul", self.affine.scales, cell)

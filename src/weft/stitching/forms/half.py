@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.stitching.family import FamilyLayer
-from weft.stitching.forms.base import Done, by_table, conv, leading_affine, scaled
+from weft.stitching.forms.base import Done, by_table, conv, leading_affine, origin, scaled
 from weft.stitching.forms.cells import Cell, CellWriter, members
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.forms.split import Split
@@ -53,7 +53,8 @@ def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:
         mine = scaled(kernel(layer, task), scales[task]) if fold else kernel(layer, task)
         weight[outputs.columns(STITCHED, task)] = mine[np.ix_(outputs.order(task), members(common, task))]
     source = bench.room.part(bench.value, bench.all, common)
-    whole = conv(bench.room, layer, source, weight, None)
+    held = origin(bench.room, layer, outputs.parts, common, folded=bench.affine.layers if fold else 0)
+    whole = conv(bench.room, layer, source, weight, None, origin=held)
     taken = bench.room.moved(outputs, Placed(STITCHED, (whole,), clean=False), COMPACT)
     assert taken is not None
     if fold:

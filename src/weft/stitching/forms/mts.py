@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.stitching.family import FamilyLayer
-from weft.stitching.forms.base import Done, by_table, conv, leading_affine, scaled
+from weft.stitching.forms.base import Done, by_table, conv, leading_affine, origin, scaled
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.layouts import STITCHED, Channels
 from weft.stitching.net import Array
@@ -34,7 +34,8 @@ class Mts:
         into_bias = fold and agreed(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
         bias = merged(outputs, affine.shifts) if into_bias else None
-        tensor = conv(room, layer, source.tensors[0], weight, bias, groups)
+        held = origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
+        tensor = conv(room, layer, source.tensors[0], weight, bias, groups, held)
         if not fold:
             tensor = by_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
         if not into_bias:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.stitching.family import FamilyLayer
-from weft.stitching.forms.base import Done, conv, leading_affine, scaled
+from weft.stitching.forms.base import Done, conv, leading_affine, origin, scaled
 from weft.stitching.forms.room import Placed, Room
 from weft.stitching.layouts import APART
 from weft.stitching.weights import kernel
@@ -28,5 +28,6 @@ class Separate:
             weight = scaled(kernel(layer, task), affine.scales[task])
             weight = weight[order] if layer.op.depthwise else weight[np.ix_(order, inputs.order(task))]
             groups = len(order) if layer.op.depthwise else 1
-            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups))
+            held = origin(room, layer, outputs.of(task), inputs.of(task), task=task, folded=affine.layers)
+            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, held))
         return Done(Placed(APART, tuple(tensors)), used)

@@ -40,13 +40,24 @@ class FusedConv(torch.nn.Module):
         self.reuses = False
         """Whether the result takes the place of the residual, which nothing else needs."""
         self._places: dict[Any, tuple[Tensor, ...]] = {}
+        """Tables of tiles for the shapes that it had so far."""
         for name, table in zip(("weights", "scale", "shift"), tables, strict=True):
             self.register_buffer(name, torch.from_numpy(np.array(table)))
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, *, into: Tensor | None = None, keep: bool = False
+    ) -> Tensor:
+        """The layer's output, in *into* if that lies as it does; *keep* leaves the residual as it is."""
         lying = x.permute(0, 2, 3, 1).contiguous()
         more = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
-        y = self.launch(lying, more, more if self.reuses else None) if x.is_cuda else self.plainly(lying, more)
+        place = more if self.reuses and not keep else None
+        if into is not None and into.dtype == x.dtype and into.permute(0, 2, 3, 1).is_contiguous():
+            place = into.permute(0, 2, 3, 1)
+            if self.packed.ragged:
+                place.zero_()
+        y = self.launch(lying, more, place) if x.is_cuda else self.plainly(lying, more)
+        if place is not None and y is not place:  # where there is no kernel
+            y = place.copy_(y)
         return y.permute(0, 3, 1, 2)
 
     def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -87,6 +98,10 @@ class FusedConv(torch.nn.Module):
             arrays = (tiles, *(self.packed.places if self.packed.by_table else (tiles, tiles)))
             self._places[key] = tuple(torch.from_numpy(each).to(device) for each in arrays)
         return self._places[key]
+
+    def forget_tables(self) -> None:
+        """Give tables back; the next launch makes those that it needs."""
+        self._places.clear()
 
     def arguments(self, x: Tensor, tables: Sequence[Tensor], residual: Tensor | None, y: Tensor) -> tuple[Any, ...]:
         packed, (tiles, places, lines) = self.packed, tables

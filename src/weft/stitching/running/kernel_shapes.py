@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Any
 
 from weft.errors import StitchError
@@ -30,20 +31,29 @@ Trial = tuple[FusedConv, Tensor, Tensor | None]
 Progress = Callable[[int, int], None]
 
 
-def tune(module: StitchedModule, *example: Tensor, on_progress: Progress | None = None) -> None:
-    """Give every fused layer of *module* its fastest shape for inputs like *example*; equal layers are timed once."""
+def tune(
+    module: StitchedModule,
+    *example: Tensor,
+    on_progress: Progress | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Give every fused layer of *module* its fastest shape for inputs like *example*; equal layers are timed once.
+
+    enough: whether to make do with what was compiled and tried so far; a shape is found for every layer all the same.
+    """
     if places := {str(each.device) for each in example if each.device.type != "cuda"}:
         raise StitchError(f"tiles are timed on CUDA; the example is on {', '.join(sorted(places))}")
     trials = _trials(module, example)
     different = {_key(*trial): trial for trial in trials}
-    _compile(list(different.values()))
+    compiled = _compile(list(different.values()), enough)
     found: dict[Any, Shape] = {}
     for done, (key, trial) in enumerate(different.items()):
-        found[key] = _fastest(*trial)
+        found[key] = _fastest(*trial, compiled, enough)
         if on_progress is not None:
             on_progress(done + 1, len(different))
     for trial in trials:
         trial[0].shape = found[_key(*trial)]
+        trial[0].forget_tables()
 
 
 def shapes(layer: FusedConv) -> Iterator[Shape]:
@@ -81,33 +91,51 @@ def _key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
     return (x.shape, x.dtype, residual is None, layer.rows, layer.activation, sizes)
 
 
-def _compile(trials: list[Trial]) -> None:
-    """Compile everything that will be tried, on all cores; the compiler does most of its work outside Python."""
+def _job(layer: FusedConv, x: Tensor, residual: Tensor | None, shape: Shape) -> tuple[Any, tuple[Any, ...], Any]:
+    """What tells apart the kernels that are compiled for a layer in this shape, and what one is compiled with."""
+    given, layer.shape = layer.shape, shape
+    settings, tables = layer.settings(residual is not None), layer.tables(1, x.device)
+    layer.shape = given
+    key = (x.dtype, *sorted((name, str(value)) for name, value in settings.items()))
+    return key, layer.arguments(x, tables, residual, x), settings
+
+
+def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
+    """Compile what will be tried, a shape of each layer after another, on all cores; what there is in the end.
+
+    The compiler does most of its work outside Python.
+    """
     from weft.stitching.running.kernel import fused_kernel
 
     jobs: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    for layer, x, residual in trials:
-        given = layer.shape
-        for shape in shapes(layer):
-            layer.shape = shape
-            settings = layer.settings(residual is not None)
-            tables = layer.tables(1, x.device)
-            key = (x.dtype, *sorted((name, str(value)) for name, value in settings.items()))
-            jobs[key] = (layer.arguments(x, tables, residual, x), settings)
-        layer.shape = given
+    rounds = zip_longest(*([(*trial, shape) for shape in shapes(trial[0])] for trial in trials))
+    for each in (one for together in rounds for one in together if one is not None):
+        key, arguments, settings = _job(*each)
+        jobs[key] = arguments, settings
+
+    def compiled(arguments: tuple[Any, ...], settings: dict[str, Any]) -> bool:
+        if not enough():
+            fused_kernel.warmup(*arguments, grid=(1,), **settings)
+            return True
+        return False
+
     with ThreadPoolExecutor() as pool:
-        done = [
-            pool.submit(fused_kernel.warmup, *arguments, grid=(1,), **settings) for arguments, settings in jobs.values()
-        ]
-        for each in done:
-            each.exception()  # what does not compile shows again, and is passed over, when it is timed
+        done = {key: pool.submit(compiled, *job) for key, job in jobs.items()}
+        # what does not compile shows again, and is passed over, when it is timed
+        return {key for key, each in done.items() if each.exception() is not None or each.result()}
 
 
-def _fastest(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Shape:
+def _fastest(
+    layer: FusedConv, x: Tensor, residual: Tensor | None, compiled: set[Any], enough: Callable[[], bool]
+) -> Shape:
+    """Of the shapes that are compiled; where none of them fits, the first that does."""
     from triton.runtime.errors import OutOfResources
 
+    ready = [shape for shape in shapes(layer) if _job(layer, x, residual, shape)[0] in compiled]
     times: dict[Shape, float] = {}
-    for shape in shapes(layer):
+    for shape in dict.fromkeys((*ready, *shapes(layer))):
+        if times and (enough() or shape not in ready):
+            break
         layer.shape = shape
         try:
             times[shape] = replay_seconds(lambda: layer.launch(x, residual))
@@ -124,7 +152,7 @@ def replay_seconds(run: Callable[[], object], repeats: int = 10) -> float:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"), torch.no_grad():  # others may be computing
         for _ in range(repeats):
             run()
     best = float("inf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ ALIASES = frozenset(
 )
 """Steps whose result may share memory with what they read."""
 WARM_UPS = 3
+_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class ReadyStep(NamedTuple):
@@ -48,7 +50,7 @@ class StitchedModule(torch.nn.Module):
     def __init__(self, graph: Graph, *, device: Any = "cpu", dtype: Any = None, channels_last: bool = False) -> None:
         super().__init__()
         self.graph = graph
-        self.channels_last = channels_last
+        self.channels_last, self.dtype = channels_last, dtype
         self._buffer_names: dict[str, str] = {}
         self._spare = _spare(graph)
         self._calls = [self._call(step, forget) for step, forget in zip(graph.steps, _forgotten(graph), strict=True)]
@@ -58,20 +60,41 @@ class StitchedModule(torch.nn.Module):
         if len(inputs) != len(self.graph.inputs):
             names = ", ".join(tensor.name for tensor in self.graph.inputs)
             raise StitchError(f"{self.graph.name} takes {len(self.graph.inputs)} tensors ({names}), not {len(inputs)}")
-        tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_names.items()}
+        tensors: dict[str, Any] = {}
         for tensor, given in zip(self.graph.inputs, inputs, strict=True):
             _require_shape(tensor.name, tensor.shape, tuple(given.shape))
             spatial = self.channels_last and given.dim() == 4
             tensors[tensor.name] = given.contiguous(memory_format=torch.channels_last) if spatial else given
-        for call in self._calls:
-            found = call.function(*[tensors[each] if isinstance(each, Name) else each for each in call.arguments])
+        tensors = self.steps(tensors)
+        return tuple(tensors[tensor.name] for tensor in self.graph.outputs)
+
+    def steps(
+        self,
+        given: Mapping[str, Tensor],
+        start: int = 0,
+        end: int | None = None,
+        into: Mapping[str, Tensor] = _NOTHING,
+    ) -> dict[str, Any]:
+        """What steps *start* to *end* leave that is still needed, by name; *given* is what they read and keep.
+
+        into: where to put some of it, as far as the steps that make it can.
+        """
+        tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_names.items()}
+        tensors.update(given)
+        for call in self._calls[start:end]:
+            arguments = [tensors[each] if isinstance(each, Name) else each for each in call.arguments]
+            if isinstance(call.function, torch.nn.Module):
+                keep = any(each in given for each in call.arguments)
+                found = call.function(*arguments, into=into.get(call.outputs[0]), keep=keep)
+            else:
+                found = call.function(*arguments)
             if len(call.outputs) == 1:
                 tensors[call.outputs[0]] = found
             else:
                 tensors.update(zip(call.outputs, found, strict=True))
             for name in call.forget:
                 del tensors[name]
-        return tuple(tensors[tensor.name] for tensor in self.graph.outputs)
+        return tensors
 
     def captured(self, *example: Tensor) -> Captured:
         """The module as one CUDA graph, for inputs of the shapes of *example*."""
@@ -95,7 +118,8 @@ class StitchedModule(torch.nn.Module):
                 f"{step.layer or step.outputs[0]}: the operator {step.op} does not run in torch; run it as ONNX"
             )
         arguments = [self._argument(step, place, name) for place, name in enumerate(step.inputs)]
-        return ReadyStep(_bound(OPERATORS[step.op], step.attributes), tuple(arguments), step.outputs, forget)
+        attributes = {**step.attributes, "dtype": self.dtype} if step.op == "StackRows" else step.attributes
+        return ReadyStep(_bound(OPERATORS[step.op], attributes), tuple(arguments), step.outputs, forget)
 
     def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
         """Whether the second of *tensors*, a residual, may be written over: not if it is the input as well."""

@@ -154,10 +154,13 @@ def hard_sigmoid(settings: Attributes, x: Tensor) -> Tensor:
 
 
 def stack_rows(settings: Attributes, *parts: Tensor) -> Tensor:
-    """The rows of *parts* with so many columns, zeros in those they do not have, and columns next to each other."""
+    """The rows of *parts* with so many columns, zeros in those they do not have, and columns next to each other.
+
+    dtype: what they become; None: they stay.
+    """
     joined = torch.cat(parts) if len(parts) > 1 else parts[0]
     rows, channels, height, width = joined.shape
-    lying = joined.new_empty((rows, height, width, settings["columns"]))
+    lying = joined.new_empty((rows, height, width, settings["columns"]), dtype=settings.get("dtype"))
     lying[..., :channels] = joined.permute(0, 2, 3, 1)
     lying[..., channels:] = 0
     return lying.permute(0, 3, 1, 2)

@@ -1,0 +1,75 @@
+"""``weft traffic``: generated requests for many models that are like those somebody recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import common
+from weft.cli.command import Command
+from weft.cli.common import file_option, how
+from weft.cli.printing import counted, print_table, progress_bar, say, told, write_result
+
+if TYPE_CHECKING:
+    from weft.reports.tables import ResultTable
+    from weft.workloads.traffic_fit import TrafficFit
+
+app = typer.Typer(help="Requests for many models, like recorded ones.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Requests for many models, like recorded ones."""
+
+
+@app.command("fit", cls=Command)
+def traffic_fit(
+    trace: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="A CSV of Azure Functions 2019 or 2021, or Azure LLM 2023; 2019: several days."
+        ),
+    ],
+    seed: Annotated[int, how("--seed", min=0, help="Of the traffic that is compared with the trace.")] = 0,
+    output: Annotated[
+        str | None, file_option("--output", "-o", suffixes=(".toml",), help="The traffic to write (.toml).")
+    ] = None,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Find the popularity, burstiness and daily wave of a recorded trace, and how like it generated traffic is."""
+    from weft.files import write_text
+    from weft.workloads.azure import read_trace
+    from weft.workloads.traffic import as_toml
+    from weft.workloads.traffic_fit import fit
+
+    with progress_bar("reading"):
+        recorded = read_trace(*trace)
+    with progress_bar("fitting"):
+        found = fit(recorded, seed)
+    count, callers = int(recorded.requests().sum()), counted(len(recorded.callers), "caller")
+    print_table(_table(f"{count} requests of {callers} in {recorded.span_s / 3600:.3g} h", found))
+    for line in as_toml(found.traffic).splitlines():
+        say(line)
+    if output:
+        write_text(output, as_toml(found.traffic))
+        told("traffic", output)
+    write_result(json_file, _as_dict(found))
+
+
+def _table(title: str, found: TrafficFit) -> ResultTable:
+    from weft.reports.tables import ResultTable, TableRow
+
+    rows = tuple(TableRow((what, f"{trace:.3g}", f"{traffic:.3g}")) for what, trace, traffic in found.likeness)
+    notes = tuple(f"not known: {each}" for each in found.unknown)
+    return ResultTable(title, ("", "trace", "generated"), rows, 1, notes)
+
+
+def _as_dict(found: TrafficFit) -> dict[str, Any]:
+    """What the JSON file says (docs/formats.md)."""
+    return {
+        "format": 1,
+        "traffic": found.traffic.model_dump(mode="json"),
+        "likeness": [each._asdict() for each in found.likeness],
+        "unknown": list(found.unknown),
+    }

@@ -1,0 +1,36 @@
+"""What a router goes by, as functions of numbers: a router calls them, the compiled cluster takes the same ones in.
+
+Times are ticks. What stands before a request on a machine is two numbers, as a machine has two resources: work for its
+array and work for its memory channel.
+"""
+
+from __future__ import annotations
+
+GOLDEN = 0.6180339887498949
+"""Multiples of it lie as evenly between whole numbers as can be, however many there are."""
+
+
+def aged(ahead: int, as_of: int, now: int) -> int:
+    """Work that is left of *ahead* ticks at *as_of*, if a machine was at it ever since."""
+    return max(0, ahead - (now - as_of))
+
+
+def carried(ahead: int, sent: int, passed: int) -> int:
+    """Work that is left after *passed* ticks, in which so much was sent."""
+    return max(0, ahead + sent - passed)
+
+
+def finish(now: int, array: int, channel: int, compute: int, fetch: int, besides: int) -> int:
+    """When a request would be answered that takes so much of each resource, behind so much; *besides*: on the way."""
+    return now + besides + max(array + compute, channel + fetch)
+
+
+def place_of_turn(turn: int) -> float:
+    """Where between 0 and 1 a turn falls: turns in a row fall evenly, so shares are kept from the first on."""
+    return (turn * GOLDEN) % 1.0
+
+
+def other_place(draw: float, places: int, but: int) -> int:
+    """One of *places*, all as likely, but not the one."""
+    found = min(int(draw * (places - 1)), places - 2)
+    return found + 1 if found >= but else found

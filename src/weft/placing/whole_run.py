@@ -1,0 +1,75 @@
+"""All that ``weft place`` decides: from a workload and machines to a placement with its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.errors import InputError, unknown_name
+from weft.placing.demand import Demand
+from weft.placing.judging import OnTimeJudge
+from weft.placing.machines import Machines
+from weft.placing.needs import demands_of
+from weft.placing.placement import Objective, Placement
+from weft.placing.problem import PlacingProblem
+from weft.placing.refusals import check_each_fits
+from weft.placing.search import Found, search
+from weft.placing.summary import make_placement
+from weft.workloads.requests import Workload
+
+OBJECTIVES: dict[str, str] = {
+    "machines": "the fewest machines that carry all rates and keep the target",
+    "cost": "the cheapest machines that do, by the prices of their kinds",
+    "load": "the largest multiple of all rates that the machines carry",
+    "attainment": "the most requests on time, on all machines",
+}
+"""What a placement may be best at."""
+TARGET = 0.99
+"""The share of requests that shall be on time."""
+OTHER_SEEDS = 1000
+"""What is predicted is simulated with arrivals that no decision was made by."""
+
+
+def place(
+    workload: Workload | Sequence[Demand],
+    machines: Machines,
+    *,
+    objective: Objective = "machines",
+    target: float | None = TARGET,
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda stage: None,
+) -> Placement:
+    """Place models on machines, and bound what any placement could do.
+
+    target: share of requests that shall be on time, as simulated; None: nothing is simulated.
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(unknown_name("objective", objective, OBJECTIVES))
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"target = {target:g} must lie between 0 and 1, as 0.99")
+    on_progress("pricing")
+    demands = demands_of(workload, machines) if isinstance(workload, Workload) else workload
+    problem = PlacingProblem.of(machines, demands)
+    check_each_fits(problem)
+    on_progress("placing")
+    found = search(problem, objective, target, seed)
+    judge = None if target is None else OnTimeJudge(seed + OTHER_SEEDS)
+    on_progress("judging")
+    return make_placement(
+        found.filling,
+        objective,
+        value=found.value,
+        bound=found.value if found.bound is None else found.bound.value,
+        bound_by="load" if found.bound is None else found.bound.by,
+        judge=judge,
+        notes=_notes(found, target),
+    )
+
+
+def _notes(found: Found, target: float | None) -> list[str]:
+    """What is to be said besides the numbers."""
+    used, notes = int(found.filling.used.sum()), []
+    if target is not None and 0 < found.carried < used:
+        notes.append(
+            f"{found.carried} machines carry the load; {used} are to keep {100 * target:.4g} % of the requests on time"
+        )
+    return notes

@@ -1,0 +1,267 @@
+"""Stitched files in torch: rounds of a form that one kernel computes for all tasks, cut and captured as other programs.
+
+The form and its modules are the affair of ``weft.stitching``, a room after this one; ``MAKER`` is imported by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib import import_module
+from itertools import accumulate, pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.errors import ModelError
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.node_costs import guess_s
+from weft.runtime.cuda.pieces import OpenPieces, batch_of
+from weft.runtime.cuda.precision import FP16, FP32
+from weft.runtime.cuda.rounds import SHAPES
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable
+from weft.runtime.cuda.torch_files import ProgramSegment, numbered, where
+from weft.runtime.cuda.torch_types import as_torch
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
+from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+
+MAKER = "weft.stitching.running.served"
+TIMED_ON = "cuda"
+"""The kind of device on which shapes of the kernel are tried."""
+_END = -1
+"""Behind the last step, of which there may be more for more rows."""
+_TYPES = {FP32: torch.float32, FP16: torch.float16}
+
+
+class RoundPiece(NamedTuple):
+    """The steps between two cuts."""
+
+    start: int
+    end: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class RoundProgram:
+    """The module for so many rows of each task, on a device."""
+
+    def __init__(self, made: Any, device: str) -> None:
+        self.module, self.graph, self.device = made.module, made.module.graph, torch.device(device)
+        self.guesses = [guess_s(*each) for each in made.costs]
+        self.channels_last: frozenset[str] = frozenset()
+        self.outputs = tuple(each.name for each in self.graph.outputs)
+        given = [each.name for each in self.graph.inputs]
+        self._made = {name: at for at, step in enumerate(self.graph.steps) for name in step.outputs}
+        self._last = {name: at for at, step in enumerate(self.graph.steps) for name in step.inputs}
+        read = {name for step in self.graph.steps if step.op != "StackRows" for name in step.inputs}
+        self._cast = frozenset(name for name in given if name in read)
+        """Inputs that some step reads as they come."""
+        self._tensors = frozenset((*given, *self._made))
+        self._given_from = min(self._made[name] for name in self.outputs)
+        """The first step that gives an output; all of them are given by one piece."""
+
+    @property
+    def operators(self) -> list[str]:
+        return [step.op for step in self.graph.steps]
+
+    def piece(self, start: int, end: int) -> RoundPiece:
+        """The steps from one cut to another, or to the end."""
+        end = len(self.graph.steps) if end == _END else end
+        names = dict.fromkeys(name for step in self.graph.steps[start:end] for name in step.inputs)
+        inputs = [name for name in names if name in self._tensors and self._made.get(name, -1) < start]
+        made = [name for step in self.graph.steps[start:end] for name in step.outputs]
+        leaving = [name for name in made if self._last.get(name, -1) >= end]
+        last = end == len(self.graph.steps)
+        return RoundPiece(start, end, tuple(inputs), self.outputs if last else tuple(leaving))
+
+    def crossing(self, item_bytes: int) -> list[int | None]:
+        """For each cut, the two ends included, the bytes that cross it; none where the outputs are given."""
+        count = len(self.graph.steps)
+        change = [0] * (count + 2)
+        for name, at in self._made.items():
+            size = item_bytes * prod(self.graph.shapes[name])
+            change[at + 1] += size
+            change[max(at, self._last.get(name, at)) + 1] -= size
+        sums = list(accumulate(change))[:-1]
+        return [each if cut <= self._given_from or cut == count else None for cut, each in enumerate(sums)]
+
+    def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a piece makes of what it takes, by name."""
+        made = self._left(piece, values, {})
+        return {name: each.float() for name, each in made.items()} if piece.outputs == self.outputs else made
+
+    def fill(self, piece: RoundPiece, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+        """Put what a piece makes into *targets*."""
+        made = self._left(piece, values, targets)
+        apart = [name for name, each in made.items() if each.data_ptr() != targets[name].data_ptr()]
+        if apart:
+            torch._foreach_copy_([targets[name] for name in apart], [made[name] for name in apart])
+
+    def _left(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+        kind = self.module.dtype
+        given = {name: values[name].to(kind) if name in self._cast else values[name] for name in piece.inputs}
+        left = self.module.steps(given, piece.start, piece.end, into)
+        return {name: left[name] for name in piece.outputs}
+
+    def look(self, values: Mapping[str, Any]) -> None:
+        """See how channels lie in what can cross cuts."""
+        tensors, last = dict(values), set()
+        for at in range(self._given_from):
+            made = self._left(self.piece(at, at + 1), tensors, {})
+            last |= {name for name, each in made.items() if _is_last(each)}
+            tensors |= made
+        self.channels_last = frozenset(last)
+
+
+class _BoundRound(NamedTuple):
+    """A piece with the memory that it reads and writes."""
+
+    program: RoundProgram
+    piece: RoundPiece
+    sources: Mapping[str, Any]
+    targets: Mapping[str, Any]
+
+    def run(self) -> None:
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+            self.program.fill(self.piece, self.sources, self.targets)
+
+
+class RoundSegment(ProgramSegment):
+    """A piece of a round."""
+
+    def __init__(self, program: RoundProgram, spec: SegmentSpec) -> None:
+        super().__init__(program, spec)
+        self._round = program
+
+    def _bind(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
+        return _BoundRound(self._round, self._piece, sources, targets)
+
+
+class FusedFile:
+    """A stitched file in torch while it is being prepared."""
+
+    def __init__(self, device: Device, path: Path, options: LoadOptions, allowance: Allowance, folder: Path) -> None:
+        """folder: where shapes that were found are, or will be."""
+        if options.precision not in _TYPES:
+            raise ModelError(f"it is computed in {' and '.join(_TYPES)}, not in {options.precision}")
+        self.device, self.options, self.allowance, self._folder = device, options, allowance, folder
+        self._maker = import_module(MAKER)
+        self._rounds = self._maker.FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
+        self._programs: dict[int, RoundProgram] = {}
+        self.weights, self._placed = DeviceWeights(device), dict[Any, Any]()
+        found = folder / SHAPES
+        self._shapes: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {}
+
+    def program(self, blueprint: Blueprint, rows: int) -> RoundProgram:
+        """The program for so many rows of each task."""
+        if rows not in self._programs:
+            self.allowance.check()
+            program = RoundProgram(self._rounds.at(rows), where(self.device))
+            self._place(program.module)
+            self._shape(program, batch_of(blueprint, rows), str(rows))
+            if rows == 1:
+                given = self._given(program, batch_of(blueprint, 1))
+                self.device.plainly(lambda: program.look(given))
+            else:
+                program.channels_last = self.program(blueprint, 1).channels_last
+            self.device.finish()
+            if self.device.kind == "cuda":
+                torch.cuda.empty_cache()  # what was only tried out counts as nobody's
+            self._programs[rows] = program
+        return self._programs[rows]
+
+    def _given(self, program: RoundProgram, feed: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: torch.from_numpy(each).to(program.device) for name, each in feed.items()}
+
+    def _place(self, module: Any) -> None:
+        """Have its weights lie on the device, where they can leave; those of other rows that are the same, once."""
+        held = dict(module.named_buffers(remove_duplicate=False))
+        keys = {name: _key(each) for name, each in held.items()}
+        new = {key: held[name] for name, key in keys.items() if key not in self._placed}
+        last = {key for key, each in new.items() if _is_last(each)}
+        lying = {key: each.permute(0, 2, 3, 1) if key in last else each for key, each in new.items()}
+        rooms = self.weights.room([(tuple(each.shape), numbered(each)) for each in lying.values()]) if new else []
+        for (key, each), room in zip(lying.items(), rooms, strict=True):
+            place = as_torch(room)
+            place.copy_(each)
+            self._placed[key] = place.permute(0, 3, 1, 2) if key in last else place
+        for name, key in keys.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, self._placed[key])
+
+    def _shape(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
+        """Have the kernel do what is fastest, by trying, once."""
+        if rows not in self._shapes and self.device.kind == TIMED_ON:
+            given = self._given(program, feed)
+            example = [given[each.name].to(program.module.dtype) for each in program.graph.inputs]
+            self._maker.tuned(program.module, example, self.allowance.half_gone)
+            self._shapes[rows] = self._maker.shapes_of(program.module)
+            (self._folder / SHAPES).write_text(json.dumps(self._shapes))
+        elif rows in self._shapes:
+            self._maker.take_shapes(program.module, self._shapes[rows])
+
+    # As the workshop cuts it
+
+    @property
+    def half(self) -> bool:
+        return self.options.precision == FP16
+
+    @property
+    def _item_bytes(self) -> int:
+        return int(_TYPES[self.options.precision].itemsize)
+
+    def guessed_s(self) -> list[float]:
+        return self._programs[1].guesses
+
+    def crossing(self) -> list[int | None]:
+        return self._programs[1].crossing(self._item_bytes)
+
+    def whole_because(self) -> str | None:
+        steps = [each.operators for each in self._programs.values()]
+        return None if all(each == steps[0] for each in steps) else "has other steps for other numbers of rows"
+
+    def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        program = self.program(blueprint, 1)
+        ends = [0, *cuts, _END]
+        segments = tuple(_spec(program, start, end) for start, end in pairwise(ends))
+        return blueprint.model_copy(update={"segments": segments})
+
+    def opened(self, blueprint: Blueprint) -> OpenPieces:
+        segments = _Segments(self, blueprint)
+        return OpenPieces(self.device, blueprint, segments, self.weights)
+
+
+class _Segments(dict[SegmentSpec, DeviceSegment]):
+    """The segments of a blueprint for all numbers of rows, each made when it is asked for."""
+
+    def __init__(self, file: FusedFile, blueprint: Blueprint) -> None:
+        super().__init__()
+        self._file, self._blueprint = file, blueprint
+
+    def __missing__(self, spec: SegmentSpec) -> DeviceSegment:
+        found = self[spec] = RoundSegment(self._file.program(self._blueprint, spec.rows), spec)
+        return found
+
+
+def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
+    piece = program.piece(start, end)
+    layers = [step.layer for step in program.graph.steps[start : piece.end] if step.layer] or ["answers"]
+    name = layers[0] if layers[0] == layers[-1] else f"{layers[0]}..{layers[-1]}"
+    return SegmentSpec(name=name, inputs=piece.inputs, outputs=piece.outputs, nodes=(start, end), rows=1, steady=True)
+
+
+def _is_last(tensor: Any) -> bool:
+    """Whether its channels lie last, and only so."""
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return bool(last and not tensor.is_contiguous())
+
+
+def _key(tensor: Any) -> Any:
+    """Tells tensors apart that differ."""
+    lying = tensor.permute(0, 2, 3, 1) if _is_last(tensor) else tensor
+    digest = sha256(lying.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
+    return tensor.dtype, tuple(tensor.shape), _is_last(tensor), digest

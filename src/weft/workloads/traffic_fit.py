@@ -1,0 +1,176 @@
+"""The traffic that is most like a recorded trace: ``fit``, and how like it is.
+
+Zipf's exponent is the likeliest for the callers' numbers of requests; the wave is the sine of a day that comes nearest
+to the flow of all requests; the coefficient of variation is that of the median caller, in a time in which the wave is
+even. Where only counts are known, it comes from their variance: over long windows that is the mean times the square of
+the coefficient, as for every renewal process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot, tau
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import WorkloadError
+from weft.workloads.traces import CallerTrace, CountedTrace, TimedTrace, grouped
+from weft.workloads.traffic import Traffic
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+DAY_S = 86400.0
+WAVE_WINDOWS = 96
+"""Into how many windows a day is cut to see its wave."""
+DEEPEST_WAVE = 0.99
+STEEPEST = 20.0
+"""Zipf's exponent is looked for up to here."""
+ENOUGH = 20
+"""Gaps, or requests in a window, below which a caller does not say how its requests vary."""
+MOST_GENERATED = 4_000_000
+"""Requests up to which the traffic is generated to be compared with the trace."""
+
+
+class Likeness(NamedTuple):
+    """A number of the trace, and that of traffic of the fitted kind."""
+
+    what: str
+    trace: float
+    traffic: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficFit:
+    """The traffic, and how like the trace it is."""
+
+    traffic: Traffic
+    likeness: tuple[Likeness, ...]
+    unknown: tuple[str, ...]
+    """What the trace does not say, and what was taken for it."""
+
+
+def fit(trace: CallerTrace, seed: int = 0) -> TrafficFit:
+    """The parameters of traffic like *trace*; *seed*: of the traffic that is generated to compare the two."""
+    requests = trace.requests()
+    requests = np.sort(requests[requests > 0])[::-1]
+    if not len(requests) or requests.sum() < 2 or trace.span_s <= 0:
+        raise WorkloadError(f"{trace}: too few requests to fit anything to")
+    unknown = []
+    wave, peak_s = _wave(trace)
+    if trace.span_s < DAY_S:
+        unknown.append(f"the wave of a day: the trace is {trace.span_s / 3600:.2g} h long; taken to be flat")
+    if len(requests) == 1:
+        unknown.append("who is asked for how often: the trace has one caller; zipf = 0")
+    even = Traffic(rate=1.0, models=len(requests), zipf=_zipf(requests), wave=wave, peak_s=peak_s)
+    rate = float(requests.sum()) / float(even.passed(np.array([trace.span_s]))[0])
+    cv = _variation(trace, even)
+    if cv is None:
+        unknown.append(f"how gaps vary: no caller has {ENOUGH} requests and more; cv = 1")
+    traffic = even.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
+    return TrafficFit(traffic, tuple(_likeness(trace, requests, traffic, seed)), tuple(unknown))
+
+
+def _zipf(requests: Ints) -> float:
+    """The likeliest exponent for these numbers of requests, most first: there the mean logarithm of the rank fits."""
+    ranks = np.log(np.arange(1, len(requests) + 1, dtype=np.float64))
+    mean = float((requests * ranks).sum() / requests.sum())
+
+    def expected(exponent: float) -> float:
+        weights = np.exp(-exponent * ranks)
+        return float((weights * ranks).sum() / weights.sum())
+
+    low, high = 0.0, STEEPEST
+    if expected(low) <= mean:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle) > mean else (low, middle)
+    return round(high, 6)
+
+
+def _wave(trace: CallerTrace) -> tuple[float, float]:
+    """Height and peak of the sine that comes nearest to the flow; none where less than a day was recorded."""
+    if trace.span_s < DAY_S:
+        return 0.0, 0.0
+    window_s = DAY_S / WAVE_WINDOWS
+    flow = trace.flow(window_s).astype(np.float64)
+    angle = tau * (np.arange(len(flow)) + 0.5) * window_s / DAY_S
+    mean, cosine, sine = np.linalg.lstsq(
+        np.column_stack([np.ones_like(angle), np.cos(angle), np.sin(angle)]), flow, rcond=None
+    )[0]
+    height = min(DEEPEST_WAVE, hypot(cosine, sine) / mean)
+    return round(float(height), 6), round(float(np.arctan2(sine, cosine) % tau) / tau * DAY_S, 3)
+
+
+def _variation(trace: CallerTrace, even: Traffic) -> float | None:
+    """The coefficient of variation of the median caller's gaps; None where no caller has enough of them."""
+    if isinstance(trace, TimedTrace):
+        found = _of_gaps(trace, even)
+    elif isinstance(trace, CountedTrace):
+        found = _of_counts(trace, even)
+    else:
+        raise TypeError(f"no variation is known of a {type(trace).__name__}")
+    return round(float(np.clip(np.median(found), 1e-3, 100)), 6) if found else None
+
+
+def _of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
+    passed = even.passed(trace.times_s)
+    order = np.argsort(trace.caller, kind="stable")
+    found = []
+    for each in np.split(passed[order], np.cumsum(trace.requests())[:-1]):
+        gaps = np.diff(each)
+        if len(gaps) >= ENOUGH and gaps.mean() > 0:
+            found.append(float(gaps.std() / gaps.mean()))
+    return found
+
+
+def _of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
+    """From windows long enough to hold ENOUGH requests each, of callers that fill ENOUGH of them."""
+    edges = even.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
+    lengths = np.diff(edges) / trace.window_s
+    found = []
+    for counts in trace.counts[trace.counts.sum(axis=1) >= ENOUGH**2]:
+        size = max(1, int(np.ceil(ENOUGH / counts.mean())))
+        if len(counts) // size < ENOUGH:
+            continue
+        sums = grouped(counts, size)
+        expected = _sums(lengths, size) * sums.sum() / _sums(lengths, size).sum()
+        found.append(float(np.sqrt(np.mean((sums - expected) ** 2 / expected))))
+    return found
+
+
+def _sums(lengths: Floats, size: int) -> Floats:
+    whole = len(lengths) // size * size
+    return np.asarray(lengths[:whole].reshape(-1, size).sum(axis=1))
+
+
+def _likeness(trace: CallerTrace, requests: Ints, traffic: Traffic, seed: int) -> list[Likeness]:
+    rates, shares = traffic.rates, []
+    for part in (0.01, 0.1):
+        top = max(1, round(part * len(requests)))
+        if len(requests) * part >= 1:
+            of_trace = float(requests[:top].sum() / requests.sum())
+            shares.append(
+                Likeness(f"share of the top {part:.0%} of callers", of_trace, float(rates[:top].sum() / traffic.rate))
+            )
+    if requests.sum() > MOST_GENERATED:
+        return shares
+    blocks = list(traffic.requests(trace.span_s, seed))
+    made = TimedTrace(
+        tuple(map(str, range(traffic.models))),
+        np.concatenate([block.times_s for block in blocks]),
+        np.concatenate([block.model for block in blocks]),
+        trace.span_s,
+    )
+    least = trace.window_s if isinstance(trace, CountedTrace) else 0.0
+    flows = [(window, trace.flow(window), made.flow(window)) for window in (1.0, 60.0, 3600.0) if window >= least]
+    return shares + [
+        Likeness(
+            f"busiest {window:g} s over the mean", float(real.max() / real.mean()), float(ours.max() / ours.mean())
+        )
+        for window, real, ours in flows
+        if len(real) >= 2 and real.sum() and ours.sum()
+    ]
