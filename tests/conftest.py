@@ -24,9 +24,8 @@ from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a commit passes or fails once and for all.
 # To look for new ones: pytest --hypothesis-profile=explore
-# Few examples where a test says no number, as all tests together shall take minutes.
 patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("steady", derandomize=True, max_examples=50, **patient)
+settings.register_profile("steady", derandomize=True, **patient)
 settings.register_profile("explore", **patient)
 settings.load_profile("steady")
 

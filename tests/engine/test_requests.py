@@ -263,7 +263,7 @@ WORK = program("w", (4, 2), (4, 6), (1, 1))
 
 def remaining(buffer: int, **options: bool) -> list[tuple[int, ...]]:
     case = case_of([flow((4, 2), (4, 6), (1, 1))], buffer=buffer)
-    return [tuple(rest) for rest in estimates(case, make_policy("layerweaver+", case.setting, options))]
+    return [tuple(rest) for rest in estimates(make_policy("layerweaver+", case.setting, options))]
 
 
 def test_the_approximate_rest_adds_up_the_longer_halves_of_the_layers():

@@ -144,7 +144,7 @@ def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Req
         strict=late == "drop",
     )
     executor = SimulatedNpu(case.setting)
-    source = kind(chooser, feed, estimates(case, chooser), executor.rests, executor.abortable, late=late)
+    source = kind(chooser, feed, estimates(chooser), executor.rests, executor.abortable, late=late)
     for term in case.terms:
         source.open(term)
     Engine(source, chooser, executor).run()

@@ -65,7 +65,7 @@ def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
     """Put pieces on the open machines that they are meant for, each on one; what found no place, for any machine."""
     left = []
     for piece in todo:
-        fits = _rooms(filling, piece.model) >= piece.share - ROUNDING
+        fits = rooms_apart(filling, piece.model) >= piece.share - ROUNDING
         if piece.among:
             meant = np.zeros(len(fits), np.bool_)
             meant[list(piece.among)] = True
@@ -83,7 +83,7 @@ def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
     for piece in todo:
         rest = piece.share
         while rest > ROUNDING:
-            rooms = _rooms(filling, piece.model)
+            rooms = rooms_apart(filling, piece.model)
             machine = int(np.argmax(rooms))
             if rooms[machine] <= 1e-3 * rest:
                 break
@@ -95,7 +95,7 @@ def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
     return left
 
 
-def _rooms(filling: Filling, model: int) -> Floats:
+def rooms_apart(filling: Filling, model: int) -> Floats:
     """(machine): what it could take of the model; replicas keep apart until there are enough of them."""
     rooms, demand = filling.room(model), filling.problem.demands[model]
     if 0 < filling.replicas(model) < demand.replicas:

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.placing.balancing import Piece
-from weft.placing.balancing import _rooms as rooms_apart
+from weft.placing.balancing import Piece, rooms_apart
 from weft.placing.filling import Filling
 from weft.placing.placement import Placement
 from weft.placing.problem import ROUNDING, Bools, PlacingProblem
