@@ -9,11 +9,13 @@ kernels are started. How much of each was fitted to pairs measured on an H200 (`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
+
+from weft.devices.seen_speeds import Pair, SeenSpeeds
 
 Speed = Annotated[float, Field(gt=0, le=4, allow_inf_nan=False)]
 Bound = Literal["compute", "memory", "launches"]
@@ -103,6 +105,14 @@ class Shares:
     kinds: Sequence[Likeness]
     """A server appends to it as models are loaded."""
     contention: Contention
+    bodies: Sequence[int] = ()
+    """Kind -> the number of who has it: one at a time runs of each body; empty where every stream has its own."""
+    seen: SeenSpeeds = field(default_factory=SeenSpeeds)
+    """What was seen of kinds that ran together."""
+
+    def body(self, stream: int, kind: int) -> int:
+        """The body of work of a stream."""
+        return self.bodies[kind] if self.bodies else stream
 
     @cached_property
     def whole(self) -> tuple[int, ...]:
@@ -126,6 +136,20 @@ class Shares:
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """How fast each of those that run goes, by the kinds of work and the lanes they are on; 1 is alone on all."""
+        found = self.predicted(kinds, lanes)
+        if len(kinds) > 1 and self.seen:
+            works = list(zip(kinds, map(self.one_whole, lanes), strict=True))
+            for at, one in enumerate(works):
+                for other in works[:at] + works[at + 1 :]:
+                    found[at] *= self.seen.factor(Pair(*one, *other))
+        return found
+
+    def one_whole(self, lane: int) -> int:
+        """A lane; the first of the streams of the whole GPU for all of those."""
+        return self.whole[0] if lane in self.whole else lane
+
+    def predicted(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
+        """The same by what was measured of each alone."""
         shares, works = [self.lanes[lane] for lane in lanes], [self.kinds[kind] for kind in kinds]
         alone = [work.speed(share.sms, self.sms) for work, share in zip(works, shares, strict=True)]
         if len(works) == 1:

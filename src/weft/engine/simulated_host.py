@@ -82,6 +82,10 @@ class _Segment:
     def compute(self) -> int:
         return self.candidate.compute
 
+    @property
+    def body(self) -> object:
+        return self.candidate.stream
+
     def begin_at(self, now: int) -> None:
         self.begin = now + self.before
         self.end = self.begin + self.ticks
@@ -226,7 +230,7 @@ class SimulatedHost:
         roomy = at_home(segment.candidate, self._roomy())
         lane = self._queues[chosen] if chosen >= 0 else lane_for(segment.batch, roomy, self._lane_rest)
         segment.lane = lane.index
-        segment.after = awaited(segment.batch, lane, self._queues, shares=self._shares is not None)
+        segment.after = awaited(segment, lane, self._queues, shares=self._shares is not None)
         lane.tasks.append(segment)
         self._begin_waiting()
 

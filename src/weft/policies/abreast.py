@@ -30,7 +30,7 @@ MOST_HELD = 2
 
 
 class _Work(NamedTuple):
-    """What a stream goes on with."""
+    """What a body goes on with."""
 
     head: Candidate
     offered: bool
@@ -74,7 +74,7 @@ class Abreast(Policy):
         return self._one_by_one.burden(candidate, now)
 
     def decide(self, view: View) -> Start | None:
-        works = _works(view)
+        works = self._works(view)
         way = self._way(works, view.device.channel_free)
         if way is None:
             return None
@@ -84,6 +84,21 @@ class Abreast(Policy):
                 if free != NOWHERE:
                     return Start(work.head, lane=free)
         return None
+
+    def _works(self, view: View) -> list[_Work]:
+        """What each body goes on with: its most urgent candidate, or what it has on a lane."""
+        body = self._shares.body
+        on: dict[int, tuple[int, int, Candidate]] = {}
+        for at, lane in enumerate(view.lanes):
+            for held in lane.holds:
+                on[body(held.stream, held.program)] = at, lane.rest, held
+        heads: dict[int, Candidate] = {}
+        for each in view.candidates:
+            own = body(each.stream, each.program)
+            if own not in heads or _sooner(each, heads[own]):
+                heads[own] = each
+        found = [_Work(head, True, *on[own][:2] if own in on else (NOWHERE, 0)) for own, head in heads.items()]
+        return found + [_Work(held, False, at, rest) for own, (at, rest, held) in on.items() if own not in heads]
 
     def _way(self, works: list[_Work], now: int) -> Way | None:
         """The way in which most is done, weighted by who lacks it, among those that leave everybody on time."""
@@ -159,20 +174,6 @@ def _alone(place: int, known: tuple[Way, ...]) -> Way:
     return max(known, key=lambda way: way.speeds[place])
 
 
-def _works(view: View) -> list[_Work]:
-    """What each stream goes on with: its most urgent candidate, or what it has on a lane."""
-    on: dict[int, tuple[int, int, Candidate]] = {}
-    for at, lane in enumerate(view.lanes):
-        for held in lane.holds:
-            on[held.stream] = at, lane.rest, held
-    heads: dict[int, Candidate] = {}
-    for each in view.candidates:
-        if each.stream not in heads or _sooner(each, heads[each.stream]):
-            heads[each.stream] = each
-    found = [_Work(head, True, *on[stream][:2] if stream in on else (NOWHERE, 0)) for stream, head in heads.items()]
-    return found + [_Work(held, False, at, rest) for stream, (at, rest, held) in on.items() if stream not in heads]
-
-
 def _sooner(one: Candidate, other: Candidate) -> bool:
-    """Whether a candidate of a stream goes before another: due first, and of those begun."""
+    """Whether a candidate of a body goes before another: due first, and of those begun."""
     return (one.deadline, one.layer == 0, one.query) < (other.deadline, other.layer == 0, other.query)

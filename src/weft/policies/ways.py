@@ -23,12 +23,17 @@ class Way(NamedTuple):
     """The sum of the speeds."""
 
 
-@lru_cache(maxsize=4096)
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[Way, ...]:
     """Those in which nobody can go faster without another going slower, the highest total first.
 
     One runs alone, two on the sides of a cut, or two and more on streams of the whole.
     """
+    return _ways(shares, programs, shares.seen.version)
+
+
+@lru_cache(maxsize=4096)
+def _ways(shares: Shares, programs: tuple[int, ...], version: int) -> tuple[Way, ...]:
+    """The same for what is known of the shares in a version."""
     found = []
     for members, on in _settled(shares, len(programs)):
         lanes, speeds = [NOWHERE] * len(programs), [0.0] * len(programs)

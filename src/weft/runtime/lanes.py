@@ -39,6 +39,11 @@ another costs as much."""
 class LaneWork(Protocol):
     """One batch as a lane sees it."""
 
+    @property
+    def body(self) -> object:
+        """Whose memory it is computed in; asked for where lanes are shares of one device."""
+        ...
+
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its inputs hold."""
         ...
@@ -88,6 +93,10 @@ class LaneTask:
     @property
     def compute(self) -> int:
         return self.candidate.compute
+
+    @property
+    def body(self) -> object:
+        return self.work.body
 
     @property
     def goes_on(self) -> Sequence[StepOutput] | None:
@@ -271,7 +280,7 @@ class LaneExecutor:
         open_to = at_home(task.candidate, self._roomy())
         able = [lane for lane in open_to if lane.device.able]
         lane = self.lanes[chosen] if chosen >= 0 else lane_for(task.batch, able or open_to, self._lane_rest)
-        task.after = awaited(task.batch, lane, self.lanes, shares=self._shares)
+        task.after = awaited(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
