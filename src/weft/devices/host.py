@@ -111,7 +111,7 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
     """How a GPU can be shared."""
 
     sms: Annotated[int, Field(ge=1, le=4096)]
-    cuts: tuple[tuple[Count, Count], ...] = ()
+    cuts: Annotated[tuple[tuple[Count, Count], ...], Field(max_length=8)] = ()
     """The multiprocessors of the two sides of each cut."""
     streams: Annotated[int, Field(ge=1, le=16)] = 4
     """Models that may run at the same time on the whole of it."""
@@ -123,9 +123,22 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
             raise ValueError(f"cuts = {[list(sides) for sides in self.cuts]} do not add up to {self.sms} each")
         return self
 
-    def shares(self, kinds: Sequence[Likeness]) -> Shares:
-        """Its lanes, for these kinds of work."""
-        return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention)
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The multiprocessors of each side of each cut, in the order of their lanes."""
+        return tuple(side for sides in self.cuts for side in sides)
+
+    def part_of(self, lane: int) -> int:
+        """The part that a lane is, from 1; 0 for those that are streams of the whole."""
+        return max(0, lane - self.streams)
+
+    def lane_of(self, part: int) -> int:
+        """The lane that is a part, or the first of the whole."""
+        return part and part + self.streams
+
+    def shares(self, kinds: Sequence[Likeness], bodies: Sequence[int] = ()) -> Shares:
+        """Its lanes, for these kinds of work; *bodies*: whose each of them is."""
+        return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies)
 
 
 class Host(BaseModel, extra="forbid", frozen=True):

@@ -106,7 +106,7 @@ def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
     return lanes if candidate.home < 0 else [lane for lane in lanes if lane.index == candidate.home]
 
 
-def awaited(task: Q, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:
+def awaited(task: Queued, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:
     """What a segment that is given to a lane goes on from, and runs on others.
 
     shares: lanes have one memory, in which a body has one place: its batches follow each other.

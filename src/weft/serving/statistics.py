@@ -75,6 +75,8 @@ class Statistics:
     segment_ns: int = 0
     segment_error_ns: int = 0
     """Sum of the differences between predicted and real segment times."""
+    shares: Counter[str] = field(default_factory=Counter)
+    """A share of the device -> the time that segments ran there, where models share it."""
     latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_NS) + 1))
     """How many answers per bound, and at the end those beyond the last."""
     last_ms: int = 0

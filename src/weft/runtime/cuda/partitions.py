@@ -32,10 +32,7 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
 
     The primary context of the GPU must be there (torch makes it). ``NoPartitions`` where it cannot be done.
     """
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise NoPartitions("cuda-bindings is not installed") from error
+    driver = bindings()
     try:
         (device,) = _asked(driver.cuDeviceGet(index))
     except RuntimeError as error:
@@ -47,6 +44,23 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
     if not rest.sm.smCount:
         raise NoPartitions(f"nothing is left of {whole.sm.smCount} multiprocessors when {sms} are cut off")
     return _part(driver, device, groups[0]), _part(driver, device, rest)
+
+
+def bindings() -> Any:
+    """The driver, which is not touched by that; ``NoPartitions`` where it cannot be called."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoPartitions("cuda-bindings is not installed") from error
+    return driver
+
+
+def another_stream(part: Part) -> int:
+    """One more stream of low priority on a part."""
+    driver = bindings()
+    least, _ = _asked(driver.cuCtxGetStreamPriorityRange())
+    (found,) = _asked(driver.cuGreenCtxStreamCreate(part.context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, least))
+    return int(found)
 
 
 def _part(driver: Any, device: Any, resource: Any) -> Part:
