@@ -10,15 +10,15 @@ import pytest
 from weft.devices import load_any, load_device, read_host, write_host
 from weft.devices.gpu_pairs import GpuPairs, PairError, fitted, left_out, read_pairs
 from weft.devices.host import GpuCuts, Host
-from weft.devices.shares import Contention, Likeness, Share, Shares, ladder
+from weft.devices.shares import Contention, GpuLikeness, Share, Shares, ladder
 from weft.errors import DeviceError, WorkloadError
 from weft.simulation.comparison import compare_requests
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import Workload
 
-LARGE = Likeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
-STREAMING = Likeness(speeds={84: 0.97, 48: 0.88}, kernel_us=10, memory=0.6)
-TINY = Likeness(speeds={84: 1.0, 48: 0.98}, kernel_us=5, memory=0.02)
+LARGE = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
+STREAMING = GpuLikeness(speeds={84: 0.97, 48: 0.88}, kernel_us=10, memory=0.6)
+TINY = GpuLikeness(speeds={84: 1.0, 48: 0.98}, kernel_us=5, memory=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,12 @@ def measured() -> GpuPairs:
 
 
 @pytest.mark.parametrize(("like", "bound"), [(LARGE, "compute"), (STREAMING, "memory"), (TINY, "launches")])
-def test_speeds_on_shares_tell_what_work_is_bound_by(like: Likeness, bound: str) -> None:
+def test_speeds_on_shares_tell_what_work_is_bound_by(like: GpuLikeness, bound: str) -> None:
     assert like.bound(132) == bound
 
 
 def test_a_share_that_was_not_measured_follows_from_how_much_of_the_gpu_work_fills() -> None:
-    perfect = Likeness(speeds={66: 0.5}, kernel_us=10)
+    perfect = GpuLikeness(speeds={66: 0.5}, kernel_us=10)
     assert perfect.fill(132) == pytest.approx(1)
     assert perfect.speed(33, 132) == pytest.approx(0.25)
     assert perfect.speed(132, 132) == 1
@@ -46,7 +46,7 @@ def test_shares_overlap_by_their_multiprocessors() -> None:
     assert whole.within(small) == pytest.approx(48 / 132)
 
 
-def lanes_of(*kinds: Likeness) -> Shares:
+def lanes_of(*kinds: GpuLikeness) -> Shares:
     return Shares(132, ladder(132, [(84, 48), (68, 64)], streams=2), kinds, Contention())
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, kind, loads
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.devices.shares import Contention, Likeness, Shares, ladder
+from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.engine import SimulatedHost, request_engine
 from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.errors import InputError, InvalidStart
@@ -19,16 +19,16 @@ from weft.policies import ON_SHARES, Candidate, Option, Policy, Setting, Start, 
 from weft.policies.base import LaneState, Traits
 from weft.policies.ways import ways
 
-COMPUTE = Likeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
-MEMORY = Likeness(speeds={84: 0.97, 48: 0.88}, kernel_us=10, memory=0.6)
-SMALL = Likeness(speeds={84: 1.0, 48: 0.97}, kernel_us=5, memory=0.05)
+COMPUTE = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
+MEMORY = GpuLikeness(speeds={84: 0.97, 48: 0.88}, kernel_us=10, memory=0.6)
+SMALL = GpuLikeness(speeds={84: 1.0, 48: 0.97}, kernel_us=5, memory=0.05)
 MS = 1_000_000
 
 
 TAKEN = Contention(beside=0.1, turns=0.05, filled=0.8, order=1.2, favour=0.25, memory=1.5, reach=0.05)
 
 
-def shares_of(*likes: Likeness) -> Shares:
+def shares_of(*likes: GpuLikeness) -> Shares:
     return Shares(132, ladder(132, [(84, 48), (68, 64)], streams=4), likes, TAKEN)
 
 
@@ -64,11 +64,11 @@ class SharedHost(SimulatedHost):
         return [Seen(each, self.lane_of[each[:3]], times) for each, times in self.log]
 
 
-def on_shares(load: Load, likes: list[Likeness]) -> Setting:
+def on_shares(load: Load, likes: list[GpuLikeness]) -> Setting:
     return replace(load.setting, lanes=1, ahead=1, apart=False, shares=shares_of(*likes))
 
 
-def run_shared(policy: str, load: Load, likes: list[Likeness], **options: Option) -> tuple[SharedHost, ListedFeed]:
+def run_shared(policy: str, load: Load, likes: list[GpuLikeness], **options: Option) -> tuple[SharedHost, ListedFeed]:
     """Serve a load; *likes*: what each program is like."""
     setting = on_shares(load, likes)
     feed, host = ListedFeed(load.orders, load.kinds), SharedHost(setting)
@@ -80,7 +80,7 @@ def run_shared(policy: str, load: Load, likes: list[Likeness], **options: Option
     return host, feed
 
 
-def likes_for(load: Load) -> list[Likeness]:
+def likes_for(load: Load) -> list[GpuLikeness]:
     return [(COMPUTE, MEMORY, SMALL)[at % 3] for at, each in enumerate(load.kinds) for _ in each.batches]
 
 
@@ -109,7 +109,7 @@ def test_every_layer_runs_once_and_in_order_and_no_share_is_used_twice(policy: s
 
 
 @pytest.mark.parametrize("likes", [(COMPUTE, MEMORY), (COMPUTE, COMPUTE), (COMPUTE, SMALL), (COMPUTE, MEMORY, SMALL)])
-def test_abreast_starves_nobody_and_does_about_as_much_as_the_best_rival(likes: tuple[Likeness, ...]) -> None:
+def test_abreast_starves_nobody_and_does_about_as_much_as_the_best_rival(likes: tuple[GpuLikeness, ...]) -> None:
     orders = tuple(Order(stream, 0, 1 << 50) for stream in range(len(likes)) for _ in range(80))
     load, until = Load(tuple(kind(*[MS] * 4) for _ in likes), orders), 250 * MS
 
@@ -151,6 +151,17 @@ def test_with_time_to_spare_two_share_a_cut_and_with_none_the_urgent_one_is_alon
     assert calm is not None and shares.lanes[calm.lane].sms < 132
     pressed = first([waiting(0, 100), waiting(1, 2.3)], shares)
     assert pressed is not None and (pressed.candidate.stream, shares.lanes[pressed.lane].sms) == (1, 132)
+
+
+def test_streams_of_one_body_take_turns_on_one_lane() -> None:
+    shares = Shares(132, ladder(132, [(84, 48)], streams=4), (COMPUTE, MEMORY, MEMORY), TAKEN, bodies=(0, 0, 1))
+    on_lane_0 = (waiting(0, 100),)
+    behind = first([waiting(1, 100)], shares, held=on_lane_0)
+    assert behind is None or behind.lane == 0, "its memory is in use there"
+    beside = first([waiting(2, 100)], shares, held=on_lane_0)
+    assert beside is not None and beside.lane != 0
+    start = first([waiting(0, 100), waiting(1, 50)], shares)
+    assert start is not None and start.candidate.stream == 1, "of a body the one that is due first"
 
 
 def test_best_effort_steps_aside_while_an_urgent_one_runs() -> None:

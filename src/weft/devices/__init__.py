@@ -4,7 +4,7 @@ from weft.devices.gpu_pairs import gpus
 from weft.devices.host import HOST, Host, HostModel, is_measured, parse_host, read_host, write_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
-from weft.devices.shares import Contention, Likeness, Share, Shares
+from weft.devices.shares import Contention, GpuLikeness, Share, Shares
 from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
 from weft.devices.tiled import (
     Board,
@@ -24,10 +24,10 @@ __all__ = [
     "BandwidthSharing",
     "Board",
     "Contention",
+    "GpuLikeness",
     "Host",
     "HostModel",
     "Lanes",
-    "Likeness",
     "Npu",
     "Pccs",
     "PeShape",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
 from weft.devices.host import GpuCuts, Host, HostModel
-from weft.devices.shares import Contention, Likeness, Shares
+from weft.devices.shares import Contention, GpuLikeness, Shares
 from weft.errors import DeviceError
 from weft.jsonfile import first_problem, read_json
 
@@ -69,11 +69,11 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
     models: dict[str, AloneModel]
     pairs: tuple[MeasuredPair, ...]
 
-    def like(self, model: str) -> Likeness:
+    def like(self, model: str) -> GpuLikeness:
         """What a model is like."""
         found = self.models[model]
         memory = min(1.0, found.gb / (found.ms / 1e3) / self.gb_per_s)
-        return Likeness(speeds=found.speeds, kernel_us=found.ms * 1e3 / found.kernels, memory=memory)
+        return GpuLikeness(speeds=found.speeds, kernel_us=found.ms * 1e3 / found.kernels, memory=memory)
 
     def cut(self, contention: Contention) -> GpuCuts:
         return GpuCuts(sms=self.sms, cuts=self.cuts, contention=contention)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 
 from weft.devices.lanes import Lanes
 from weft.devices.measured import times_at
-from weft.devices.shares import Contention, Likeness, Shares, ladder
+from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable, read_json, write_json
 
@@ -54,7 +54,7 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     """What single requests took besides their segments and the hand-overs: the way, reading and answering."""
     loses: dict[str, Share] = {}
     """Other model -> share of its speed that it loses while one lane runs that."""
-    like: dict[int, Likeness] = {}
+    like: dict[int, GpuLikeness] = {}
     """Batch size -> what it is like, where it may run on shares of a GPU."""
     exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """After how many segments requests may leave, the end not among them; those that were measured went to the end."""
@@ -85,7 +85,7 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
         totals = np.array(self.spread) @ np.array(self.times_s[1])
         return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
 
-    def like_at(self, batch: int) -> Likeness:
+    def like_at(self, batch: int) -> GpuLikeness:
         """What it is like at a batch size: as at the next larger one that was measured, or the largest."""
         return self.like[min((size for size in self.like if size >= batch), default=max(self.like))]
 
@@ -136,7 +136,7 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
         """The lane that is a part, or the first of the whole."""
         return part and part + self.streams
 
-    def shares(self, kinds: Sequence[Likeness], bodies: Sequence[int] = ()) -> Shares:
+    def shares(self, kinds: Sequence[GpuLikeness], bodies: Sequence[int] = ()) -> Shares:
         """Its lanes, for these kinds of work; *bodies*: whose each of them is."""
         return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies)
 
@@ -223,7 +223,7 @@ def parse_host(raw: Any, where: str) -> Host:
     try:
         return Host.model_validate(raw)
     except ValidationError as error:
-        raise DeviceError(f"{where}: {first_problem(error, Host, HostModel, GpuCuts, Likeness)}") from error
+        raise DeviceError(f"{where}: {first_problem(error, Host, HostModel, GpuCuts, GpuLikeness)}") from error
 
 
 def write_host(host: Host, path: str | Path) -> None:

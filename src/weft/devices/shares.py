@@ -42,7 +42,7 @@ class Share(NamedTuple):
         return f"{self.sms}{' high' * self.high}"
 
 
-class Likeness(BaseModel, extra="forbid", frozen=True):
+class GpuLikeness(BaseModel, extra="forbid", frozen=True):
     """What work is like, by what was measured of it alone."""
 
     speeds: Annotated[dict[int, Speed], Field(min_length=1)]
@@ -53,7 +53,7 @@ class Likeness(BaseModel, extra="forbid", frozen=True):
     """The part of the memory's bandwidth that it takes."""
 
     @model_validator(mode="after")
-    def _sms(self) -> Likeness:
+    def _sms(self) -> GpuLikeness:
         if any(sms < 1 for sms in self.speeds):
             raise ValueError("speeds has a share without multiprocessors")
         return self
@@ -102,7 +102,7 @@ class Shares:
 
     sms: int
     lanes: tuple[Share, ...]
-    kinds: Sequence[Likeness]
+    kinds: Sequence[GpuLikeness]
     """A server appends to it as models are loaded."""
     contention: Contention
     bodies: Sequence[int] = ()
@@ -161,7 +161,7 @@ class Shares:
                     slower[own] += self._taken(works[own], works[other], shares[own], shares[other], alone[other])
         return [speed / slow for speed, slow in zip(alone, slower, strict=True)]
 
-    def _taken(self, own: Likeness, other: Likeness, share: Share, others: Share, speed: float) -> float:
+    def _taken(self, own: GpuLikeness, other: GpuLikeness, share: Share, others: Share, speed: float) -> float:
         """How much longer one takes beside another, which is on a share that it has so much speed on alone."""
         rules = self.contention
         found = rules.beside + rules.memory * (rules.reach + own.memory) * other.memory * speed

@@ -17,7 +17,7 @@ from weft.devices.shares import Shares
 from weft.errors import InputError
 from weft.policies.base import Candidate, Policy, Start, Traits, View
 from weft.policies.punctual import Punctual, in_order
-from weft.policies.ways import NOWHERE, Way, ways
+from weft.policies.ways import NOWHERE, SharingWay, ways
 
 URGE = 20.0
 """By how many times its lack, in fair shares, whoever lacks one counts for more."""
@@ -100,7 +100,7 @@ class Abreast(Policy):
         found = [_Work(head, True, *on[own][:2] if own in on else (NOWHERE, 0)) for own, head in heads.items()]
         return found + [_Work(held, False, at, rest) for own, (at, rest, held) in on.items() if own not in heads]
 
-    def _way(self, works: list[_Work], now: int) -> Way | None:
+    def _way(self, works: list[_Work], now: int) -> SharingWay | None:
         """The way in which most is done, weighted by who lacks it, among those that leave everybody on time."""
         known = ways(self._shares, tuple([work.head.program for work in works]))
         if len(works) == 1:
@@ -158,7 +158,7 @@ class Abreast(Policy):
         return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
 
 
-def _keeps(way: Way, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
+def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
     """Whether all who can be on time still can, one by one, after a step this way."""
     step = MOST_HELD * max([work.head.compute / speed for work, speed in zip(works, way.speeds, strict=True) if speed])
     done = 0.0
@@ -169,7 +169,7 @@ def _keeps(way: Way, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
     return True
 
 
-def _alone(place: int, known: tuple[Way, ...]) -> Way:
+def _alone(place: int, known: tuple[SharingWay, ...]) -> SharingWay:
     """The way in which a work has most of the GPU."""
     return max(known, key=lambda way: way.speeds[place])
 

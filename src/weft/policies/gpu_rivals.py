@@ -59,6 +59,8 @@ class FixedSplit(Streams):
     """Whether even numbers get the second side."""
 
     def lane(self, head: Candidate, view: View) -> int | None:
+        if not self.shares.cuts:  # what a server's device is like is known only when it serves
+            return super().lane(head, view)
         if not 0 <= self.cut < len(self.shares.cuts):
             raise InputError(f"cut = {self.cut} must be one of the {len(self.shares.cuts)} that the device has, from 0")
         return self.shares.cuts[self.cut][(head.stream + self.swap) % 2]

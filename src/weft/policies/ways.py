@@ -12,7 +12,7 @@ from weft.devices.shares import Shares
 NOWHERE = -1
 
 
-class Way(NamedTuple):
+class SharingWay(NamedTuple):
     """A way to share a GPU among some works, which are known by their places."""
 
     lanes: tuple[int, ...]
@@ -23,7 +23,7 @@ class Way(NamedTuple):
     """The sum of the speeds."""
 
 
-def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[Way, ...]:
+def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
     """Those in which nobody can go faster without another going slower, the highest total first.
 
     One runs alone, two on the sides of a cut, or two and more on streams of the whole.
@@ -32,7 +32,7 @@ def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[Way, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _ways(shares: Shares, programs: tuple[int, ...], version: int) -> tuple[Way, ...]:
+def _ways(shares: Shares, programs: tuple[int, ...], version: int) -> tuple[SharingWay, ...]:
     """The same for what is known of the shares in a version."""
     found = []
     for members, on in _settled(shares, len(programs)):
@@ -40,9 +40,9 @@ def _ways(shares: Shares, programs: tuple[int, ...], version: int) -> tuple[Way,
         fast = shares.speeds([programs[each] for each in members], on)
         for member, lane, speed in zip(members, on, fast, strict=True):
             lanes[member], speeds[member] = shares.whole[0] if lane in shares.whole else lane, speed
-        found.append(Way(tuple(lanes), tuple(speeds), sum(fast)))
+        found.append(SharingWay(tuple(lanes), tuple(speeds), sum(fast)))
     found.sort(key=lambda way: -way.total)
-    kept: list[Way] = []
+    kept: list[SharingWay] = []
     for way in found:
         if not any(all(a >= b for a, b in zip(other.speeds, way.speeds, strict=True)) for other in kept):
             kept.append(way)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.errors import ModelError, unknown_name
 from weft.runtime.exits import KINDS, ExitSpec, Kind
 from weft.runtime.lent import Lender
@@ -184,7 +184,7 @@ class LoadedModel(Protocol):
     """The shapes of the inputs at batch 1, as it was measured; None where it was not."""
     times_s: Mapping[int, tuple[float, ...]]
     """Rows of a batch -> seconds of each segment, as measured."""
-    like: Mapping[int, Likeness]
+    like: Mapping[int, GpuLikeness]
     """Rows of a batch -> what it is like on shares of a device, where that was measured."""
     batchable: bool
     max_batch: int

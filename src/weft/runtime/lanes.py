@@ -154,8 +154,15 @@ class LaneExecutor:
         self.apart &= not shares
         self._idle, self._pin = list(reversed(self.lanes)), pin
         self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
+        self._under_way = self._since = self._past_ticks = 0
+        """Steps that have begun and not ended, since when there are any, and how long there were before that."""
         self.watch: Callable[[int, Completion], None] | None = None
         """Told of every segment that ended, with the number of its lane."""
+
+    @property
+    def busy_ticks(self) -> int:
+        """How long there was a step on some lane."""
+        return self._past_ticks + (self.now() - self._since if self._under_way else 0)
 
     def resize(self, count: int) -> None:
         """Have so many lanes from now on; one too many that computes ends when that has ended."""
@@ -228,6 +235,9 @@ class LaneExecutor:
     def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
         """A segment leaves its lane, and the lane comes to the next."""
         task.ended = True
+        if task.started:
+            self._under_way -= 1
+            self._past_ticks += 0 if self._under_way else self.now() - self._since
         _, _, began, ended = times
         if task is lane.tasks[0] and ended > lane.free_since:
             lane.free_since = ended
@@ -306,6 +316,8 @@ class LaneExecutor:
 
     def _start(self, lane: Lane, task: LaneTask) -> None:
         task.started = True
+        self._since = self._since if self._under_way else self.now()
+        self._under_way += 1
         if task is lane.tasks[0]:
             task.began = self.now()
         candidate, work = task.candidate, task.work

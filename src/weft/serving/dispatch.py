@@ -488,7 +488,8 @@ class Dispatcher:
             for model, rows in shares.items():  # others may have joined it while it was computed
                 model.statistics.computed(computed, min(rows, computed), took, error)
                 if self.sharing:
-                    model.statistics.shares[self.sharing.name(lane)] += took * min(rows, computed) // computed
+                    part_ns = took * min(rows, computed) // computed
+                    model.statistics.shares.total_ns[self.sharing.name(lane)] += part_ns
             if seen is None or seen.alone:
                 self.streams.learn(stream, candidate, took, between)
             elif not stream.measured:

@@ -271,7 +271,13 @@ SCHEMAS: dict[str, Json] = {
         **_each("ready draining", _BOOL),
         **_each("uptime_s now_s window_s", _NUMBER),
         in_flight=_COUNT,
-        lanes=_list(_object(busy=_BOOL, utilisation=_is("number", minimum=0, maximum=1))),
+        lanes=_list(
+            _object(
+                busy=_BOOL,
+                utilisation=_is("number", minimum=0, maximum=1),
+                share=_is(["string", "null"], "The multiprocessors that it is, where lanes are shares of a GPU."),
+            )
+        ),
         totals=_object(
             **_WINDOW,
             **_each("requests success deadline_met deadline_missed preemptions aborts", _COUNT),
@@ -289,6 +295,7 @@ SCHEMAS: dict[str, Json] = {
         mean_batch=_NUMBER,
         failures=_map(_COUNT),
         exits={"oneOf": [_ref("ModelExits"), _is("null", "It has none.")]},
+        shares=_map(_is("number", "The part of the last minutes that it ran on this share of a GPU.")),
     ),
     "ModelExits": _object(
         "Where rows leave a model, the end last.",

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from weft.devices.host import GpuCuts
 from weft.devices.seen_speeds import Pair
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.errors import InputError
 from weft.policies import policy_called
 
-UNMEASURED = Likeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
+UNMEASURED = GpuLikeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
 """What a model is taken to be like that was not measured on shares: it fills the GPU, and wants half of the memory."""
 UNCUT = GpuCuts(sms=1)
 """A GPU of which nothing is known yet."""
@@ -44,7 +44,7 @@ class SeenBeside(NamedTuple):
     """How fast it was to go beside those who ran for most of its time."""
 
 
-def sharing_for(policy: str, device: str | None) -> Sharing | None:
+def sharing_for(policy: str, device: str | None) -> GpuSharing | None:
     """What a policy needs that chooses shares of a device; None for others. InputError where the device has none."""
     if not policy_called(policy).traits.shares:
         return None
@@ -52,15 +52,15 @@ def sharing_for(policy: str, device: str | None) -> Sharing | None:
         raise InputError(f"{policy} chooses shares of a GPU, and models run on processors here; serve with --device")
     if "," in device:
         raise InputError(f"{policy} chooses shares of one GPU, and {device} are several; name one of them")
-    return Sharing()
+    return GpuSharing()
 
 
-class Sharing:
+class GpuSharing:
     """What the policy of a server knows of its GPU's lanes; programs are kinds of work, by their numbers."""
 
     def __init__(self) -> None:
         self.cuts = UNCUT
-        self._kinds: list[Likeness] = []
+        self._kinds: list[GpuLikeness] = []
         self._bodies: list[int] = []
         self._numbers = count()
         self.shares = self.cuts.shares(self._kinds, self._bodies)
@@ -70,7 +70,7 @@ class Sharing:
         """A number for another body."""
         return next(self._numbers)
 
-    def put(self, first: int, likes: Sequence[Likeness], body: int) -> None:
+    def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
         """Programs from this number on are those of a body, and are like that."""
         new = range(first, first + len(likes))
         self._kinds[first : new.stop] = likes

@@ -93,9 +93,14 @@ def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
     busy: Counter[int] = Counter()
     for span in service.dispatcher.recorder.since(now - WINDOW_NS):
         busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
+    sharing = service.dispatcher.sharing
     age = max(1, min(WINDOW_NS, now - service.started_ns))
     return [
-        {"busy": lane.task is not None, "utilisation": min(1.0, busy[lane.index] / age)}
+        {
+            "busy": lane.task is not None,
+            "utilisation": min(1.0, busy[lane.index] / age),
+            "share": sharing.name(lane.index) if sharing else None,
+        }
         for lane in service.dispatcher.lanes.lanes
     ]
 
@@ -141,6 +146,7 @@ def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) 
         "memory_bytes": slot.served.memory_bytes if slot.served else 0,
         "failures": dict(seen.failures),
         "exits": _exits(service, slot),
+        "shares": seen.shares.lately(service.now()),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.costs.program import Program
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.engine.requests import Requests
 from weft.engine.tickets import Terms, WaitingLine
 from weft.errors import BadRequest
@@ -29,7 +29,7 @@ from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.classification import Labels
 from weft.serving.leaving import Leaving, outputs_of
-from weft.serving.sharing import UNMEASURED, Sharing
+from weft.serving.sharing import UNMEASURED, GpuSharing
 from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
 
@@ -146,7 +146,7 @@ class ServedStream:
 class ServedStreams:
     """Which streams there are, and what their segments are expected to take."""
 
-    def __init__(self, source: Requests, programs: list[Program], sharing: Sharing | None = None) -> None:
+    def __init__(self, source: Requests, programs: list[Program], sharing: GpuSharing | None = None) -> None:
         """sharing: is told of every program what it is like."""
         self._source, self.programs, self._sharing = source, programs, sharing
         self._bodies: dict[ServedModel, int] = {}
@@ -315,7 +315,7 @@ def _terms(stream: ServedStream) -> Terms:
     return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
 
 
-def _likes(stream: ServedStream) -> list[Likeness]:
+def _likes(stream: ServedStream) -> list[GpuLikeness]:
     """What a stream's programs are like, by the rows of their batches, as far as that was measured."""
     like = stream.model.loaded.like if stream.measured else {}
     return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]

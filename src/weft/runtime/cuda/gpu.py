@@ -1,6 +1,6 @@
 """A GPU through torch: streams, events, graphs, and memory that is copied while something is computed.
 
-Every lane has a stream, and so has its thread, in torch's own way: what is started there goes to torch's current stream.
+Every lane has a stream, which is torch's current one on the lane's thread: what is started there goes to it.
 Answers leave on another stream of the lane, inputs come on one for all. Sessions of ONNX Runtime are bound to a stream
 on which nothing else runs; there they are warmed up and captured, and what was captured is replayed on the streams of
 lanes, so a model can be opened while others run. Where models run side by side, each has such a stream, and scratch

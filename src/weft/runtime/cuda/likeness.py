@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
@@ -29,7 +29,7 @@ def captured_on_parts(device: Device, rung: Rung) -> str:
     return ""
 
 
-def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> Likeness:
+def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
     """What a batch size is like that was captured; the memory's part is what weights and cuts alone move."""
     segments = range(rung.segments)
     whole_s = max(1e-9, sum(rung.timed(at) for at in segments))
@@ -39,7 +39,7 @@ def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> 
         speeds[sms] = min(MOST_SPEED, max(LEAST_SPEED, whole_s / part_s))
     moved = weight_bytes + 2 * rung.memory.byte_size
     kernel_us = max(0.1, whole_s * 1e6 / rung.kernels)
-    return Likeness(speeds=speeds, kernel_us=min(1e6, kernel_us), memory=min(1.0, moved / whole_s / bandwidth))
+    return GpuLikeness(speeds=speeds, kernel_us=min(1e6, kernel_us), memory=min(1.0, moved / whole_s / bandwidth))
 
 
 class PartsBudget:
@@ -58,11 +58,11 @@ class PartsBudget:
 
 def measured_likeness(
     device: Device, rungs: Sequence[Rung], weight_bytes: int, allowance: Allowance, remarks: list[str]
-) -> dict[int, Likeness]:
+) -> dict[int, GpuLikeness]:
     """Rows of a batch size -> what it is like; those that the budget leaves out are not there. *remarks*: why."""
     if device.uncut:
         remarks.append(f"shares the device on plain streams: {device.uncut}")
-    found: dict[int, Likeness] = {}
+    found: dict[int, GpuLikeness] = {}
     budget, bandwidth = PartsBudget(device, allowance), device.bandwidth()
     for rung in _by_use(rungs):
         why = budget.spent() or captured_on_parts(device, rung)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from weft.devices.host import GpuCuts
 from weft.devices.measured import times_at
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
@@ -59,7 +59,7 @@ class DeviceModel:
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
-        self.like: Mapping[int, Likeness] = {}
+        self.like: Mapping[int, GpuLikeness] = {}
         """Rows of a batch -> what it is like on shares of the device."""
         self.batchable, self.max_batch, self.any_shapes = blueprint.batchable, blueprint.max_batch, blueprint.any_shapes
         self.exits, self.confidence, self.mergeable = blueprint.exits, blueprint.confidence, blueprint.mergeable

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import BatchPart, StepOutput
 from weft.runtime.cuda.device import Tensor, as_array
 from weft.runtime.cuda.model import DeviceModel, ladder
@@ -80,7 +80,7 @@ def round_times(found: Mapping[int, Times], max_batch: int, tasks: int) -> dict[
     return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
 
 
-def like_by_rows(blueprint: Blueprint) -> dict[int, Likeness]:
+def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
     """What batches are like, by their rows, given what the sizes are like that it was captured with."""
     sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
     captured = {

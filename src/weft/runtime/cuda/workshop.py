@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft.devices.shares import Likeness
+from weft.devices.shares import GpuLikeness
 from weft.errors import ModelError
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
@@ -234,7 +234,7 @@ class Workshop:
             each.open()  # the files are about to be moved
         return pieces.model(rungs, times_s=times_s, like=like, mergeable=mergeable)
 
-    def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, Likeness]:
+    def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
         """What each batch size is like on parts of the device, where those are wanted."""
         if not self.options.shares:
             return {}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from weft.costs.layer_costs import Profile, estimate, read_profile
 from weft.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.costs.tiled import layer_times_s
-from weft.devices import Host, HostModel, Lanes, Likeness, Npu, TiledNpu, check_activations, load_device
+from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Terms
 from weft.errors import WorkloadError
@@ -113,7 +113,7 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
     terms, alone = [], []
-    kinds: list[Likeness] = []
+    kinds: list[GpuLikeness] = []
     for index, stream in enumerate(workload.stream):
         if stream.profiles:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {host.name} is a host")
