@@ -388,7 +388,7 @@ FAMILIES = (
     _counter(
         "weft_share_seconds_total",
         "Time that segments ran on each share of a GPU, by its multiprocessors, where models share one.",
-        _model_by("share", lambda m: {share: ns / 1e9 for share, ns in m.seen.shares.total_ns.items()}),
+        _model_by("share", lambda m: {share: ns / 1e9 for share, ns in m.seen.shares.total_ns.items()} or NO_DEVICE),
     ),
     _gauge(
         "weft_segment_prediction_error_ratio",
