@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from weft.runtime.cuda.partitions import HIGH, LOW, NoPartitions, cut
+from weft.runtime.cuda.partitions import HIGH, LOW, NoPartitions, another_stream, cut, follow
 
 
 class Result(IntEnum):
@@ -24,10 +24,14 @@ class FakeDriver(ModuleType):
     CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM=1)
     CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
 
     def __init__(self, *, cuts: bool = True) -> None:
         super().__init__("driver")
         self.cuts, self.made, self._streams = cuts, [], iter(range(1, 100))
+        self.current: list[str] = ["the whole"]
+        """Contexts, the current one last."""
+        self.done: list[tuple[str, str, int]] = []
 
     def cuDeviceGet(self, index: int) -> tuple[Any, ...]:
         return Result.CUDA_SUCCESS, index
@@ -51,6 +55,30 @@ class FakeDriver(ModuleType):
     def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
         return Result.CUDA_SUCCESS, 0, -5
 
+    def cuCtxFromGreenCtx(self, context: str) -> tuple[Any, ...]:
+        return Result.CUDA_SUCCESS, f"driver's {context}"
+
+    def cuCtxPushCurrent(self, context: str) -> tuple[Any, ...]:
+        self.current.append(context)
+        return (Result.CUDA_SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return Result.CUDA_SUCCESS, self.current.pop()
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        return Result.CUDA_SUCCESS, f"event in {self.current[-1]}"
+
+    def cuEventRecord(self, event: str, stream: int) -> tuple[Any, ...]:
+        self.done.append(("recorded", event, stream))
+        return (Result.CUDA_SUCCESS,)
+
+    def cuStreamWaitEvent(self, stream: int, event: str, flags: int) -> tuple[Any, ...]:
+        self.done.append(("waited", event, stream))
+        return (Result.CUDA_SUCCESS,)
+
+    def CUstream(self, handle: int) -> int:
+        return handle
+
     def cuGreenCtxStreamCreate(self, context: str, flags: int, priority: int) -> tuple[Any, ...]:
         return Result.CUDA_SUCCESS, next(self._streams) * 10 - priority
 
@@ -72,6 +100,20 @@ def test_the_two_parts_are_what_was_asked_for_and_what_is_left(driver: FakeDrive
     assert (small.sms, large.sms) == (48, 84) and driver.made == [48, 84]
     assert len({*small.streams, *large.streams}) == 4
     assert (small.streams[LOW] % 10, small.streams[HIGH] % 10) == (0, 5)
+
+
+def test_others_follow_a_part_by_an_event_of_its_own_context(driver: FakeDriver) -> None:
+    small, large = cut(0, 48)
+    assert driver.current == ["the whole"]
+    assert (small.ended, large.ended) == tuple(f"event in driver's context of {sms}" for sms in (48, 84))
+    follow(small, 77)
+    assert driver.done == [("recorded", small.ended, small.streams[LOW]), ("waited", small.ended, 77)]
+
+
+def test_a_part_has_as_many_streams_as_are_asked_for(driver: FakeDriver) -> None:
+    small, _ = cut(0, 48)
+    more = {another_stream(small) for _ in range(3)}
+    assert len(more | {*small.streams}) == 5 and all(each % 10 == 0 for each in more)
 
 
 def test_the_card_gives_a_few_more_where_it_does_not_divide_so(driver: FakeDriver) -> None:

@@ -4,7 +4,8 @@ Every lane has a stream, which is torch's current one on the lane's thread: what
 Answers leave on another stream of the lane, inputs come on one for all. Sessions of ONNX Runtime are bound to a stream
 on which nothing else runs; there they are warmed up and captured, and what was captured is replayed on the streams of
 lanes, so a model can be opened while others run. Where models run side by side, each has such a stream, and scratch
-memory, of its own (``own``); one on a part of the GPU is a stream of that part (``partitions``).
+memory, of its own (``own``). What was captured on a part of the GPU is replayed on the one stream of that part, in the
+order of the lane; nothing else goes there, for events of torch cannot be recorded on streams of parts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
 from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
 from weft.runtime.cuda.movable import GpuMovable
-from weft.runtime.cuda.partitions import LOW, NoPartitions, Part, another_stream, bindings, cut
+from weft.runtime.cuda.partitions import LOW, NoPartitions, Part, another_stream, bindings, cut, follow
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
@@ -74,13 +75,21 @@ class _LaneStreams(NamedTuple):
 
 
 class _Replay:
-    """A graph that was captured."""
+    """A graph that was captured, on the whole GPU or on a part."""
 
-    def __init__(self, graph: Any) -> None:
-        self._graph, self.kernels = graph, max(1, kernels_in(graph.raw_cuda_graph()))
+    def __init__(self, graph: Any, part: Part | None) -> None:
+        self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
+        self._stream = torch.cuda.ExternalStream(part.streams[LOW]) if part else None
 
     def __call__(self) -> None:
-        self._graph.replay()
+        if self._stream is None or self._part is None:
+            self._graph.replay()
+            return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
+        follow(self._part, current.cuda_stream)
 
 
 class Gpu:
@@ -101,9 +110,9 @@ class Gpu:
         """Once it was cut: how, the parts, and why there are none."""
         self._begin(torch.cuda.Stream())
 
-    def _begin(self, sessions: Any) -> None:
-        """Have scratch memory that goes with a stream for sessions."""
-        self._sessions = sessions
+    def _begin(self, sessions: Any, part: Part | None = None) -> None:
+        """Have scratch memory that goes with a stream for sessions, which may be one of a part."""
+        self._sessions, self._stays_on = sessions, part
         self._owned: dict[int, Gpu] = {}
         """Part -> the GPU for the same model there."""
         self._pool = torch.cuda.graph_pool_handle()
@@ -149,9 +158,10 @@ class Gpu:
         if part in self._owned:
             return self._owned[part]
         self.memory()  # the driver knows the context of a thread that has called something
-        handle = another_stream(self._shared()[1][part - 1]) if part else _new_stream()
+        stays_on = self._shared()[1][part - 1] if part else None
+        handle = another_stream(stays_on) if stays_on else _new_stream()
         found = copy(self)
-        found._begin(torch.cuda.ExternalStream(handle, device=self._device))
+        found._begin(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
         if part:
             self._owned[part] = found
         return found
@@ -163,13 +173,7 @@ class Gpu:
             return self._lanes[lane]
 
     def _new_lane(self, lane: int) -> Any:
-        if not lane:
-            return torch.cuda.Stream()
-        cuts, parts, _ = self._shared()
-        part = cuts.part_of(lane)
-        if part and parts:
-            return torch.cuda.ExternalStream(parts[part - 1].streams[LOW], device=self._device)
-        return torch.cuda.Stream(priority=-1 if lane == cuts.streams else 0)
+        return torch.cuda.Stream(priority=-1 if lane and lane == self.cuts.streams else 0)
 
     # Sessions and memory
 
@@ -261,7 +265,7 @@ class Gpu:
             check_replayable(graph.raw_cuda_graph())
             graph.instantiate()
             self._sessions.synchronize()
-        return _Replay(graph)
+        return _Replay(graph, self._stays_on)
 
     def kernels(self, captured: Callable[[], None]) -> int:
         return captured.kernels if isinstance(captured, _Replay) else 1

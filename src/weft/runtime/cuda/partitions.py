@@ -25,6 +25,8 @@ class Part(NamedTuple):
     """Handles of a stream of low and one of high priority; what is captured on one stays on this part."""
     context: Any
     """The green context, which is there as long as it is referred to."""
+    ended: Any
+    """An event of its own context: others cannot be recorded on its streams."""
 
 
 def cut(index: int, sms: int) -> tuple[Part, Part]:
@@ -55,6 +57,13 @@ def bindings() -> Any:
     return driver
 
 
+def follow(part: Part, stream: int) -> None:
+    """Have a stream of the whole GPU wait for all that was started on a part's stream of low priority."""
+    driver = bindings()
+    _asked(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
+    _asked(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
+
+
 def another_stream(part: Part) -> int:
     """One more stream of low priority on a part."""
     driver = bindings()
@@ -70,7 +79,13 @@ def _part(driver: Any, device: Any, resource: Any) -> Part:
     least, greatest = _asked(driver.cuCtxGetStreamPriorityRange())
     apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     streams = [_asked(driver.cuGreenCtxStreamCreate(context, apart, each))[0] for each in (least, greatest)]
-    return Part(resource.sm.smCount, (int(streams[LOW]), int(streams[HIGH])), context)
+    (own,) = _asked(driver.cuCtxFromGreenCtx(context))
+    _asked(driver.cuCtxPushCurrent(own))
+    try:
+        (ended,) = _asked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    finally:
+        _asked(driver.cuCtxPopCurrent())
+    return Part(resource.sm.smCount, (int(streams[LOW]), int(streams[HIGH])), context, ended)
 
 
 def _asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
