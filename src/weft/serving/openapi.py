@@ -327,6 +327,7 @@ SCHEMAS: dict[str, Json] = {
         policy_options=_map(_is(["boolean", "number"])),
         **_each("format lanes threads total_queue", _COUNT),
         **_each("default_slo_ms hand_over_s", _NUMBER),
+        gpu=_is(["object", "null"], "How models share a GPU; null where they do not."),
         models=_map(_ref("ModelProfile")),
     ),
     "ModelProfile": _object(
@@ -335,6 +336,7 @@ SCHEMAS: dict[str, Json] = {
         **_each("times_s seen_s", _map(_list(_NUMBER))),
         **_each("max_batch queue_size", _COUNT),
         batch_timeout_ms=_NUMBER,
+        like=_map(_is("object", "By batch size, what it is like on shares of a GPU, where it was measured there.")),
         body=_is("string", "What models that were stitched have in common; empty for others."),
         exits=_list(_is("integer", "After how many segments samples may leave, the end not among them.", minimum=1)),
         exit_rates=_list(_is("number", "Share of the samples that leave there, the end last.")),
