@@ -53,7 +53,7 @@ def bindings() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise NoPartitions("cuda-bindings is not installed") from error
+        raise NoPartitions("cuda-bindings is not installed; pip install cuda-bindings") from error
     return driver
 
 
