@@ -729,6 +729,20 @@ def test_a_body_is_never_on_two_shares_at_once_whichever_streams_its_batches_are
     assert len(one.watched) == len(ended) == 8 * segments
 
 
+def test_the_time_in_which_some_lane_computes_is_counted_once() -> None:
+    one = Bench(lanes=2, shares=True)
+    one.give(7, lane=0)
+    one.give(8, stream=1, lane=1)
+    one.end(0, after=100)
+    assert one.lanes.busy_ticks == 100
+    one.end(1, after=50)
+    one.backend.ticks += 1000
+    assert one.lanes.busy_ticks == 150
+    one.give(9, lane=0)
+    one.backend.ticks += 7
+    assert one.lanes.busy_ticks == 157
+
+
 def test_elsewhere_nobody_is_shown_what_lanes_hold() -> None:
     one = Bench(lanes=2)
     one.give(7)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 LEAST, MOST = 0.5, 2.0
 """How far what was seen may move a prediction."""
-LEARNING = 0.1
+LEARNING = 0.05
 """Weight of the last observation."""
-NOTICED = 0.03
-"""A factor that has moved by less since it was last told changes nothing."""
+NOTICED, WAITS = 0.08, 32
+"""A factor is told again when it has moved by more, as far as predictions are off anyway, and so often was seen since:
+whatever was worked out with it has to be worked out again."""
 
 
 class Pair(NamedTuple):
-    """Some work on a lane, and what ran beside it on another; streams of the whole are one lane."""
+    """Work of a body on a lane, and of which body it ran beside, on another lane; streams of the whole are one lane."""
 
-    kind: int
+    body: int
     lane: int
     other: int
     others_lane: int
@@ -26,10 +26,10 @@ class SeenSpeeds:
     """A factor for each pair that was seen."""
 
     def __init__(self) -> None:
-        self.version = 0
-        """Another number whenever something changed that decisions were made by."""
         self._now: dict[Pair, float] = {}
+        self._waited: dict[Pair, int] = {}
         self._told: dict[Pair, float] = {}
+        self._versions: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._told)
@@ -38,17 +38,21 @@ class SeenSpeeds:
         """By what the predicted speed of a pair's first is multiplied."""
         return self._told.get(pair, 1.0)
 
+    def version(self, body: int) -> int:
+        """Another number whenever a factor of a body has changed."""
+        return self._versions.get(body, 0)
+
     def learn(self, pair: Pair, ratio: float) -> None:
         """It went so many times as fast as predicted without any factor."""
         before = self._now.get(pair, 1.0)
         self._now[pair] = now = before + LEARNING * (min(MOST, max(LEAST, ratio)) - before)
-        if abs(now - self._told.get(pair, 1.0)) > NOTICED:
-            self._told[pair] = now
-            self.version += 1
+        self._waited[pair] = self._waited.get(pair, 0) + 1
+        if self._waited[pair] >= WAITS and abs(now - self._told.get(pair, 1.0)) > NOTICED:
+            self._told[pair], self._waited[pair] = now, 0
+            self._versions[pair.body] = self.version(pair.body) + 1
 
-    def forget(self, kinds: Collection[int]) -> None:
-        """These numbers mean other work from now on."""
-        for pairs in (self._now, self._told):
-            for pair in [each for each in pairs if each.kind in kinds or each.other in kinds]:
+    def forget(self, body: int) -> None:
+        """It is gone, and its number is nobody's any more."""
+        for pairs in (self._now, self._told, self._waited):
+            for pair in [each for each in pairs if body in (each.body, each.other)]:
                 del pairs[pair]
-        self.version += 1

@@ -58,6 +58,10 @@ class GpuLikeness(BaseModel, extra="forbid", frozen=True):
             raise ValueError("speeds has a share without multiprocessors")
         return self
 
+    def __hash__(self) -> int:
+        """Cheap: it is in the keys of caches."""
+        return hash((self.kernel_us, self.memory))
+
     def speed(self, sms: int, whole: int) -> float:
         """Alone on a share: as measured, or as follows from how much of the GPU it fills."""
         if sms >= whole:
@@ -108,7 +112,7 @@ class Shares:
     bodies: Sequence[int] = ()
     """Kind -> the number of who has it: one at a time runs of each body; empty where every stream has its own."""
     seen: SeenSpeeds = field(default_factory=SeenSpeeds)
-    """What was seen of kinds that ran together."""
+    """What was seen of bodies that ran together."""
 
     def body(self, stream: int, kind: int) -> int:
         """The body of work of a stream."""
@@ -138,15 +142,28 @@ class Shares:
         """How fast each of those that run goes, by the kinds of work and the lanes they are on; 1 is alone on all."""
         found = self.predicted(kinds, lanes)
         if len(kinds) > 1 and self.seen:
-            works = list(zip(kinds, map(self.one_whole, lanes), strict=True))
-            for at, one in enumerate(works):
-                for other in works[:at] + works[at + 1 :]:
-                    found[at] *= self.seen.factor(Pair(*one, *other))
+            for at in range(len(kinds)):
+                for other in range(len(kinds)):
+                    if at != other:
+                        found[at] *= self.seen.factor(self.pair(kinds[at], lanes[at], kinds[other], lanes[other]))
         return found
 
-    def one_whole(self, lane: int) -> int:
+    def pair(self, kind: int, lane: int, other: int, others_lane: int) -> Pair:
+        """Work on a lane and what runs beside it, as that is remembered."""
+        own, beside = self.body(kind, kind), self.body(other, other)
+        return Pair(own, self._one_whole(lane), beside, self._one_whole(others_lane))
+
+    def _one_whole(self, lane: int) -> int:
         """A lane; the first of the streams of the whole GPU for all of those."""
         return self.whole[0] if lane in self.whole else lane
+
+    def known(self, kinds: Sequence[int]) -> tuple[object, ...]:
+        """All that speeds of these kinds depend on and that may change."""
+        found: list[object] = []
+        for kind in kinds:
+            body = self.body(kind, kind)
+            found += self.kinds[kind], body, self.seen.version(body)
+        return tuple(found)
 
     def predicted(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """The same by what was measured of each alone."""
@@ -154,20 +171,31 @@ class Shares:
         alone = [work.speed(share.sms, self.sms) for work, share in zip(works, shares, strict=True)]
         if len(works) == 1:
             return alone
-        slower = [1.0] * len(works)
+        fills = [work.fill(self.sms) for work in works]
+        running, slower = list(zip(works, shares, alone, fills, strict=True)), [1.0] * len(works)
         for own in range(len(works)):
             for other in range(len(works)):
                 if own != other:
-                    slower[own] += self._taken(works[own], works[other], shares[own], shares[other], alone[other])
+                    slower[own] += self._taken(*running[own], *running[other])
         return [speed / slow for speed, slow in zip(alone, slower, strict=True)]
 
-    def _taken(self, own: GpuLikeness, other: GpuLikeness, share: Share, others: Share, speed: float) -> float:
+    def _taken(
+        self,
+        own: GpuLikeness,
+        share: Share,
+        _: float,
+        fill: float,
+        other: GpuLikeness,
+        others: Share,
+        speed: float,
+        others_fill: float,
+    ) -> float:
         """How much longer one takes beside another, which is on a share that it has so much speed on alone."""
         rules = self.contention
         found = rules.beside + rules.memory * (rules.reach + own.memory) * other.memory * speed
         within = share.within(others)
         if within:
-            both = (own.fill(self.sms) + other.fill(self.sms)) / 2
+            both = (fill + others_fill) / 2
             waits = (rules.turns + rules.filled * both) * (other.kernel_us / own.kernel_us) ** rules.order
             if share.high != others.high:
                 waits *= 1 - rules.favour if share.high else 1 + rules.favour

@@ -98,7 +98,9 @@ class Abreast(Policy):
             if own not in heads or _sooner(each, heads[own]):
                 heads[own] = each
         found = [_Work(head, True, *on[own][:2] if own in on else (NOWHERE, 0)) for own, head in heads.items()]
-        return found + [_Work(held, False, at, rest) for own, (at, rest, held) in on.items() if own not in heads]
+        found += [_Work(held, False, at, rest) for own, (at, rest, held) in on.items() if own not in heads]
+        found.sort(key=lambda work: work.head.program)  # so that the same works have the same ways
+        return found
 
     def _way(self, works: list[_Work], now: int) -> SharingWay | None:
         """The way in which most is done, weighted by who lacks it, among those that leave everybody on time."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from weft.devices.shares import Shares
 
 NOWHERE = -1
+MOST_KEPT = 4096
+"""Sets of programs whose ways are remembered."""
 
 
 class SharingWay(NamedTuple):
@@ -28,25 +30,62 @@ def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
 
     One runs alone, two on the sides of a cut, or two and more on streams of the whole.
     """
-    return _ways(shares, programs, shares.seen.version)
+    kept, key = _kept(shares), shares.known(programs)
+    found = kept.get(key)
+    if found is None:
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        found = kept[key] = _found(shares, programs)
+    return found
 
 
-@lru_cache(maxsize=4096)
-def _ways(shares: Shares, programs: tuple[int, ...], version: int) -> tuple[SharingWay, ...]:
-    """The same for what is known of the shares in a version."""
+@lru_cache(maxsize=64)
+def _kept(shares: Shares) -> dict[tuple[object, ...], tuple[SharingWay, ...]]:
+    """The ways of those who were asked for, by what their programs are like."""
+    return {}
+
+
+def _found(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
     found = []
     for members, on in _settled(shares, len(programs)):
         lanes, speeds = [NOWHERE] * len(programs), [0.0] * len(programs)
-        fast = shares.speeds([programs[each] for each in members], on)
+        fast = _speeds(shares, [programs[each] for each in members], on)
         for member, lane, speed in zip(members, on, fast, strict=True):
             lanes[member], speeds[member] = shares.whole[0] if lane in shares.whole else lane, speed
         found.append(SharingWay(tuple(lanes), tuple(speeds), sum(fast)))
     found.sort(key=lambda way: -way.total)
     kept: list[SharingWay] = []
     for way in found:
-        if not any(all(a >= b for a, b in zip(other.speeds, way.speeds, strict=True)) for other in kept):
+        if not _beaten(way.speeds, kept):
             kept.append(way)
     return tuple(kept)
+
+
+def _speeds(shares: Shares, programs: list[int], lanes: tuple[int, ...]) -> list[float]:
+    """How fast programs go on lanes; few others are like them, whatever runs besides."""
+    kept, key = _kept_speeds(shares), (lanes, shares.known(programs))
+    if key not in kept:
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[key] = shares.speeds(programs, lanes)
+    return kept[key]
+
+
+@lru_cache(maxsize=64)
+def _kept_speeds(shares: Shares) -> dict[tuple[object, ...], list[float]]:
+    """What was worked out of them."""
+    return {}
+
+
+def _beaten(speeds: tuple[float, ...], kept: list[SharingWay]) -> bool:
+    """Whether in one of the ways everybody goes at least as fast."""
+    for other in kept:
+        for fast, speed in zip(other.speeds, speeds, strict=True):
+            if fast < speed:
+                break
+        else:
+            return True
+    return False
 
 
 def _settled(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

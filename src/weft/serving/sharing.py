@@ -11,7 +11,6 @@ from itertools import count
 from typing import NamedTuple
 
 from weft.devices.host import GpuCuts
-from weft.devices.seen_speeds import Pair
 from weft.devices.shares import GpuLikeness
 from weft.errors import InputError
 from weft.policies import policy_called
@@ -72,10 +71,13 @@ class GpuSharing:
 
     def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
         """Programs from this number on are those of a body, and are like that."""
-        new = range(first, first + len(likes))
-        self._kinds[first : new.stop] = likes
-        self._bodies[first : new.stop] = [body] * len(likes)
-        self.shares.seen.forget(new)
+        end = first + len(likes)
+        self._kinds[first:end] = likes
+        self._bodies[first:end] = [body] * len(likes)
+
+    def forget(self, body: int) -> None:
+        """A body is gone."""
+        self.shares.seen.forget(body)
 
     def recut(self, cuts: GpuCuts | None) -> bool:
         """How the device can be cut is known; whether that is news."""
@@ -108,6 +110,6 @@ class GpuSharing:
         most = [each for each, both in beside.items() if both > took / 2]
         kinds, lanes = [ran.kind, *[kind for kind, _ in most]], [ran.lane, *[lane for _, lane in most]]
         if expected and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
-            pair = Pair(ran.kind, self.shares.one_whole(ran.lane), most[0][0], self.shares.one_whole(most[0][1]))
+            pair = self.shares.pair(ran.kind, ran.lane, *most[0])
             self.shares.seen.learn(pair, expected / took / self.shares.predicted(kinds, lanes)[0])
         return SeenBeside(False, self.shares.speeds(kinds, lanes)[0])

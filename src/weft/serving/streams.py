@@ -273,7 +273,9 @@ class ServedStreams:
 
     def forget(self, model: ServedModel) -> None:
         """A model nobody needs leaves."""
-        self._bodies.pop(model, None)
+        body = self._bodies.pop(model, None)
+        if self._sharing and body is not None:
+            self._sharing.forget(body)
         for stream in list(model.streams.values()):
             self._close(stream)
 

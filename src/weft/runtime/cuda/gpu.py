@@ -77,9 +77,9 @@ class _LaneStreams(NamedTuple):
 class _Replay:
     """A graph that was captured, on the whole GPU or on a part."""
 
-    def __init__(self, graph: Any, part: Part | None) -> None:
+    def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
         self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
-        self._stream = torch.cuda.ExternalStream(part.streams[LOW]) if part else None
+        self._stream = torch.cuda.ExternalStream(part.streams[LOW], device=device) if part else None
 
     def __call__(self) -> None:
         if self._stream is None or self._part is None:
@@ -265,7 +265,7 @@ class Gpu:
             check_replayable(graph.raw_cuda_graph())
             graph.instantiate()
             self._sessions.synchronize()
-        return _Replay(graph, self._stays_on)
+        return _Replay(graph, self._stays_on, self._device)
 
     def kernels(self, captured: Callable[[], None]) -> int:
         return captured.kernels if isinstance(captured, _Replay) else 1
