@@ -6,9 +6,9 @@ as it is measured, and not measured again when this is started once more:
     python benchmarks/gpu_sharing.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE]
 
 Rows: `A ROWS + B ROWS/POLICY`: requests without end for both, each with so many rows, over inputs in shared memory;
-`rates` are the answers per second of each over those alone under `punctual`, which has the whole GPU for one at a time,
-and `time` the seconds that each ran on every share, by its multiprocessors. `like/A ROWS + B ROWS`: what the models were
-measured to be like.
+`rates` are the answers per second of each over those alone under `punctual`, which has the whole GPU for each in turn,
+and `time` the seconds that each ran on every share, by its multiprocessors. `like/A ROWS + B ROWS`: what the models
+were measured to be like.
 """
 
 from __future__ import annotations

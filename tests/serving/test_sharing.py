@@ -58,11 +58,11 @@ def test_a_program_that_takes_the_place_of_another_is_another_kind(sharing: GpuS
 
 
 def test_decisions_follow_what_was_learned_of_a_body_until_it_is_gone(sharing: GpuSharing) -> None:
-    pair, before = Pair(0, LARGE_LANE, 1, SMALL_LANE), ways(sharing.shares, (0, 1))
-    for _ in range(WAITS):
-        sharing.shares.seen.learn(pair, 2.0)
-    assert sharing.shares.seen.factor(pair) > 1.3 and ways(sharing.shares, (0, 1)) != before
-    assert ways(sharing.shares, (0, 2)) != ways(sharing.shares, (2, 1)), "all batch sizes of a body have the factor"
+    pair, before = Pair(0, LARGE_LANE, 1, SMALL_LANE), [ways(sharing.shares, (0, other)) for other in (1, 2)]
+    for _ in range(2 * WAITS):
+        sharing.observe(RanOn(LARGE_LANE, 0, 0, MS), 4 * MS, [RanOn(SMALL_LANE, 1, 0, MS)])
+    assert sharing.shares.seen.factor(pair) > 1.3
+    assert [ways(sharing.shares, (0, other)) != old for other, old in zip((1, 2), before, strict=True)] == [True, True]
     sharing.forget(1)
     assert not sharing.shares.seen and sharing.shares.seen.factor(pair) == 1.0
 

@@ -136,9 +136,9 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
         """The lane that is a part, or the first of the whole."""
         return part and part + self.streams
 
-    def shares(self, kinds: Sequence[GpuLikeness], bodies: Sequence[int] = ()) -> Shares:
-        """Its lanes, for these kinds of work; *bodies*: whose each of them is."""
-        return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies)
+    def shares(self, kinds: Sequence[GpuLikeness], bodies: Sequence[int] = (), tags: Sequence[int] = ()) -> Shares:
+        """Its lanes, for these kinds of work; *bodies*: whose each of them is. *tags*: which are alike."""
+        return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies, tags)
 
 
 class Host(BaseModel, extra="forbid", frozen=True):

@@ -29,7 +29,6 @@ class SeenSpeeds:
         self._now: dict[Pair, float] = {}
         self._waited: dict[Pair, int] = {}
         self._told: dict[Pair, float] = {}
-        self._versions: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._told)
@@ -38,18 +37,15 @@ class SeenSpeeds:
         """By what the predicted speed of a pair's first is multiplied."""
         return self._told.get(pair, 1.0)
 
-    def version(self, body: int) -> int:
-        """Another number whenever a factor of a body has changed."""
-        return self._versions.get(body, 0)
-
-    def learn(self, pair: Pair, ratio: float) -> None:
-        """It went so many times as fast as predicted without any factor."""
+    def learn(self, pair: Pair, ratio: float) -> bool:
+        """It went so many times as fast as predicted without any factor; whether that changes the factor."""
         before = self._now.get(pair, 1.0)
         self._now[pair] = now = before + LEARNING * (min(MOST, max(LEAST, ratio)) - before)
         self._waited[pair] = self._waited.get(pair, 0) + 1
-        if self._waited[pair] >= WAITS and abs(now - self._told.get(pair, 1.0)) > NOTICED:
+        changes = self._waited[pair] >= WAITS and abs(now - self._told.get(pair, 1.0)) > NOTICED
+        if changes:
             self._told[pair], self._waited[pair] = now, 0
-            self._versions[pair.body] = self.version(pair.body) + 1
+        return changes
 
     def forget(self, body: int) -> None:
         """It is gone, and its number is nobody's any more."""

@@ -111,6 +111,8 @@ class Shares:
     contention: Contention
     bodies: Sequence[int] = ()
     """Kind -> the number of who has it: one at a time runs of each body; empty where every stream has its own."""
+    tags: Sequence[int] = ()
+    """Kind -> a number that only kinds have which go as fast as it does; empty where each kind has its own."""
     seen: SeenSpeeds = field(default_factory=SeenSpeeds)
     """What was seen of bodies that ran together."""
 
@@ -157,13 +159,10 @@ class Shares:
         """A lane; the first of the streams of the whole GPU for all of those."""
         return self.whole[0] if lane in self.whole else lane
 
-    def known(self, kinds: Sequence[int]) -> tuple[object, ...]:
-        """All that speeds of these kinds depend on and that may change."""
-        found: list[object] = []
-        for kind in kinds:
-            body = self.body(kind, kind)
-            found += self.kinds[kind], body, self.seen.version(body)
-        return tuple(found)
+    def tagged(self, kinds: Sequence[int]) -> tuple[int, ...]:
+        """What the speeds of these kinds depend on."""
+        tags = self.tags
+        return tuple([tags[kind] for kind in kinds] if tags else kinds)
 
     def predicted(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """The same by what was measured of each alone."""

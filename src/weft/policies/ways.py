@@ -30,7 +30,7 @@ def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
 
     One runs alone, two on the sides of a cut, or two and more on streams of the whole.
     """
-    kept, key = _kept(shares), shares.known(programs)
+    kept, key = _kept(shares), shares.tagged(programs)
     found = kept.get(key)
     if found is None:
         if len(kept) >= MOST_KEPT:
@@ -40,8 +40,8 @@ def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
 
 
 @lru_cache(maxsize=64)
-def _kept(shares: Shares) -> dict[tuple[object, ...], tuple[SharingWay, ...]]:
-    """The ways of those who were asked for, by what their programs are like."""
+def _kept(shares: Shares) -> dict[tuple[int, ...], tuple[SharingWay, ...]]:
+    """The ways of those who were asked for, by the tags of their programs."""
     return {}
 
 
@@ -63,7 +63,7 @@ def _found(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
 
 def _speeds(shares: Shares, programs: list[int], lanes: tuple[int, ...]) -> list[float]:
     """How fast programs go on lanes; few others are like them, whatever runs besides."""
-    kept, key = _kept_speeds(shares), (lanes, shares.known(programs))
+    kept, key = _kept_speeds(shares), (lanes, shares.tagged(programs))
     if key not in kept:
         if len(kept) >= MOST_KEPT:
             kept.clear()

@@ -61,12 +61,13 @@ class GpuSharing:
         self.cuts = UNCUT
         self._kinds: list[GpuLikeness] = []
         self._bodies: list[int] = []
+        self._tags: list[int] = []
         self._numbers = count()
-        self.shares = self.cuts.shares(self._kinds, self._bodies)
+        self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[RanOn] = deque(maxlen=KEPT)
 
     def number(self) -> int:
-        """A number for another body."""
+        """A number that nobody has, for another body."""
         return next(self._numbers)
 
     def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
@@ -74,6 +75,18 @@ class GpuSharing:
         end = first + len(likes)
         self._kinds[first:end] = likes
         self._bodies[first:end] = [body] * len(likes)
+        self._tags[first:end] = [0] * len(likes)
+        self._tag(body)
+
+    def _tag(self, body: int) -> None:
+        """Give new tags to the programs of a body, since something of it has changed."""
+        found: dict[GpuLikeness, int] = {}
+        for at, own in enumerate(self._bodies):
+            if own == body:
+                like = self._kinds[at]
+                if like not in found:
+                    found[like] = next(self._numbers)
+                self._tags[at] = found[like]
 
     def forget(self, body: int) -> None:
         """A body is gone."""
@@ -83,7 +96,7 @@ class GpuSharing:
         """How the device can be cut is known; whether that is news."""
         if cuts is None or cuts == self.cuts:
             return False
-        self.cuts, self.shares = cuts, cuts.shares(self._kinds, self._bodies)
+        self.cuts, self.shares = cuts, cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended.clear()
         return True
 
@@ -111,5 +124,6 @@ class GpuSharing:
         kinds, lanes = [ran.kind, *[kind for kind, _ in most]], [ran.lane, *[lane for _, lane in most]]
         if expected and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
             pair = self.shares.pair(ran.kind, ran.lane, *most[0])
-            self.shares.seen.learn(pair, expected / took / self.shares.predicted(kinds, lanes)[0])
+            if self.shares.seen.learn(pair, expected / took / self.shares.predicted(kinds, lanes)[0]):
+                self._tag(pair.body)
         return SeenBeside(False, self.shares.speeds(kinds, lanes)[0])
