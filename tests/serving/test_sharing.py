@@ -76,6 +76,10 @@ def test_what_ran_alone_on_the_whole_is_told_from_what_did_not(sharing: GpuShari
     assert later.alone, "what ended before it began was not beside it"
 
 
+def test_a_lane_that_is_no_more_teaches_nothing(sharing: GpuSharing) -> None:
+    assert sharing.observe(RanOn(40, 0, 0, MS), MS, ()) == (False, 1.0)
+
+
 def test_speeds_follow_what_was_seen_of_a_pair(sharing: GpuSharing) -> None:
     kinds, lanes, at = (0, 1), (LARGE_LANE, SMALL_LANE), 0
     predicted = sharing.shares.predicted(kinds, lanes)[0]

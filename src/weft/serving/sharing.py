@@ -117,6 +117,8 @@ class GpuSharing:
                 key = other.kind, other.lane
                 beside[key] = beside.get(key, 0) + both
         self._ended.append(ran)
+        if ran.lane >= len(self.shares.lanes):  # the device was cut otherwise when it was started
+            return SeenBeside(False, 1.0)
         whole = self.shares.lanes[ran.lane].sms == self.shares.sms
         if sum(beside.values()) <= ALONE * took:
             return SeenBeside(whole, self.shares.speeds([ran.kind], [ran.lane])[0])

@@ -143,6 +143,17 @@ def test_what_cannot_be_captured_on_parts_runs_there_as_on_the_whole(path: Path)
     assert check(device, model, path, TWIN_CUTS.lane_of(1), 2) == {(1, 0)}
 
 
+def test_a_device_without_memory_for_a_copy_serves_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(device: HostDevice) -> float:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(HostDevice, "bandwidth", full)
+    device = Parted()
+    model = opened(device, path)
+    assert "on no part of the device: CUDA out of memory" in model.remarks and not model.like
+    assert check(device, model, path, TWIN_CUTS.lane_of(1), 2) == {(1, 0)}
+
+
 def test_a_model_that_cannot_be_captured_at_all_runs_by_calls_on_every_lane(path: Path) -> None:
     device = Parted(most=0)
     model = opened(device, path)

@@ -46,7 +46,7 @@ CUT_AT = (0.36, 0.48)
 """The parts of the multiprocessors that are cut off, about; on an H200 84 + 48 and 68 + 64."""
 _NON_BLOCKING = 1
 """A stream that does not wait for the default one, as the driver numbers it."""
-_COPIED_BYTES = 256 << 20
+_COPIED_BYTES = 128 << 20
 """How much is copied to see what the memory moves."""
 
 

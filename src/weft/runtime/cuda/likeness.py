@@ -63,7 +63,12 @@ def measured_likeness(
     if device.uncut:
         remarks.append(f"shares the device on plain streams: {device.uncut}")
     found: dict[int, GpuLikeness] = {}
-    budget, bandwidth = PartsBudget(device, allowance), device.bandwidth()
+    budget = PartsBudget(device, allowance)
+    try:
+        bandwidth = device.bandwidth()
+    except Exception as error:  # there may be too little memory for a copy
+        remarks.append(f"on no part of the device: {first_line(error)}")
+        return found
     for rung in _by_use(rungs):
         why = budget.spent() or captured_on_parts(device, rung)
         if why:

@@ -99,12 +99,16 @@ class Rung:
 
         This is all that knows how such runs are made.
         """
-        whole, found = self._runs[WHOLE], {}
-        for part, device in enumerate(parts, 1):
-            found[part] = [
-                whole[at] if at in self.uncaptured else self._replayed(each.again(device), device)
-                for at, each in enumerate(self._segments)
-            ]
+        whole, found, before = self._runs[WHOLE], {}, len(self._bound)
+        try:
+            for part, device in enumerate(parts, 1):
+                found[part] = [
+                    whole[at] if at in self.uncaptured else self._replayed(each.again(device), device)
+                    for at, each in enumerate(self._segments)
+                ]
+        except BaseException:
+            del self._bound[before:]  # sessions take memory
+            raise
         self._runs |= found
 
     @property
