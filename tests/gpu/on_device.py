@@ -445,6 +445,53 @@ def test_a_model_is_captured_on_every_part_and_gives_the_same_on_all_lanes(
             np.testing.assert_allclose(found, wanted(path, drawn(rows)), rtol=1e-4, atol=1e-5)
 
 
+def test_what_a_part_computes_is_waited_for_and_waits_itself(gpu: Any, parts: list[int]) -> None:
+    import torch
+
+    with gpu.on():
+        own, weight = gpu.own(), torch.eye(4096, device="cuda")
+        given, made = torch.zeros(4096, 4096, device="cuda"), torch.zeros(4096, 4096, device="cuda")
+
+        def long() -> None:
+            found = given
+            for _ in range(8):
+                found = found @ weight
+            made.copy_(found)
+
+        replays = [own.own(part).capture(long) for part in range(1, len(parts) + 1)]
+        gpu.finish()
+    for at, (lane, replay) in enumerate(zip(parts, replays, strict=True), 1):
+        with gpu.on(lane):
+            for _ in range(4):
+                given.add_(1)  # before it, on the lane's own stream
+            replay()
+            found = made.clone()  # behind it
+            gpu.finish()
+        assert torch.equal(found, torch.full_like(found, 4 * at)), f"part {at} was not waited for"
+
+
+def test_programs_of_torch_run_on_parts(gpu: Any, parts: list[int], tmp_path: Path) -> None:
+    import torch
+
+    from tests.runtime.cuda.torch_nets import images
+    from weft.runtime.cuda.preparing import prepare_on
+
+    path, net = images(tmp_path / "images.pt2")
+    model: Any = prepare_on(gpu, path, replace(SHARED, independent_rows=True))
+    assert all(each.parts == [1, 2, 3, 4] for each in model._rungs), model.remarks
+    feed = {"image": np.random.default_rng(0).standard_normal((3, 3, 6, 6)).astype(np.float32)}
+    with torch.no_grad():
+        right = net(torch.from_numpy(feed["image"])).numpy()
+    for lane in (0, *parts):
+        values: Any = feed
+        with gpu.on(lane):
+            for segment in range(len(model.segments)):
+                launched = model.launch(Step(segment, [BatchPart(values)], 3))
+                values = launched.made[0].values
+            launched.answered.wait()
+        np.testing.assert_allclose(launched.made[0].answers["output"], right, rtol=1e-3, atol=1e-4)
+
+
 def test_what_is_captured_on_a_part_stays_on_it(
     gpu: Any, parts: list[int], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
