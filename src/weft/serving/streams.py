@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.costs.program import Program
+from weft.devices.shares import GpuLikeness
 from weft.engine.requests import Requests
 from weft.engine.tickets import Terms, WaitingLine
 from weft.errors import BadRequest
@@ -28,6 +29,7 @@ from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.classification import Labels
 from weft.serving.leaving import Leaving, outputs_of
+from weft.serving.sharing import UNMEASURED, GpuSharing
 from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
 
@@ -179,8 +181,10 @@ class ServedStream:
 class ServedStreams:
     """Which streams there are, and what their segments are expected to take."""
 
-    def __init__(self, source: Requests, programs: list[Program]) -> None:
-        self._source, self.programs = source, programs
+    def __init__(self, source: Requests, programs: list[Program], sharing: GpuSharing | None = None) -> None:
+        """sharing: is told of every program what it is like."""
+        self._source, self.programs, self._sharing = source, programs, sharing
+        self._bodies: dict[ServedModel, int] = {}
         self._by_use: OrderedDict[int, ServedStream] = OrderedDict()
         """The streams by their numbers, the one used least recently first."""
         self._spare: list[ServedStream] = []
@@ -288,6 +292,10 @@ class ServedStreams:
             stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
             self.programs += programs
             stream.index = self._source.open(_terms(stream), steered)
+        if self._sharing:
+            if model not in self._bodies:
+                self._bodies[model] = self._sharing.number()
+            self._sharing.put(stream.first_program, _likes(stream), self._bodies[model])
         return stream
 
     def _close_old(self) -> None:
@@ -300,6 +308,9 @@ class ServedStreams:
 
     def forget(self, model: ServedModel) -> None:
         """A model nobody needs leaves."""
+        body = self._bodies.pop(model, None)
+        if self._sharing and body is not None:
+            self._sharing.forget(body)
         for stream in list(model.streams.values()):
             self._close(stream)
 
@@ -339,6 +350,12 @@ def _commonest(model: ServedModel) -> ServedStream | None:
 
 def _terms(stream: ServedStream) -> Terms:
     return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
+
+
+def _likes(stream: ServedStream) -> list[GpuLikeness]:
+    """What a stream's programs are like, by the rows of their batches, as far as that was measured."""
+    like = stream.model.loaded.like if stream.measured else {}
+    return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
 
 
 def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:

@@ -83,6 +83,11 @@ class BatchWork:
         self._reached: Reached | None = None
         self.compute_ns = 0
 
+    @property
+    def body(self) -> ServedModel:
+        """Whose memory it is computed in."""
+        return self.model
+
     def left_ns(self) -> int:
         """How long it may still be computed until the first of its requests was for too long; strict ones have none."""
         spent = [ticket.compute_ns for ticket in self.waiting()]

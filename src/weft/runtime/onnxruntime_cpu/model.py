@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.devices.measured import times_at
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
@@ -56,6 +57,8 @@ class Blueprint(BaseModel):
     any_shapes: bool = False
     """Whether samples of other shapes than the measured ones may be computed together, too."""
     times_s: dict[int, tuple[float, ...]] = {}
+    like: dict[int, GpuLikeness] = {}
+    """Rows that a device captures it with -> what it is like on shares of that, which it is captured on, too."""
     memory_bytes: int = 0
     exits: tuple[ExitSpec, ...] = ()
     """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
@@ -92,6 +95,7 @@ class CpuModel:
         self.segments = tuple(segment.name for segment in blueprint.segments)
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
+        self.like: Mapping[int, GpuLikeness] = blueprint.like
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
         self.memory_bytes, self.moving_bytes, self.remarks = blueprint.memory_bytes, 0, blueprint.remarks
         self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
